@@ -1,0 +1,143 @@
+"""Typed parameters: one decorator, one parser, and the number types that parameters are made of.
+
+Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`; the pipelines
+parse the catalog's dictionaries into those types before the first node runs. Where pydantic is missing (a bare GPU host
+that only reads specs which were validated when they were written) the same types are built without range checks;
+unknown and missing keys are still refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, Union, dataclass_transform
+
+from mm_ldlm.errors import ConfigurationError
+
+try:
+    import pydantic
+    from pydantic import ConfigDict, Field
+
+    def _bounded(**bounds: float) -> Any:
+        return Field(**bounds)
+
+except ModuleNotFoundError:  # a bare GPU host
+    pydantic = None  # type: ignore[assignment]
+
+    def _bounded(**bounds: float) -> Any:
+        return tuple(sorted(bounds.items()))
+
+
+T = TypeVar("T")
+
+PositiveInt = Annotated[int, _bounded(gt=0)]
+NonNegativeInt = Annotated[int, _bounded(ge=0)]
+PositiveFloat = Annotated[float, _bounded(gt=0)]
+NonNegativeFloat = Annotated[float, _bounded(ge=0)]
+Share = Annotated[float, _bounded(ge=0, le=1)]
+"""A number between 0 and 1, both included."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def config(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
+
+    Checks across fields belong in `__post_init__` and raise `ValueError`.
+    """
+    if pydantic is None:
+        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
+    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+
+
+def parse(cls: type[T], value: Any, *, at: str) -> T:
+    """Build `cls` from a mapping.
+
+    `at` is the parameter's full path ("training", "ingestion.sources"), which every message repeats in front of the key.
+
+    Raises:
+        ConfigurationError: naming each unknown, missing or invalid key by its full path, with the value found.
+    """
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {value!r}.")
+    if pydantic is None:
+        return _build_plain(cls, value, at)
+    try:
+        return pydantic.TypeAdapter(cls).validate_python(dict(value))
+    except pydantic.ValidationError as error:
+        lines = [_explain(cls, at, item) for item in error.errors(include_url=False)]
+        raise ConfigurationError("\n".join(lines)) from None
+
+
+def to_dict(value: Any) -> Any:
+    """The plain form of a typed parameter: dictionaries, lists, numbers, strings; ready for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
+    location = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "tagged-"))]
+    path = ".".join([at, *location])
+    found = item.get("input")
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = _known_keys(cls, location[:-1])
+        import difflib
+
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        return f"parameter '{path}' is not known.{hint} Known here: {', '.join(known)}."
+    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"parameter '{path}' is missing and has no default."
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"parameter '{path}': {message} (found {found!r})."
+
+
+def _known_keys(cls: Any, location: list[str]) -> list[str]:
+    for part in location:
+        hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+        inner = [c for c in _dataclasses_in(hints.get(part))] if part in hints else []
+        cls = inner[0] if inner else cls
+    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def _dataclasses_in(hint: Any) -> list[Any]:
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    return [found for part in typing.get_args(hint) for found in _dataclasses_in(part)]
+
+
+def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if unknown := sorted(set(value) - set(fields)):
+        raise ConfigurationError(f"parameter '{at}.{unknown[0]}' is not known. Known here: {', '.join(fields)}.")
+    hints = typing.get_type_hints(cls)
+    try:
+        return cls(**{name: _coerce(hints[name], item, f"{at}.{name}") for name, item in value.items()})
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"parameter '{at}': {error}") from None
+
+
+def _coerce(hint: Any, value: Any, at: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _build_plain(hint, value, at)
+    if origin in (Union, types.UnionType):
+        inner = [arg for arg in args if arg is not type(None)]
+        return _coerce(inner[0], value, at) if len(inner) == 1 else value
+    if origin is tuple and isinstance(value, (list, tuple)):
+        each = args[0] if len(args) == 2 and args[1] is Ellipsis else None
+        return tuple(_coerce(each or args[i], item, f"{at}.{i}") for i, item in enumerate(value))
+    if origin is dict or origin is Mapping:
+        return {key: _coerce(args[1], item, f"{at}.{key}") for key, item in value.items()}
+    return value
