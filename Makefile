@@ -1,0 +1,59 @@
+# Two commands do all the set-up: `make run` and `make test`. A second call installs nothing.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ENV    ?= local
+ARGS   ?=
+
+# Two training processes and the data workers share the cores: one thread each unless you say otherwise.
+export OMP_NUM_THREADS   ?= 1
+export MKL_NUM_THREADS   ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export KEDRO_DISABLE_TELEMETRY := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-slow check lint types bench viz mlflow clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## the environment in .venv (the other targets call it)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("MM-LDLM needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+run: $(STAMP) ## the main job: text to report (ENV=tatoeba for another environment, ARGS='--params ...')
+	$(BIN)/kedro run --env=$(ENV) $(ARGS)
+
+test: check ## lint, contracts, types, then every test that is not slow
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(STAMP) ## fault campaigns and long runs
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: lint types ## lint, import contracts, types
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+bench: $(STAMP) ## every benchmark; writes benchmarks/results.json
+	$(BIN)/python -m benchmarks $(ARGS)
+
+viz: $(STAMP) ## the lineage in the browser
+	$(BIN)/kedro viz run --env=$(ENV) $(ARGS)
+
+mlflow: $(STAMP) ## curves and parameters of all runs in the browser
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///data/mlflow.db $(ARGS)
+
+clean: ## remove caches and build leftovers; keeps data/ and .venv
+	rm -rf build dist .ruff_cache .mypy_cache .pytest_cache .hypothesis .import_linter_cache .viz
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+"""`kedro run` with readable ends: an error raised on purpose is printed as its message, not as a traceback."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import Any
+
+import click
+from kedro.framework.cli.project import run as kedro_run
+
+from mm_ldlm.errors import MMLDLMError
+
+log = logging.getLogger(__name__)
+
+
+@click.group()
+def cli() -> None:
+    """Commands of this project that replace Kedro's own."""
+
+
+def run(**options: Any) -> Any:
+    """Run the pipeline."""
+    # Kedro is giving up `--pipeline` for `--pipelines`; both stay good here, without a warning on every run.
+    if options.get("pipeline") and not options.get("pipelines"):
+        options["pipelines"], options["pipeline"] = [options["pipeline"]], None
+    # `kill` ends as Ctrl-C does: the launcher stops its workers, the MLflow run is closed as KILLED.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    assert kedro_run.callback is not None
+    try:
+        return kedro_run.callback(**options)
+    except Exception as error:
+        if (known := purposeful(error)) is None:
+            raise
+        log.debug("where it was raised", exc_info=True)
+        raise click.ClickException(str(known)) from None
+
+
+def purposeful(error: BaseException) -> MMLDLMError | None:
+    """The error that was raised on purpose at or below `error`, which Kedro may have wrapped; None when it is a defect."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, MMLDLMError):
+            return link
+        link = link.__cause__
+    return None
+
+
+cli.add_command(click.Command("run", params=kedro_run.params, callback=run, help=kedro_run.help))

@@ -1,0 +1,74 @@
+"""A shard store in the catalog: committed by its manifest, loaded as a reader."""
+
+# No `from __future__ import annotations` here: kedro-viz reads the return type of `preview` as an object.
+import importlib
+from pathlib import Path
+from typing import Any
+
+from kedro.io import AbstractDataset, DatasetError
+from kedro_datasets._typing import TablePreview
+
+from mm_ldlm.store import Manifest, ShardStore
+
+READERS = {"latents": "mm_ldlm.latents.store:LatentStore"}
+"""Kinds whose room has a reader of its own; all others open as `ShardStore`."""
+PREVIEW_ROWS = 20
+_PREVIEW_NUMBERS = 8
+
+
+class StoreDataset(AbstractDataset[Manifest, ShardStore]):
+    """A directory of Arrow shards which exists once its `manifest.json` does.
+
+    Saving takes the `Manifest` that a node returned and writes it last (harmless when the room has written the same one);
+    loading opens the reader: shards stay on disk, memory-mapped.
+    """
+
+    def __init__(self, *, filepath: str, kind: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(filepath)
+        self._kind = kind
+        self.metadata = metadata
+
+    def load(self) -> ShardStore:
+        return _reader(self._kind).open(self._path, self._kind)
+
+    def save(self, data: Manifest) -> None:
+        if not isinstance(data, Manifest):
+            raise DatasetError(f"expected the Manifest of a {self._kind!r} store, found {type(data).__name__}.")
+        if data.kind != self._kind:
+            raise DatasetError(f"this catalog entry holds {self._kind!r} stores, the manifest says {data.kind!r}.")
+        missing = [shard.name for shard in data.shards if not (self._path / shard.name).is_file()]
+        if missing:
+            raise DatasetError(
+                f"the manifest names {len(data.shards)} shards, {len(missing)} of them are not in {self._path} "
+                f"(first: {missing[0]}). The node has to write into the workspace of this entry."
+            )
+        if not Manifest.exists(self._path) or Manifest.read(self._path) != data:
+            data.write(self._path)
+
+    def _exists(self) -> bool:
+        return Manifest.exists(self._path)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix(), "kind": self._kind}
+
+    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
+        """The first rows as a table for kedro-viz; long vectors and lists are shortened, with their length."""
+        store = self.load()
+        table = store.take(range(min(nrows, len(store))))
+        rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
+        return TablePreview({"index": list(range(len(rows))), "columns": table.column_names, "data": rows})
+
+
+def _reader(kind: str) -> type[ShardStore]:
+    if kind not in READERS:
+        return ShardStore
+    module, _, name = READERS[kind].partition(":")
+    reader: type[ShardStore] = getattr(importlib.import_module(module), name)
+    return reader
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    head = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in value[:_PREVIEW_NUMBERS])
+    return f"[{head}, …] ({len(value)})" if len(value) > _PREVIEW_NUMBERS else f"[{head}]"

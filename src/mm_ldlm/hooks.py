@@ -1,0 +1,171 @@
+"""What surrounds a run: the environment and the parameters are checked, MLflow is told, seconds are counted."""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import logging
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.pipelines import MAIN
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline import Pipeline
+    from kedro.pipeline.node import Node
+
+log = logging.getLogger(__name__)
+
+TRACKING = "tracking_reference"
+TIMINGS = "timings"
+METRICS = "metrics"
+REPORT = "report"
+
+
+class ProjectHooks:
+    """One instance for the process; a Kedro session runs once, so every `before_pipeline_run` starts from nothing."""
+
+    def __init__(self) -> None:
+        self._project = Path()
+        self._catalog: CatalogProtocol | None = None
+        self._run: tuple[str, str] | None = None  # tracking URI and run id, while a run is open
+        self._seconds: dict[str, float] = {}
+        self._clock: dict[str, tuple[float, float]] = {}  # node: when it started, its pipeline's seconds before
+        atexit.register(self._close_killed)
+
+    # -- before ---------------------------------------------------------------------------------------------------------
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Refuse an environment that is not there: Kedro would warn about it, or not, depending on the command."""
+        self._project = context.project_path
+        source = Path(str(context.config_loader.conf_source))
+        environments = sorted(path.name for path in source.glob("*") if path.is_dir() and path.name != "base")
+        if context.env and context.env != "base" and context.env not in environments:
+            near = difflib.get_close_matches(context.env, environments, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ConfigurationError(
+                f"environment '{context.env}' is not known.{hint} Environments in {source}: base, {', '.join(environments)}."
+            )
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Check every parameter, then open the MLflow run and put its address into the catalog."""
+        from mm_ldlm.parameters import check_parameters
+
+        parameters = catalog.load("parameters")
+        typed = check_parameters(parameters)
+        self._catalog, self._run, self._clock = catalog, None, {}
+        self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
+        if typed["tracking"].enabled:
+            self._run = self._open_run(typed["tracking"], parameters, run_params)
+        uri, run_id = self._run or (None, None)
+        catalog.save(TRACKING, {"tracking_uri": uri, "run_id": run_id})
+
+    def _open_run(self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]) -> tuple[str, str]:
+        from mm_ldlm.parameters import flatten
+        from mm_ldlm.tracking.mlflow import open_run, resolve_uri
+
+        names = ",".join(run_params.get("pipeline_names") or ["all"])
+        environment = run_params.get("env") or "base"
+        uri = resolve_uri(tracking.uri, root=self._project)
+        run_id = open_run(
+            uri,
+            experiment=tracking.experiment,
+            name=tracking.run_name or f"{names}@{environment}",
+            parameters=flatten(parameters),
+            tags={"pipelines": names, "environment": environment, "kedro_run": run_params["run_id"], **_commit(self._project)},
+        )
+        log.info("MLflow run %s in experiment '%s' at %s", run_id, tracking.experiment, uri)
+        return uri, run_id
+
+    # -- seconds per pipeline -------------------------------------------------------------------------------------------
+
+    @hook_impl
+    def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
+        self._count(node)
+        if dataset_name == TIMINGS:
+            self._save_timings()
+
+    @hook_impl
+    def before_node_run(self, node: Node) -> None:
+        self._count(node)
+
+    @hook_impl
+    def after_node_run(self, node: Node) -> None:
+        self._count(node)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
+        """Count the saving too; hand the headline numbers and the report to MLflow."""
+        self._count(node)
+        if self._run is None or dataset_name not in (METRICS, REPORT):
+            return
+        from mm_ldlm.tracking.mlflow import log_metrics, log_text
+
+        uri, run_id = self._run
+        if dataset_name == METRICS:
+            log_metrics(uri, run_id, data)
+        else:
+            log_text(uri, run_id, data, file="report.html")
+
+    def _count(self, node: Node) -> None:
+        """Set the pipeline's seconds to those before this node plus those since it started loading its inputs."""
+        now = time.perf_counter()
+        for name in sorted(node.tags & {*MAIN, "sanity"}):
+            if node.name not in self._clock:
+                # A pipeline's first node in this run starts its count anew; the others add to it.
+                fresh = not any(key.startswith(f"{name}/") for key in self._clock)
+                self._clock[f"{name}/{node.name}"] = self._clock[node.name] = (now, 0.0 if fresh else self._seconds[name])
+            started, before = self._clock[node.name]
+            self._seconds[name] = before + now - started
+
+    def _save_timings(self) -> None:
+        if self._catalog is not None:
+            self._catalog.save(TIMINGS, {name: round(value, 3) for name, value in self._seconds.items()})
+
+    # -- after ----------------------------------------------------------------------------------------------------------
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        self._save_timings()
+        for name, seconds in self._seconds.items():
+            log.info("%s: %.1f s", name, seconds)
+        self._close("FINISHED")
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        self._close("FAILED", reason=f"{type(error).__name__}: {error}")
+
+    def _close_killed(self) -> None:
+        # Ctrl-C and SystemExit pass by `on_pipeline_error`, which sees `Exception` only.
+        self._close("KILLED")
+
+    def _close(self, status: str, *, reason: str | None = None) -> None:
+        if self._run is None:
+            return
+        from mm_ldlm.tracking.mlflow import close_run
+
+        (uri, run_id), self._run = self._run, None
+        close_run(uri, run_id, status=status, reason=reason)
+
+
+def _commit(project: Path) -> dict[str, str]:
+    """The commit that runs, and whether the tree differs from it; nothing outside a git checkout."""
+    try:
+        head = _git(project, "rev-parse", "HEAD")
+        return {"mlflow.source.git.commit": head, "git.dirty": str(bool(_git(project, "status", "--porcelain"))).lower()}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def _git(project: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,86 @@
+"""All parameters at once: each section parsed into its type, and sections held against one another.
+
+Runs before the first node of every run, so that a run of days does not end on a misspelt key of its last pipeline.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from mm_ldlm.config import parse
+from mm_ldlm.errors import ConfigurationError
+
+SECTIONS = {
+    "tracking": "mm_ldlm.tracking.config:TrackingConfig",
+    "ingestion": "mm_ldlm.corpus.prepare:IngestionConfig",
+    "tokenizer": "mm_ldlm.corpus.tokenizer:TokenizerConfig",
+    "encoder": "mm_ldlm.encoders:EncoderConfig",
+    "embedding": "mm_ldlm.latents.extract:ExtractConfig",
+    "validation": "mm_ldlm.latents.checks:ValidationConfig",
+    "normaliser": "mm_ldlm.latents.normaliser:NormaliserConfig",
+    "model": "mm_ldlm.models.build:ModelConfig",
+    "objective": "mm_ldlm.objectives.multimodal:ObjectiveConfig",
+    "training": "mm_ldlm.training.config:TrainingConfig",
+}
+"""Top-level key → the class that its mapping becomes."""
+SCALARS: dict[str, type] = {"seed": int, "data": str}
+"""Top-level keys that are plain values. `data` (root of the data folder) is given at run time only."""
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse every section; return typed values by top-level key.
+
+    Raises:
+        ConfigurationError: every unknown, missing or invalid key of every section, one per line, by its full path.
+    """
+    typed: dict[str, Any] = {}
+    problems: list[str] = []
+    for key in parameters:
+        if key not in SECTIONS and key not in SCALARS:
+            near = difflib.get_close_matches(key, [*SECTIONS, *SCALARS], n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            problems.append(f"parameter '{key}' is not known.{hint} Known here: {', '.join([*SECTIONS, *SCALARS])}.")
+    for key, kind in SCALARS.items():
+        if key in parameters and (not isinstance(parameters[key], kind) or isinstance(parameters[key], bool)):
+            problems.append(f"parameter '{key}': expected {kind.__name__}, found {parameters[key]!r}.")
+    if "seed" not in parameters:
+        problems.append("parameter 'seed' is missing and has no default.")
+    for key, path in SECTIONS.items():
+        if key not in parameters:
+            problems.append(f"parameter '{key}' is missing: no file under conf/base/parameters sets it.")
+            continue
+        try:
+            typed[key] = parse(_load(path), parameters[key], at=key)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    if contradictions := list(cross_checks(typed)):
+        raise ConfigurationError("\n".join(contradictions))
+    return typed
+
+
+def cross_checks(typed: Mapping[str, Any]) -> list[str]:
+    """Contradictions between sections, each naming both keys, both values and the way out."""
+    return []
+
+
+def flatten(parameters: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted path, as MLflow and the report list them; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in parameters.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, prefix=f"{path}."))
+        else:
+            flat[path] = value
+    return flat
+
+
+def _load(path: str) -> type[Any]:
+    module, _, name = path.partition(":")
+    cls: type[Any] = getattr(importlib.import_module(module), name)
+    return cls

@@ -1,0 +1,23 @@
+"""The names that `kedro run --pipelines=` knows."""
+
+from __future__ import annotations
+
+import importlib
+
+from kedro.pipeline import Pipeline
+
+from mm_ldlm.pipelines import MAIN
+
+ALONE = ("sanity",)
+"""Pipelines that are no part of the main job."""
+
+
+def register_pipelines() -> dict[str, Pipeline]:
+    """Every pipeline by name; `__default__` is the main job from raw text to the report."""
+    built = {name: _create(name) for name in (*MAIN, *ALONE)}
+    return {"__default__": sum((built[name] for name in MAIN), Pipeline([])), **built}
+
+
+def _create(name: str) -> Pipeline:
+    pipeline: Pipeline = importlib.import_module(f"mm_ldlm.pipelines.{name}.pipeline").create_pipeline()
+    return pipeline

@@ -1,0 +1,96 @@
+"""The only file that speaks to MLflow. Always through a client with an explicit URI and run id: no global state.
+
+(MLflow's fluent interface closes an interrupted run as FINISHED when the process exits; the client leaves the status to us.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SQLITE = "sqlite:///"
+_LONGEST_VALUE = 6000  # characters of a parameter, MLflow's own limit
+_BATCH = 100  # parameters in one request, MLflow's own limit
+
+
+def resolve_uri(uri: str, *, root: Path) -> str:
+    """Make a relative sqlite path count from `root`, and its folder exist; other URIs pass unchanged."""
+    if not uri.startswith(_SQLITE) or uri.startswith(_SQLITE + "/"):
+        return uri
+    path = root.resolve() / uri.removeprefix(_SQLITE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return f"{_SQLITE}{path.as_posix()}"
+
+
+def client(uri: str) -> MlflowClient:
+    """A client of the tracking server or database at `uri`."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # one line per migration of a new database
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def open_run(
+    uri: str, *, experiment: str, name: str, parameters: Mapping[str, Any], tags: Mapping[str, str]
+) -> str:
+    """Start a run with its flat parameters and tags; return its id.
+
+    Raises:
+        ConfigurationError: the tracking store cannot be reached or opened.
+    """
+    from mlflow.entities import Param
+    from mlflow.exceptions import MlflowException
+
+    try:
+        connected = client(uri)
+        found = connected.get_experiment_by_name(experiment)
+        place = _artifacts(uri)
+        experiment_id = found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
+        run_id: str = connected.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id
+    except (MlflowException, OSError) as error:
+        raise ConfigurationError(
+            f"parameter 'tracking.uri': MLflow cannot open {uri} ({error}). Start the server, correct the address, or set "
+            "tracking.enabled to false."
+        ) from None
+    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in parameters.items()]
+    for start in range(0, len(params), _BATCH):
+        connected.log_batch(run_id, params=params[start : start + _BATCH])
+    return run_id
+
+
+def log_metrics(uri: str, run_id: str, values: Mapping[str, Any], *, step: int = 0) -> None:
+    """Record the finite numbers among `values`; texts and missing numbers are left out, MLflow has no place for them."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+    client(uri).log_batch(run_id, metrics=[Metric(key, float(value), now, step) for key, value in numbers.items()])
+
+
+def log_text(uri: str, run_id: str, text: str, *, file: str) -> None:
+    """Keep `text` as the run's artifact `file`."""
+    client(uri).log_text(run_id, text, file)
+
+
+def close_run(uri: str, run_id: str, *, status: str, reason: str | None = None) -> None:
+    """End a run as FINISHED, FAILED or KILLED; `reason` becomes its tag `reason`."""
+    connected = client(uri)
+    if reason:
+        connected.set_tag(run_id, "reason", reason[:_LONGEST_VALUE])
+    connected.set_terminated(run_id, status=status)
+
+
+def _artifacts(uri: str) -> str | None:
+    """Beside a sqlite database, not in whatever folder the command was started from; a server decides for itself."""
+    if not uri.startswith(_SQLITE):
+        return None
+    return (Path(uri.removeprefix(_SQLITE)).parent / "mlartifacts").as_uri()
