@@ -1,0 +1,10 @@
+"""Arrow shard stores: directories of memory-mapped IPC shards with `manifest.json` written last.
+
+Here live atomic writes, fingerprints, manifests, the shard reader with its numpy columns and the shard writer. Nothing
+here knows what a column means: records, tokens, latents and the index are stores of a `kind`, their rooms say the rest.
+"""
+
+from mm_ldlm.store.manifest import Manifest, Shard
+from mm_ldlm.store.shards import ShardStore, StoreWriter, write_shard
+
+__all__ = ["Manifest", "Shard", "ShardStore", "StoreWriter", "write_shard"]

@@ -1,0 +1,87 @@
+"""Commit by rename: a reader sees the old file, or the whole new one, never a half."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_TEMPORARY = ".tmp-"
+
+
+def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
+    """Write a temporary neighbour, flush it to the disk, rename it onto `path`; parents are made as needed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """UTF-8, newlines as given."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Indented, keys in the order given, no NaN (JSON has none)."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary directory that becomes `path` when the block ends well and vanishes when it does not.
+
+    What stood at `path` before is replaced: for the moment between two renames it does not exist.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with open(file, "rb") as opened:
+                    os.fsync(opened.fileno())
+        if path.exists():
+            old = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-old-{path.name}")
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def remove_temporaries(directory: str | Path) -> None:
+    """Remove what killed writers left behind in `directory`; call only while nobody writes there."""
+    for entry in Path(directory).glob(f"{_TEMPORARY}*"):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

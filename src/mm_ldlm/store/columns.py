@@ -1,0 +1,169 @@
+"""Columns as numpy: gathers over many memory-mapped shards without a Python step per row.
+
+A gather sorts the wanted rows by shard once, copies each shard's part by fancy indexing straight into the result, and
+leaves the order of the rows as asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_ldlm.errors import StoreError
+
+if TYPE_CHECKING:
+    from mm_ldlm.store.shards import ShardStore
+
+Rows = Any
+"""A sequence of row numbers, an int64 array, or a slice."""
+View = TypeVar("View")
+
+
+class Column:
+    """Base: rows of one column across all shards of a store."""
+
+    def __init__(self, store: ShardStore, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.type: pa.DataType = store.schema.field(name).type
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def _pieces(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[Any, npt.NDArray[np.int64], Any]]:
+        """Yield (array of one shard, rows inside it, where they go in the result)."""
+        for shard, inside, place in self.store.locate(rows):
+            yield self.store.array(shard, self.name, touched=len(inside)), inside, place
+
+
+class FixedColumn(Column):
+    """A `fixed_size_list<float>[d]` column as an (n, d) matrix."""
+
+    def __init__(self, store: ShardStore, name: str) -> None:
+        super().__init__(store, name)
+        if not pa.types.is_fixed_size_list(self.type):
+            raise StoreError(f"{store.directory}: column {name!r} is {self.type}, expected a fixed-size list.")
+        self.width = int(self.type.list_size)
+        self.dtype = np.dtype(self.type.value_type.to_pandas_dtype())
+
+    def shard(self, number: int) -> npt.NDArray[Any]:
+        """All rows of one shard, (rows, d) in the stored dtype, without a copy."""
+        array = self.store.array(number, self.name, touched=None)
+        return _matrix(array, self.width)
+
+    def take(self, rows: Rows) -> npt.NDArray[Any]:
+        """(n, d) in the stored dtype, in the order asked for; a copy."""
+        rows = self.store.rows(rows)
+        out = np.empty((len(rows), self.width), self.dtype)
+        for array, inside, place in self._pieces(rows):
+            out[place] = _matrix(array, self.width)[inside]
+        return out
+
+    def __getitem__(self, rows: Rows) -> npt.NDArray[Any]:
+        """A slice or an array of rows gives (n, d); one row gives (d,)."""
+        if isinstance(rows, (int, np.integer)):
+            return self.take([int(rows) + (len(self) if rows < 0 else 0)])[0]
+        return self.take(rows)
+
+
+class ListColumn(Column):
+    """A `list<int32>` column: ragged rows as one flat array and offsets, or as a padded matrix."""
+
+    def __init__(self, store: ShardStore, name: str) -> None:
+        super().__init__(store, name)
+        if not (pa.types.is_list(self.type) or pa.types.is_large_list(self.type)):
+            raise StoreError(f"{store.directory}: column {name!r} is {self.type}, expected a list.")
+        self.dtype = np.dtype(self.type.value_type.to_pandas_dtype())
+
+    def lengths(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """(n,) items in each row."""
+        rows = self.store.rows(rows)
+        out = np.empty(len(rows), np.int64)
+        for array, inside, place in self._pieces(rows):
+            offsets = _numpy(array.offsets)
+            out[place] = offsets[inside + 1].astype(np.int64) - offsets[inside]
+        return out
+
+    def take(self, rows: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """(values, offsets): row i is `values[offsets[i]:offsets[i + 1]]`; offsets has n + 1 entries."""
+        rows = self.store.rows(rows)
+        found = []
+        lengths = np.empty(len(rows), np.int64)
+        for array, inside, place in self._pieces(rows):
+            starts_all = _numpy(array.offsets)
+            starts = starts_all[inside].astype(np.int64)
+            lengths[place] = starts_all[inside + 1] - starts
+            found.append((_numpy(array.values), starts, place))
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        out = np.empty(int(offsets[-1]), self.dtype)
+        for values, starts, place in found:
+            count = lengths[place]
+            total = int(count.sum())
+            before = np.cumsum(count) - count
+            step = np.arange(total, dtype=np.int64) - np.repeat(before, count)
+            gathered = values[np.repeat(starts, count) + step]
+            if len(found) == 1 and isinstance(place, slice):
+                out = gathered
+            else:
+                out[np.repeat(offsets[:-1][place], count) + step] = gathered
+        return out, offsets
+
+    def padded(self, rows: Rows, *, pad: int, length: int | None = None) -> npt.NDArray[np.int64]:
+        """(n, L) int64, right-padded; L is the longest row unless `length` is given.
+
+        Raises:
+            StoreError: a row is longer than `length`.
+        """
+        values, offsets = self.take(rows)
+        lengths = np.diff(offsets)
+        longest = int(lengths.max(initial=0))
+        if length is not None and longest > length:
+            raise StoreError(f"{self.store.directory}: a row of {self.name!r} holds {longest} items, room is {length}.")
+        width = longest if length is None else length
+        out = np.full((len(lengths), width), pad, np.int64)
+        out[np.arange(width) < lengths[:, None]] = values
+        return out
+
+
+class IntColumn(Column):
+    """A numeric column as an (n,) array."""
+
+    def take(self, rows: Rows) -> npt.NDArray[Any]:
+        """(n,) in the stored dtype."""
+        rows = self.store.rows(rows)
+        out = np.empty(len(rows), np.dtype(self.type.to_pandas_dtype()))
+        for array, inside, place in self._pieces(rows):
+            out[place] = _numpy(array)[inside]
+        return out
+
+    def __getitem__(self, rows: Rows) -> npt.NDArray[Any]:
+        return self.take(rows)
+
+
+class StringColumn(Column):
+    """A text column as Python strings (None where the store holds a null)."""
+
+    def take(self, rows: Rows) -> list[Any]:
+        """n strings in the order asked for."""
+        rows = self.store.rows(rows)
+        out: npt.NDArray[np.object_] = np.empty(len(rows), object)
+        for array, inside, place in self._pieces(rows):
+            out[place] = array.take(pa.array(inside)).to_numpy(zero_copy_only=False)
+        return out.tolist()
+
+    def __getitem__(self, rows: Rows) -> list[Any]:
+        return self.take(rows)
+
+
+def _matrix(array: pa.FixedSizeListArray, width: int) -> npt.NDArray[Any]:
+    flat = array.values.to_numpy(zero_copy_only=True)
+    return flat[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
+
+
+def _numpy(array: pa.Array) -> npt.NDArray[Any]:
+    return array.to_numpy(zero_copy_only=True)

@@ -1,0 +1,36 @@
+"""Fingerprints: short digests that say what an artifact was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.config import to_dict
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: keys sorted, no spaces, dataclasses as mappings, paths as strings, no NaN."""
+    return json.dumps(
+        to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    )
+
+
+def fingerprint(value: Any) -> str:
+    """First 32 hex digits of the sha256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()[:32]
+
+
+def file_sha256(path: str | Path) -> str:
+    """All 64 hex digits, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.as_posix()
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no canonical JSON form")

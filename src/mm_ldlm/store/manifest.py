@@ -1,0 +1,100 @@
+"""The manifest: what a store holds and what made it. Written last, so a store without one does not exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.store import atomic
+from mm_ldlm.store.fingerprint import fingerprint
+
+FORMAT_VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of a store."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Contents of `manifest.json`.
+
+    Attributes:
+        kind: what the store is ("records", "tokens", "latents", "index", ...).
+        rows: rows in all shards together.
+        shards: in row order.
+        fingerprints: of everything that made the store, by name ("records", "encoder", "tokenizer", "parameters", ...).
+        meta: what a reader wants to know (width, vocabulary size, counts); plain JSON.
+    """
+
+    kind: str
+    rows: int
+    shards: tuple[Shard, ...] = ()
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the whole manifest, the shards' checksums included: it changes when any byte of the store does."""
+        return fingerprint(dataclasses.asdict(self))
+
+    def write(self, directory: str | Path) -> None:
+        """Commit the store in `directory`."""
+        atomic.write_json(Path(directory) / NAME, dataclasses.asdict(self))
+
+    @staticmethod
+    def exists(directory: str | Path) -> bool:
+        return (Path(directory) / NAME).is_file()
+
+    @classmethod
+    def read(cls, directory: str | Path) -> Manifest:
+        """Raises StoreError when there is none, it is damaged, or it is of another format version."""
+        path = Path(directory) / NAME
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise StoreError(
+                f"{Path(directory)}: no {NAME}, so there is no finished store here. Run the pipeline that writes it; "
+                "shards that are already there are kept."
+            ) from None
+        except ValueError as error:
+            raise StoreError(f"{path}: not readable as JSON ({error}). Remove it and run the pipeline again.") from None
+        version = plain.get("format_version") if isinstance(plain, dict) else None
+        if version != FORMAT_VERSION:
+            raise StoreError(
+                f"{path}: format version {version!r}, this program reads {FORMAT_VERSION}. Write the store again."
+            )
+        try:
+            plain["shards"] = tuple(Shard(**shard) for shard in plain["shards"])
+            manifest = cls(**plain)
+        except (TypeError, KeyError) as error:
+            raise StoreError(f"{path}: a field is missing or unknown ({error}). Write the store again.") from None
+        if (total := sum(shard.rows for shard in manifest.shards)) != manifest.rows:
+            raise StoreError(f"{path}: {manifest.rows} rows promised, the shards hold {total}. Write the store again.")
+        return manifest
+
+    def require(self, *, directory: str | Path, **fingerprints: str) -> None:
+        """Refuse the store unless it was made by exactly what is asked for (`encoder=...`, `records=...`).
+
+        Raises:
+            FingerprintError: naming the store, the ingredient and both fingerprints.
+        """
+        for name, wanted in fingerprints.items():
+            found = self.fingerprints.get(name)
+            if found != wanted:
+                raise FingerprintError(
+                    f"{Path(directory)}: this {self.kind} store was made with {name} {found}, asked for is {name} "
+                    f"{wanted}. Either go back to the {name} it was made with, or remove the directory and run the "
+                    "pipeline again."
+                )

@@ -1,0 +1,383 @@
+"""Reading and writing directories of Arrow IPC shards.
+
+A shard is one uncompressed IPC file with one record batch, so that every column of it is one contiguous memory-mapped
+array. Shards are opened when first touched and their descriptors closed at once (the mapping lives on), so a store of
+thousands of shards costs no descriptors. Mapped pages count as resident memory although the kernel may drop them at
+will; a store hands them back itself after `RESIDENT_BYTES`, so that random reads of a large store stay small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import mmap
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store import atomic
+from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
+from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.manifest import NAME, Manifest, Shard
+
+RESIDENT_BYTES = 96 * 2**20
+"""Mapped bytes a store may touch before it hands its pages back to the kernel."""
+_FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
+DEFAULT_SHARD_ROWS = 65_536
+_REMEDY = f"Remove {NAME} and run the pipeline again: it writes missing shards only."
+
+
+def shard_name(number: int) -> str:
+    """Names sort in row order up to a million shards."""
+    return f"part-{number:06d}.arrow"
+
+
+def encode_shard(table: pa.Table) -> pa.Buffer:
+    """The bytes of a shard: the same table gives the same bytes."""
+    if table.num_rows == 0:
+        raise StoreError("a shard holds at least one row; an empty store has no shards.")
+    # A slice at offset 0 would carry bytes of the rows behind it; concatenation (with nothing) copies what is meant.
+    columns = [pa.concat_arrays([*column.chunks, column.chunks[0].slice(0, 0)]) for column in table.columns]
+    batch = pa.RecordBatch.from_arrays(columns, schema=table.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
+    """Write `table` as one shard, atomically; the manifest that names it comes later."""
+    data = encode_shard(table)
+    atomic.write_bytes(Path(directory) / name, memoryview(data))
+    return Shard(name=name, rows=table.num_rows, bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
+
+
+def read_shard(path: str | Path) -> pa.RecordBatch:
+    """The one record batch of a shard, memory-mapped; StoreError when the file is missing or damaged."""
+    return _map_shard(path)[0]
+
+
+def _map_shard(path: str | Path) -> tuple[pa.RecordBatch, pa.Buffer]:
+    """The batch and the mapped bytes it lies in."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            mapped = file.read_buffer()
+        reader = pa.ipc.open_file(pa.BufferReader(mapped))
+        if reader.num_record_batches != 1:
+            raise StoreError(f"{path}: {reader.num_record_batches} record batches, a shard has one.")
+        return reader.get_batch(0), mapped
+    except FileNotFoundError:
+        raise StoreError(f"{path}: this shard is missing. {_REMEDY}") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StoreError(f"{path}: not a readable shard ({error}). Remove it. {_REMEDY}") from None
+
+
+class StoreWriter:
+    """Writes a store from tables that arrive in row order.
+
+    `append` cuts them into shards of `shard_rows`; `finish` commits with the manifest. Opening a writer removes a
+    manifest that is already there, so a half-written store is never taken for the old one.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, kind: str, schema: pa.Schema, shard_rows: int = DEFAULT_SHARD_ROWS
+    ) -> None:
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.kind, self.schema, self.shard_rows = kind, schema, shard_rows
+        (self.directory / NAME).unlink(missing_ok=True)
+        self._shards: list[Shard] = []
+        self._waiting: list[pa.Table] = []
+        self._rows_waiting = 0
+
+    def append(self, table: pa.Table | dict[str, Any]) -> None:
+        """Add rows: a table of the writer's schema, or a dict of columns."""
+        if not isinstance(table, pa.Table):
+            table = pa.table(table, schema=self.schema)
+        self._waiting.append(table.select(self.schema.names).cast(self.schema))
+        self._rows_waiting += table.num_rows
+        while self._rows_waiting >= self.shard_rows:
+            self._write(self.shard_rows)
+
+    def finish(self, *, fingerprints: dict[str, str] | None = None, meta: dict[str, Any] | None = None) -> Manifest:
+        """Write what is left, remove shards of an earlier store, commit."""
+        if self._rows_waiting:
+            self._write(self._rows_waiting)
+        kept = {shard.name for shard in self._shards}
+        for file in self.directory.glob("part-*.arrow"):
+            if file.name not in kept:
+                file.unlink()
+        names = [field.name for field in self.schema]
+        manifest = Manifest(
+            kind=self.kind,
+            rows=sum(shard.rows for shard in self._shards),
+            shards=tuple(self._shards),
+            fingerprints=dict(fingerprints or {}),
+            meta={"columns": names, **(meta or {})},
+        )
+        if not self._shards:  # an empty store still knows its columns
+            atomic.write_bytes(self.directory / "schema.arrow", memoryview(self.schema.serialize()))
+        manifest.write(self.directory)
+        return manifest
+
+    def _write(self, rows: int) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._shards.append(write_shard(self.directory, shard_name(len(self._shards)), table.slice(0, rows)))
+        rest = table.slice(rows)
+        self._waiting = [rest] if rest.num_rows else []
+        self._rows_waiting = rest.num_rows
+
+
+class ShardStore:
+    """A finished store, read by row number. Opening reads the manifest and the sizes of the shards, nothing else.
+
+    Safe in worker processes: a fork keeps the mappings, a pickle carries the path only.
+    """
+
+    def __init__(self, directory: str | Path, manifest: Manifest) -> None:
+        self.directory = Path(directory)
+        self.manifest = manifest
+        self._starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)], dtype=np.int64)
+        self._names = [shard.name for shard in manifest.shards]
+        self._sizes = [shard.bytes for shard in manifest.shards]
+        self._opened: dict[int, dict[str, pa.Array]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._touched: dict[int, int] = {}
+        self._resident = 0
+        self._schema: pa.Schema | None = None
+        self._columns: dict[tuple[type, str], Any] = {}
+
+    @classmethod
+    def open(cls, directory: str | Path, kind: str | None = None) -> ShardStore:
+        """Open the finished store in `directory`.
+
+        Raises:
+            StoreError: no manifest, another kind or format, a shard missing or of the wrong size.
+        """
+        directory = Path(directory)
+        manifest = Manifest.read(directory)
+        if kind is not None and manifest.kind != kind:
+            raise StoreError(f"{directory}: holds {manifest.kind!r}, expected {kind!r}.")
+        store = cls(directory, manifest)
+        store.check_files()
+        return store
+
+    def check_files(self) -> None:
+        """Every shard is there in its full size; StoreError names the first that is not, and how many more."""
+        wrong = []
+        for shard in self.manifest.shards:
+            path = self.directory / shard.name
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                wrong.append(f"{path}: this shard is missing ({shard.rows} rows)")
+                continue
+            if size != shard.bytes:
+                what = "truncated shard, " if size < shard.bytes else ""
+                wrong.append(f"{path}: {what}{size} bytes, the manifest says {shard.bytes}")
+        if wrong:
+            more = f" ({len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+            raise StoreError(f"{wrong[0]}{more}. {_REMEDY}")
+
+    def verify(self) -> None:
+        """Read every byte and compare checksums.
+
+        Raises:
+            StoreError: naming each damaged shard.
+        """
+        if damaged := self.damaged_shards():
+            raise StoreError(
+                f"{self.directory}: checksum differs in {', '.join(damaged)} ({len(damaged)} of {len(self._names)} "
+                f"shards): the bytes on disk are not those that were written. Remove these shards. {_REMEDY}"
+            )
+
+    def damaged_shards(self) -> list[str]:
+        """Names of the shards whose sha256 is not the manifest's."""
+        return [s.name for s in self.manifest.shards if file_sha256(self.directory / s.name) != s.sha256]
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.directory, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["directory"], state["manifest"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"ShardStore({str(self.directory)!r}, kind={self.manifest.kind!r}, rows={len(self)})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and their types, from the first shard."""
+        if self._schema is None:
+            if self._names:
+                self._schema = read_shard(self.directory / self._names[0]).schema
+            else:
+                path = self.directory / "schema.arrow"
+                self._schema = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
+        return self._schema
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def fixed(self, name: str) -> FixedColumn:
+        return self._column(FixedColumn, name)
+
+    def lists(self, name: str) -> ListColumn:
+        return self._column(ListColumn, name)
+
+    def strings(self, name: str) -> StringColumn:
+        return self._column(StringColumn, name)
+
+    def ints(self, name: str) -> IntColumn:
+        return self._column(IntColumn, name)
+
+    def _column(self, cls: type, name: str) -> Any:
+        if name not in self.schema.names:
+            raise StoreError(f"{self.directory}: no column {name!r}; it has {', '.join(self.schema.names)}.")
+        key = (cls, name)
+        if key not in self._columns:
+            self._columns[key] = cls(self, name)
+        return self._columns[key]
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def rows(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Row numbers as an int64 array, checked against the length; StoreError when one is outside."""
+        if isinstance(rows, slice):
+            return np.arange(*rows.indices(len(self)), dtype=np.int64)
+        found = np.asarray(rows, np.int64)
+        if found.ndim != 1:
+            raise StoreError(f"row numbers form a list, found shape {found.shape}.")
+        if len(found) and (found.min() < 0 or found.max() >= len(self)):
+            bad = found[(found < 0) | (found >= len(self))][0]
+            raise StoreError(f"{self.directory}: row {bad} asked for, rows are 0..{len(self) - 1}.")
+        return found
+
+    def locate(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
+        """Yield (shard number, rows inside the shard, their places in the request) for each shard that is asked."""
+        if not len(rows):
+            return
+        if len(self._names) == 1:
+            yield 0, rows, slice(None)
+            return
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        in_order = shards[order]
+        local = (rows - self._starts[shards])[order]
+        cuts = np.flatnonzero(np.diff(in_order)) + 1
+        edges = [0, *cuts.tolist(), len(rows)]
+        firsts = in_order[edges[:-1]].tolist()
+        if len(firsts) == 1:
+            yield firsts[0], local, slice(None)
+            return
+        for shard, (start, stop) in zip(firsts, itertools.pairwise(edges), strict=True):
+            yield shard, local[start:stop], order[start:stop]
+
+    def array(self, shard: int, column: str, *, touched: int | None) -> pa.Array:
+        """One column of one shard. `touched` rows are about to be read (None: all), for the account of mapped pages."""
+        opened = self._opened.get(shard)
+        if opened is None:
+            opened = self._open(shard)
+        size = self._sizes[shard]
+        more = size if touched is None else touched * _FAULT_BYTES
+        before = self._touched.get(shard, 0)
+        after = min(before + more, size)
+        self._touched[shard] = after
+        self._resident += after - before
+        if self._resident > RESIDENT_BYTES and len(self._touched) > 1:
+            self.release(keep=shard)
+        return opened[column]
+
+    def release(self, *, keep: int | None = None) -> None:
+        """Hand the mapped pages back to the kernel; the data stay reachable and are mapped again when read."""
+        for shard in self._touched:
+            if shard == keep:
+                continue
+            address, length = self._spans[shard]
+            if not _drop_pages(address, length):
+                self._opened.pop(shard, None)  # unmapped with the last view of it
+        self._touched = {shard: count for shard, count in self._touched.items() if shard == keep}
+        self._resident = sum(self._touched.values())
+
+    def _open(self, shard: int) -> dict[str, pa.Array]:
+        batch, mapped = _map_shard(self.directory / self._names[shard])
+        expected = self.manifest.shards[shard].rows
+        if batch.num_rows != expected:
+            raise StoreError(
+                f"{self.directory / self._names[shard]}: {batch.num_rows} rows, the manifest says {expected}."
+            )
+        if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
+            raise StoreError(
+                f"{self.directory / self._names[shard]}: columns {_describe(batch.schema)} differ from the first "
+                f"shard's {_describe(self.schema)}. Remove the shard that is wrong. {_REMEDY}"
+            )
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        # Only pages of the file may ever be dropped: dropping anonymous memory would silently turn it into zeros.
+        inside = all(
+            mapped.address <= buffer.address and buffer.address + buffer.size <= mapped.address + mapped.size
+            for column in batch.columns
+            for buffer in _all_buffers(column)
+        )
+        self._spans[shard] = (mapped.address, mapped.size) if inside else (0, 0)
+        self._opened[shard] = arrays
+        return arrays
+
+    def take(self, rows: Rows) -> pa.Table:
+        """All columns of the rows asked for, in that order."""
+        rows = self.rows(rows)
+        pieces, places = [], []
+        for shard, inside, place in self.locate(rows):
+            arrays = [self.array(shard, name, touched=len(inside)).take(pa.array(inside)) for name in self.schema.names]
+            pieces.append(pa.Table.from_arrays(arrays, schema=self.schema))
+            places.append(np.arange(len(rows)) if isinstance(place, slice) else place)
+        if not pieces:
+            return self.schema.empty_table()
+        table = pa.concat_tables(pieces)
+        order = np.concatenate(places)
+        if len(pieces) == 1:
+            return table
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return table.take(pa.array(back))
+
+    def iter_tables(
+        self, batch_rows: int = DEFAULT_SHARD_ROWS, *, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """Tables of at most `batch_rows` consecutive rows, never across a shard's edge, without copies."""
+        names = list(columns) if columns is not None else self.schema.names
+        schema = pa.schema([self.schema.field(name) for name in names])
+        for shard in range(len(self._names)):
+            arrays = [self.array(shard, name, touched=None) for name in names]
+            table = pa.Table.from_arrays(arrays, schema=schema)
+            for start in range(0, table.num_rows, batch_rows):
+                yield table.slice(start, batch_rows)
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _all_buffers(array: pa.Array) -> list[pa.Buffer]:
+    return [buffer for buffer in array.buffers() if buffer is not None and buffer.size]
+
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _drop_pages(address: int, length: int) -> bool:
+    """Tell the kernel that the read-only file pages in this span may go. False where that cannot be said."""
+    if _libc is None or not length:
+        return False
+    start = (address + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+    stop = (address + length) // mmap.PAGESIZE * mmap.PAGESIZE
+    if stop > start:
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), ctypes.c_int(mmap.MADV_DONTNEED))
+    return True

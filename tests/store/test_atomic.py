@@ -1,0 +1,64 @@
+"""Commit by rename."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mm_ldlm.store import atomic
+from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    atomic.write_json(path, {"a": 1})
+
+    def broken(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", broken)
+    with pytest.raises(OSError, match="disk full"):
+        atomic.write_json(path, {"a": 2})
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "d"
+
+    def fail() -> None:
+        with atomic.new_directory(target) as new:
+            (new / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    for text in ("one", "two"):
+        with atomic.new_directory(target) as new:
+            (new / "file").write_text(text)
+    assert (target / "file").read_text() == "two"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_temporaries_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-1-x").write_text("")
+    (tmp_path / ".tmp-2-d").mkdir()
+    (tmp_path / "kept").write_text("")
+    atomic.remove_temporaries(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+
+
+def test_fingerprints_ignore_order_and_container_type() -> None:
+    assert fingerprint({"b": 1, "a": (1, 2)}) == fingerprint({"a": [1, 2], "b": np.int64(1)})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+    assert len(fingerprint("x")) == 32
+    with pytest.raises(ValueError):
+        fingerprint(float("nan"))
+
+
+def test_file_sha256(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "x").startswith("ba7816bf")

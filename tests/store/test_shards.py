@@ -1,0 +1,194 @@
+"""Shard stores: what was written is what is read, in any order, from any process; damage is named."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter, shards, write_shard
+
+SCHEMA = pa.schema(
+    [("id", pa.string()), ("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("v", pa.list_(pa.float32(), 3))]
+)
+
+
+def table(rows: int, start: int = 0) -> pa.Table:
+    numbers = np.arange(start, start + rows)
+    return pa.table(
+        {
+            "id": [f"r{n}" for n in numbers],
+            "row": numbers,
+            "ids": [list(range(n, n + n % 5)) for n in numbers.tolist()],
+            "v": [[n, n + 0.25, -n] for n in numbers.tolist()],
+        },
+        schema=SCHEMA,
+    )
+
+
+def build(path: Path, rows: int = 23, shard_rows: int = 7, piece: int = 5) -> ShardStore:
+    writer = StoreWriter(path, kind="toy", schema=SCHEMA, shard_rows=shard_rows)
+    for start in range(0, rows, piece):
+        writer.append(table(min(piece, rows - start), start))
+    writer.finish(fingerprints={"maker": "one"}, meta={"width": 3})
+    return ShardStore.open(path, "toy")
+
+
+def test_shards_are_cut_by_rows_whatever_pieces_arrive(tmp_path: Path) -> None:
+    store = build(tmp_path / "a")
+    assert [s.rows for s in store.manifest.shards] == [7, 7, 7, 2]
+    other = build(tmp_path / "b", piece=11)
+    assert store.manifest == other.manifest
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.integers(0, 22), max_size=40), shard_rows=st.sampled_from([1, 4, 7, 100]))
+def test_any_gather_equals_the_plain_one(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[int], shard_rows: int
+) -> None:
+    store = build(tmp_path_factory.mktemp("s") / "x", shard_rows=shard_rows)
+    np.testing.assert_array_equal(
+        store.fixed("v").take(rows), np.array([[n, n + 0.25, -n] for n in rows], np.float32).reshape(-1, 3)
+    )
+    values, offsets = store.lists("ids").take(rows)
+    expected = [list(range(n, n + n % 5)) for n in rows]
+    assert [values[a:b].tolist() for a, b in itertools.pairwise(offsets)] == expected
+    padded = store.lists("ids").padded(rows, pad=-1, length=6)
+    assert padded.shape == (len(rows), 6)
+    assert [[int(v) for v in row if v != -1] for row in padded] == expected
+    assert store.lists("ids").lengths(rows).tolist() == [len(e) for e in expected]
+    assert store.strings("id").take(rows) == [f"r{n}" for n in rows]
+    assert store.ints("row").take(rows).tolist() == rows
+    plain = pa.concat_tables([SCHEMA.empty_table(), *(table(1, n) for n in rows)])
+    assert store.take(rows).equals(plain.combine_chunks())
+
+
+def test_slices_and_single_rows(tmp_path: Path) -> None:
+    column = build(tmp_path / "x").fixed("v")
+    assert len(column) == 23
+    assert column[5:9].shape == (4, 3)
+    np.testing.assert_array_equal(column[-1], column.take([22])[0])
+    with pytest.raises(StoreError, match="row 23 asked for"):
+        column.take([3, 23])
+
+
+def test_a_row_longer_than_its_room_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds 4 items, room is 3"):
+        build(tmp_path / "x").lists("ids").padded([4], pad=0, length=3)
+
+
+def test_iterating_gives_every_row_once(tmp_path: Path) -> None:
+    store = build(tmp_path / "x")
+    found = pa.concat_tables(store.iter_tables(4, columns=["row"]))
+    assert found["row"].to_pylist() == list(range(23))
+
+
+def test_an_empty_store_knows_its_columns(tmp_path: Path) -> None:
+    StoreWriter(tmp_path, kind="toy", schema=SCHEMA).finish()
+    store = ShardStore.open(tmp_path)
+    assert len(store) == 0
+    assert store.schema == SCHEMA
+    assert store.fixed("v").take([]).shape == (0, 3)
+
+
+def test_pickles_carry_the_path_only_and_forks_read(tmp_path: Path) -> None:
+    store = build(tmp_path / "x")
+    store.fixed("v").take([0, 10])
+    assert len(pickle.dumps(store)) < 3000
+    again = pickle.loads(pickle.dumps(store))
+    np.testing.assert_array_equal(again.fixed("v").take([20]), store.fixed("v").take([20]))
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=lambda: queue.put(store.fixed("v").take([0, 22]).tolist()))
+    process.start()
+    process.join()
+    assert queue.get() == store.fixed("v").take([0, 22]).tolist()
+
+
+def test_pages_are_handed_back_and_the_numbers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "RESIDENT_BYTES", 1000)
+    store = build(tmp_path / "x")
+    column = store.fixed("v")
+    held = column.shard(0)
+    for row in range(23):
+        assert column.take([row])[0, 0] == row
+    store.release()
+    assert held[:, 0].tolist() == list(range(7))
+
+
+def test_only_file_pages_are_ever_dropped(tmp_path: Path) -> None:
+    """A compressed shard is decompressed into anonymous memory; dropping that would turn it into zeros."""
+    path = tmp_path / "part-000000.arrow"
+    big = table(50_000)
+    with pa.ipc.new_file(str(path), SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(big.combine_chunks().to_batches()[0])
+    shard = shards.Shard(name=path.name, rows=50_000, bytes=path.stat().st_size, sha256="")
+    Manifest(kind="toy", rows=50_000, shards=(shard,)).write(tmp_path)
+    store = ShardStore.open(tmp_path)
+    held = store.fixed("v").shard(0)
+    store.release()
+    assert held[-1, 0] == 49_999
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    store = build(tmp_path / "flip")
+    path = store.directory / "part-000001.arrow"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"checksum differs in part-000001\.arrow"):
+        ShardStore.open(store.directory).verify()
+
+    store = build(tmp_path / "cut")
+    path = store.directory / "part-000002.arrow"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(StoreError, match="truncated shard"):
+        ShardStore.open(store.directory)
+
+    store = build(tmp_path / "gone")
+    (store.directory / "part-000000.arrow").unlink()
+    with pytest.raises(StoreError, match=r"part-000000\.arrow: this shard is missing"):
+        ShardStore.open(store.directory)
+
+    with pytest.raises(StoreError, match="holds 'toy', expected 'latents'"):
+        ShardStore.open(build(tmp_path / "kind").directory, "latents")
+    with pytest.raises(StoreError, match="no finished store here"):
+        ShardStore.open(tmp_path / "nowhere")
+
+
+def test_a_shard_of_another_width_is_named(tmp_path: Path) -> None:
+    schema3 = pa.schema([("v", pa.list_(pa.float32(), 3))])
+    schema4 = pa.schema([("v", pa.list_(pa.float32(), 4))])
+    first = write_shard(tmp_path, "part-000000.arrow", pa.table({"v": [[1, 2, 3.0]]}, schema=schema3))
+    second = write_shard(tmp_path, "part-000001.arrow", pa.table({"v": [[1, 2, 3.0, 4]]}, schema=schema4))
+    Manifest(kind="toy", rows=2, shards=(first, second)).write(tmp_path)
+    with pytest.raises(StoreError, match=r"part-000001\.arrow: columns .*\[4\] differ from the first shard's .*\[3\]"):
+        ShardStore.open(tmp_path).fixed("v").take([1])
+
+
+def test_pitfall_25_another_fingerprint_is_refused(tmp_path: Path) -> None:
+    manifest = build(tmp_path).manifest
+    manifest.require(directory=tmp_path, maker="one")
+    with pytest.raises(FingerprintError, match="made with maker one, asked for is maker two"):
+        manifest.require(directory=tmp_path, maker="two")
+
+
+def test_an_unfinished_rewrite_is_not_the_old_store(tmp_path: Path) -> None:
+    build(tmp_path)
+    StoreWriter(tmp_path, kind="toy", schema=SCHEMA).append(table(1))
+    assert not Manifest.exists(tmp_path)
+
+
+def test_a_shorter_rewrite_leaves_no_old_shards(tmp_path: Path) -> None:
+    build(tmp_path, rows=23)
+    build(tmp_path, rows=9)
+    assert sorted(os.listdir(tmp_path)) == ["manifest.json", "part-000000.arrow", "part-000001.arrow"]
