@@ -1,0 +1,142 @@
+"""Gaussian diffusion over standardised latents: forward process, exact conversions between parameterisations, loss weights.
+
+s = signal(t), n = noise(t), both (B,); x_t = s·x_0 + n·ε. With a = s² + n² (1 where variance preserving):
+
+    eps   ε                        x_0 = (x_t − nε)/s
+    x0    x_0                      ε = (x_t − s x_0)/n
+    v     sε − n x_0               x_0 = (s x_t − n v)/a,   ε = (n x_t + s v)/a        (arXiv:2202.00512)
+    flow  u = ε − x_0              x_0 = (x_t − n u)/(s+n), ε = (x_t + s u)/(s+n)      (rectified flow)
+
+All pairs are exact inverses while s and n are above `FLOOR`, and finite at both ends (pitfalls row 12).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Parameterisation = Literal["eps", "x0", "v", "flow"]
+LossWeight = Literal["min_snr", "uniform"]
+
+FLOOR = 1e-6
+"""Denominators that can reach 0 (s for eps at pure noise, n for x0 where there is none) stop here."""
+
+
+def _like(scale_B: Tensor, x: Tensor) -> Tensor:
+    """(B,) broadcast over the trailing axes of x (B, ...), in x's type."""
+    return scale_B.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
+
+
+def add_noise(x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor) -> Tensor:
+    """x_t = s·x_0 + n·ε, each row by its own time (DDPM eq. 4)."""
+    return _like(signal_B, x0_Bd) * x0_Bd + _like(noise_scale_B, x0_Bd) * noise_Bd
+
+
+def target(kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor) -> Tensor:
+    """What the network is to predict, from the true x_0 and ε (B, d).
+
+    eps is degenerate at zero SNR: there x_t *is* the target and copying it costs nothing, so nothing about x_0 is learned.
+    """
+    s, n = _like(signal_B, x0_Bd), _like(noise_scale_B, x0_Bd)
+    if kind == "eps":
+        return noise_Bd
+    if kind == "x0":
+        return x0_Bd
+    if kind == "v":
+        return s * noise_Bd - n * x0_Bd
+    if kind == "flow":
+        return noise_Bd - x0_Bd
+    raise ValueError(f"unknown parameterisation {kind!r}; one of {get_args(Parameterisation)}")
+
+
+def to_x0_and_eps(
+    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The pair (x_0, ε), each (B, d), that a prediction of any kind implies; s·x_0 + n·ε = x_t."""
+    p, x_t = prediction_Bd, x_t_Bd
+    s, n = _like(signal_B, x_t), _like(noise_scale_B, x_t)
+    if kind == "eps":
+        return (x_t - n * p) / s.clamp(min=FLOOR), p
+    if kind == "x0":
+        return p, (x_t - s * p) / n.clamp(min=FLOOR)
+    if kind == "v":
+        total = s.square() + n.square()
+        return (s * x_t - n * p) / total, (n * x_t + s * p) / total
+    if kind == "flow":
+        return (x_t - n * p) / (s + n), (x_t + s * p) / (s + n)
+    raise ValueError(f"unknown parameterisation {kind!r}; one of {get_args(Parameterisation)}")
+
+
+def convert(
+    prediction_Bd: Tensor,
+    kind: Parameterisation,
+    to: Parameterisation,
+    *,
+    x_t_Bd: Tensor,
+    signal_B: Tensor,
+    noise_scale_B: Tensor,
+) -> Tensor:
+    """The same prediction in another parameterisation (B, d)."""
+    if kind == to:
+        return prediction_Bd
+    x0, eps = to_x0_and_eps(prediction_Bd, kind, x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+    return target(to, x0, eps, signal_B=signal_B, noise_scale_B=noise_scale_B)
+
+
+def to_x0(
+    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
+) -> Tensor:
+    """x_0 (B, d) implied by a prediction of `kind`. From eps it is meaningless at zero SNR (finite, but noise / FLOOR)."""
+    return convert(prediction_Bd, kind, "x0", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+
+
+def to_eps(
+    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
+) -> Tensor:
+    """ε (B, d) implied by a prediction of `kind`."""
+    return convert(prediction_Bd, kind, "eps", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+
+
+def to_v(
+    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
+) -> Tensor:
+    """v = s·ε − n·x_0 (B, d) implied by a prediction of `kind`."""
+    return convert(prediction_Bd, kind, "v", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+
+
+def to_flow(
+    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
+) -> Tensor:
+    """u = ε − x_0 (B, d) implied by a prediction of `kind`."""
+    return convert(prediction_Bd, kind, "flow", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+
+
+def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameterisation, gamma: float = 5.0) -> Tensor:
+    """min-SNR-γ (arXiv:2303.09556, §3.4): min(SNR, γ) in x_0, carried over to the loss of the parameterisation; or 1.
+
+    x0: min(SNR,γ) · eps: min(SNR,γ)/SNR · v: min(SNR,γ)/(SNR+1) · flow: min(SNR,γ)/(1+√SNR)². Finite for SNR 0 and ∞; v's form
+    assumes a variance preserving schedule.
+    """
+    if kind == "uniform":
+        return torch.ones_like(snr_B)
+    if kind != "min_snr":
+        raise ValueError(f"unknown latent loss weight {kind!r}; one of {get_args(LossWeight)}")
+    capped_B = snr_B.clamp(max=gamma)
+    if parameterisation == "x0":
+        return capped_B
+    if parameterisation == "eps":
+        return (gamma / snr_B).clamp(max=1)
+    if parameterisation == "v":
+        return capped_B / (snr_B + 1)
+    if parameterisation == "flow":
+        return capped_B / (1 + snr_B.sqrt()).square()
+    raise ValueError(f"unknown parameterisation {parameterisation!r}; one of {get_args(Parameterisation)}")
+
+
+def ddim_sigma(alpha_bar_t: Tensor, alpha_bar_s: Tensor, *, eta: float) -> Tensor:
+    """σ = η√((1−ᾱ_s)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_s) (DDIM, arXiv:2010.02502, eq. 16); η = 1 is DDPM's posterior deviation. 0 where 1 − ᾱ_t is 0."""
+    lost_t = 1 - alpha_bar_t
+    ratio = torch.where(lost_t > 0, (1 - alpha_bar_s) / torch.where(lost_t > 0, lost_t, 1), 0)
+    return eta * torch.sqrt(ratio * (1 - alpha_bar_t / alpha_bar_s).clamp(min=0))

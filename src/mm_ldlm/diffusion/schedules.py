@@ -1,0 +1,166 @@
+"""Noise schedules as functions of each row's own time t ∈ [0, 1]: 0 is clean, 1 is all noise.
+
+α (text) is the expected share of tokens kept; ᾱ (latents) the share of signal variance kept. Everything here is
+elementwise in t: a row's noise never depends on its neighbours (pitfalls row 5). Tensors in, tensors of the same shape
+out, in float32 or the wider type given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.config import config
+
+MaskScheduleName = Literal["log_linear", "cosine", "geometric"]
+GaussianScheduleName = Literal["cosine", "linear", "sigmoid", "flow"]
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
+
+
+@config
+class MaskSchedule:
+    """α_t of masked diffusion (MDLM, arXiv:2406.07524, §3 and appendix).
+
+    log_linear: α = 1 − (1−ε)t.   cosine: α = ε + (1−ε)cos(πt/2).   geometric: σ = σ_min^(1−t) σ_max^t, α = exp(−σ).
+
+    `epsilon` is the share still kept at t = 1 (log_linear, cosine); `sigma_min` and `sigma_max` belong to geometric, whose α_0 is
+    exp(−σ_min), not 1: samplers end on α = 1 and not on alpha(0).
+    """
+
+    name: MaskScheduleName = "log_linear"
+    epsilon: float = 1e-3
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(MaskScheduleName):
+            raise ValueError(f"unknown mask schedule {self.name!r}; one of {get_args(MaskScheduleName)}")
+        if not 0 <= self.epsilon < 1:
+            raise ValueError(f"epsilon must lie in [0, 1), found {self.epsilon}")
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError(f"0 < sigma_min < sigma_max is required, found {self.sigma_min} and {self.sigma_max}")
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Expected share of tokens kept at t."""
+        t = _wide(t)
+        if self.name == "log_linear":
+            return 1 - (1 - self.epsilon) * t
+        if self.name == "cosine":
+            return self.epsilon + (1 - self.epsilon) * torch.cos(t * (math.pi / 2))
+        return torch.exp(-self._geometric_sigma(t))
+
+    def mask_probability(self, t: Tensor) -> Tensor:
+        """1 − α_t, without the cancellation near t = 0."""
+        t = _wide(t)
+        if self.name == "log_linear":
+            return (1 - self.epsilon) * t
+        if self.name == "cosine":
+            return (1 - self.epsilon) * 2 * torch.sin(t * (math.pi / 4)).square()
+        return -torch.expm1(-self._geometric_sigma(t))
+
+    def alpha_prime(self, t: Tensor) -> Tensor:
+        """dα/dt, negative."""
+        t = _wide(t)
+        if self.name == "log_linear":
+            return torch.full_like(t, -(1 - self.epsilon))
+        if self.name == "cosine":
+            return -(1 - self.epsilon) * (math.pi / 2) * torch.sin(t * (math.pi / 2))
+        sigma = self._geometric_sigma(t)
+        return -math.log(self.sigma_max / self.sigma_min) * sigma * torch.exp(-sigma)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """w(t) = −α'_t / (1 − α_t) > 0, the weight of a masked token's cross-entropy (MDLM eq. 10).
+
+        Exactly 1/t for log_linear. Infinite at t = 0 except for geometric; times are drawn from [t_min, 1].
+        """
+        t = _wide(t)
+        if self.name == "log_linear":
+            return 1 / t
+        if self.name == "cosine":
+            return (math.pi / 2) / torch.tan(t * (math.pi / 4))
+        sigma = self._geometric_sigma(t)
+        return math.log(self.sigma_max / self.sigma_min) * sigma / torch.expm1(sigma)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """σ(t) = −log α_t, the total noise."""
+        return self._geometric_sigma(_wide(t)) if self.name == "geometric" else -torch.log(self.alpha(t))
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The t at which alpha(t) is `alpha`."""
+        alpha = _wide(alpha)
+        if self.name == "log_linear":
+            return (1 - alpha) / (1 - self.epsilon)
+        if self.name == "cosine":
+            return torch.acos(((alpha - self.epsilon) / (1 - self.epsilon)).clamp(-1, 1)) * (2 / math.pi)
+        return torch.log(-torch.log(alpha) / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
+
+    def _geometric_sigma(self, t: Tensor) -> Tensor:
+        return torch.exp(math.log(self.sigma_min) + t * math.log(self.sigma_max / self.sigma_min))
+
+
+@config
+class GaussianSchedule:
+    """x_t = signal(t)·x_0 + noise(t)·ε.
+
+    cosine: signal = cos((t+s)/(1+s)·π/2), s = 0.008 (Nichol, Dhariwal).   linear: log ᾱ = −∫β, β from `beta_min` to `beta_max` a step
+    over 1000 steps (DDPM).   sigmoid: Jabri et al., arXiv:2212.11972.   flow: signal = 1 − t, noise = t (rectified flow; not variance
+    preserving). The first three are variance preserving: signal² + noise² = 1 for every t (pitfalls row 19).
+    """
+
+    name: GaussianScheduleName = "cosine"
+    offset: float = 0.008
+    beta_min: float = 1e-4
+    beta_max: float = 0.02
+    sigmoid_start: float = -3.0
+    sigmoid_end: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(GaussianScheduleName):
+            raise ValueError(f"unknown latent schedule {self.name!r}; one of {get_args(GaussianScheduleName)}")
+        if not 0 < self.beta_min < self.beta_max:
+            raise ValueError(f"0 < beta_min < beta_max is required, found {self.beta_min} and {self.beta_max}")
+        if not self.sigmoid_start < self.sigmoid_end:
+            raise ValueError("sigmoid_start must be below sigmoid_end")
+
+    @property
+    def variance_preserving(self) -> bool:
+        return self.name != "flow"
+
+    def signal(self, t: Tensor) -> Tensor:
+        """The factor of x_0, in [0, 1]."""
+        return self._pair(t)[0]
+
+    def noise(self, t: Tensor) -> Tensor:
+        """The factor of ε, in [0, 1]."""
+        return self._pair(t)[1]
+
+    def alpha_bar(self, t: Tensor) -> Tensor:
+        """signal². (For flow too, where 1 − ᾱ is not the noise variance.)"""
+        return self.signal(t).square()
+
+    def snr(self, t: Tensor) -> Tensor:
+        """signal² / noise²: 0 at pure noise, infinite where there is none."""
+        signal, noise = self._pair(t)
+        return (signal / noise).square()
+
+    def _pair(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        t = _wide(t)
+        if self.name == "cosine":
+            angle = (t + self.offset) * (math.pi / 2 / (1 + self.offset))
+            return torch.cos(angle).clamp(min=0), torch.sin(angle)
+        if self.name == "linear":
+            log_alpha_bar = -1000 * (self.beta_min * t + (self.beta_max - self.beta_min) * t.square() / 2)
+            return torch.exp(log_alpha_bar / 2), torch.sqrt(-torch.expm1(log_alpha_bar))
+        if self.name == "sigmoid":
+            low = 1 / (1 + math.exp(-self.sigmoid_start))
+            high = 1 / (1 + math.exp(-self.sigmoid_end))
+            at = torch.sigmoid(t * (self.sigmoid_end - self.sigmoid_start) + self.sigmoid_start)
+            lost = ((at - low) / (high - low)).clamp(0, 1)
+            return torch.sqrt(1 - lost), torch.sqrt(lost)
+        return 1 - t, t.clone()
