@@ -1,0 +1,182 @@
+"""The layers of MMDiT: one stream's weights, attention over all streams, a block of both.
+
+B batch, L positions of one stream, S positions of all streams, D width, H heads, E width of a head, C conditioning width.
+Norms, softmax and rotations are float32 under autocast; the residual stream stays float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mm_ldlm.models.freezing import tag
+from mm_ldlm.models.parameters import ModelConfig
+
+EPSILON = 1e-6
+
+
+def trunc_normal_(weight: Tensor, *, std: float, generator: torch.Generator) -> None:
+    """Normal of deviation `std`, cut at three deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std, generator=generator)
+
+
+class Linear(nn.Linear):
+    """A linear layer that knows how it starts: deviation gain/√fan_in (gain 0 is all zeros), bias 0."""
+
+    def __init__(self, inputs: int, outputs: int, *, gain: float = 1.0, bias: bool = True) -> None:
+        self.gain = gain
+        super().__init__(inputs, outputs, bias=bias)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        if self.gain:
+            trunc_normal_(self.weight, std=self.gain / math.sqrt(self.in_features), generator=generator)
+        else:
+            nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
+    """LayerNorm without affine, then x(1 + scale) + shift, float32."""
+    normed_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=EPSILON)
+    return torch.addcmul(shift_BD.float().unsqueeze(1), normed_BLD, 1 + scale_BD.float().unsqueeze(1))
+
+
+def rope_table(length: int, head_width: int, theta: float) -> Tensor:
+    """(length, 2, E/2) float32: cos and sin of position · theta^(−2i/E) (RoFormer, arXiv:2104.09864), computed in float64."""
+    frequency = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return torch.stack([angle.cos(), angle.sin()], dim=1).float()
+
+
+def rotate(x: Tensor, rope_L2e: Tensor) -> Tensor:
+    """Rotate x (B, L, G, H, E) by its position, halves against halves."""
+    cos, sin = rope_L2e[:, None, None, 0], rope_L2e[:, None, None, 1]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class QKNorm(nn.Module):
+    """RMSNorm over each head's E coordinates with a learned scale per head and coordinate, for Q and K at once, in float32."""
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(2, heads, head_width))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, qk_BL2HE: Tensor) -> Tensor:
+        return F.rms_norm(qk_BL2HE.float(), qk_BL2HE.shape[-1:], eps=EPSILON) * self.scale
+
+
+class Attention(nn.Module):
+    """softmax(QKᵀ/√E)V over all streams. A module without weights, so that hooks can look at Q and K."""
+
+    def __init__(self, *, fused: bool, softcap: float | None, dropout: float) -> None:
+        super().__init__()
+        self.fused = fused
+        self.softcap = softcap
+        self.dropout = dropout
+
+    def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
+        """(B, H, S, E). `key_mask` (B, 1, 1, S) bool is true at keys that may be read; at least one in each row."""
+        dropout = self.dropout if self.training else 0.0
+        if self.fused and self.softcap is None:
+            return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask, dropout_p=dropout)
+        logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if key_mask is not None:
+            logits = logits.masked_fill(~key_mask, -torch.inf)
+        weights = F.dropout(logits.softmax(dim=-1), dropout)
+        return weights.to(v_BHSE.dtype) @ v_BHSE
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.width, config.mlp_width)
+        self.down = Linear(config.mlp_width, config.width)
+        self.dropout = config.dropout
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return F.dropout(self.down(F.gelu(self.up(x_BLD), approximate="tanh")), self.dropout, self.training)
+
+
+class Stream(nn.Module):
+    """One stream's weights in one block: modulation, QKV, output projection, MLP (SD3, arXiv:2403.03206, figure 2b)."""
+
+    def __init__(self, config: ModelConfig, *, tail_part: str | None = None) -> None:
+        """`tail_part` tags what follows attention: in the last block it serves this stream's own head alone."""
+        super().__init__()
+        self.heads, self.head_width = config.heads, config.head_width
+        self.dropout = config.dropout
+        self.modulation = Linear(config.condition_width, 6 * config.width, gain=0.0)
+        self.qkv = Linear(config.width, 3 * config.width)
+        self.qk_norm = QKNorm(config.heads, config.head_width) if config.qk_norm else None
+        self.out = Linear(config.width, config.width)
+        self.mlp = Mlp(config)
+        if tail_part is not None:
+            tag(self.out, tail_part)
+            tag(self.mlp, tail_part)
+
+    def modulations(self, silu_c_BC: Tensor) -> tuple[Tensor, ...]:
+        """Shift, scale, gate of attention, then of the MLP, each (B, D); all 0 at the start (adaLN-Zero)."""
+        return self.modulation(silu_c_BC).chunk(6, dim=-1)
+
+    def project(self, x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor, rope_L2e: Tensor | None) -> Tensor:
+        """Q, K and V, (B, L, 3, H, E)."""
+        B, L, _ = x_BLD.shape
+        qkv = self.qkv(modulate(x_BLD, shift_BD, scale_BD)).view(B, L, 3, self.heads, self.head_width)
+        if self.qk_norm is None and rope_L2e is None:
+            return qkv
+        qk, v = qkv[:, :, :2], qkv[:, :, 2:]
+        qk = qk.float() if self.qk_norm is None else self.qk_norm(qk)
+        if rope_L2e is not None:
+            qk = rotate(qk, rope_L2e)
+        return torch.cat([qk.to(v.dtype), v], dim=2)
+
+    def finish(self, x_BLD: Tensor, attended_BLD: Tensor, modulations: tuple[Tensor, ...]) -> Tensor:
+        """Both residuals: gate · out(attention), then gate · MLP."""
+        gate_BD, shift_BD, scale_BD, mlp_gate_BD = modulations[2:]
+        attended_BLD = F.dropout(self.out(attended_BLD), self.dropout, self.training)
+        x_BLD = torch.addcmul(x_BLD, gate_BD.unsqueeze(1).to(x_BLD.dtype), attended_BLD.to(x_BLD.dtype))
+        hidden_BLD = self.mlp(modulate(x_BLD, shift_BD, scale_BD))
+        return torch.addcmul(x_BLD, mlp_gate_BD.unsqueeze(1).to(x_BLD.dtype), hidden_BLD.to(x_BLD.dtype))
+
+
+class Block(nn.Module):
+    """Streams with their own weights and one attention over them all: two streams (text, latent), or one with both in it."""
+
+    def __init__(self, config: ModelConfig, *, tail_parts: tuple[str | None, ...], fused: bool) -> None:
+        super().__init__()
+        self.streams = nn.ModuleList(Stream(config, tail_part=part) for part in tail_parts)
+        # Dropout acts on the branches; on the attention weights it would need a random state per head and position.
+        self.attention = Attention(fused=fused, softcap=config.logit_softcap, dropout=0.0)
+
+    def forward(
+        self,
+        xs: tuple[Tensor, ...],
+        silu_c_BC: Tensor,
+        ropes: tuple[Tensor | None, ...],
+        key_mask: Tensor | None,
+        wanted: tuple[bool, ...],
+    ) -> tuple[Tensor, ...]:
+        """Each x (B, L_i, D) → the same. A stream that is not wanted gives keys and values and comes back as it was."""
+        modulations = [stream.modulations(silu_c_BC) for stream in self.streams]  # type: ignore[operator]
+        qkv = [
+            stream.project(x, mods[0], mods[1], rope)  # type: ignore[operator]
+            for stream, x, mods, rope in zip(self.streams, xs, modulations, ropes, strict=True)
+        ]
+        joint_BS3HE = qkv[0] if len(qkv) == 1 else torch.cat(qkv, dim=1)
+        q, k, v = joint_BS3HE.permute(2, 0, 3, 1, 4).unbind(0)
+        attended_BSD = self.attention(q, k, v, key_mask).transpose(1, 2).flatten(2)
+        parts = attended_BSD.split([x.shape[1] for x in xs], dim=1)
+        return tuple(
+            stream.finish(x, part, mods) if want else x  # type: ignore[operator]
+            for stream, x, part, mods, want in zip(self.streams, xs, parts, modulations, wanted, strict=True)
+        )

@@ -1,0 +1,257 @@
+"""MMDiT: text and latent in two streams with their own weights, joint attention, two clocks (SD3, arXiv:2403.03206).
+
+B batch, L text length, V vocabulary, D width, d latent width, K latent tokens, N longest length.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mm_ldlm.models.conditioning import Conditioning
+from mm_ldlm.models.freezing import tag
+from mm_ldlm.models.layers import Block, Linear, modulate, rope_table, trunc_normal_
+from mm_ldlm.models.parameters import ModelConfig
+
+Head = Literal["text", "latent", "length"]
+HEADS: tuple[Head, ...] = ("text", "latent", "length")
+
+
+class Output(NamedTuple):
+    """What the network predicts; None for a head that was not asked for."""
+
+    logits_BLV: Tensor | None
+    """Unnormalised; (n, V) when `logits_at` chose n positions. SUBS is the objective's and the sampler's affair."""
+    latent_Bd: Tensor | None
+    """In the objective's parameterisation."""
+    length_logits_BN: Tensor | None
+    """Column i is length i + 1."""
+
+
+class Modulated(nn.Module):
+    """The last adaLN of a stream (shift and scale from c, 0 at the start), then a linear head that starts at 0."""
+
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.modulation = Linear(config.condition_width, 2 * config.width, gain=0.0)
+        self.linear = None if tied else Linear(inputs, outputs, gain=0.0)
+        self.bias = nn.Parameter(torch.empty(outputs)) if tied else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def norm(self, x_BLD: Tensor, silu_c_BC: Tensor) -> Tensor:
+        shift_BD, scale_BD = self.modulation(silu_c_BC).chunk(2, dim=-1)
+        return modulate(x_BLD, shift_BD, scale_BD)
+
+
+class LatentEncoder(nn.Module):
+    """One latent vector (and, with self-conditioning, the last x_0 estimate) to K tokens with learned positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tokens, self.self_condition = config.latent_tokens, config.self_condition
+        inputs = config.latent_dim * (2 if config.self_condition else 1)
+        self.linear = Linear(inputs, config.latent_tokens * config.width)
+        self.position_KD = nn.Parameter(torch.empty(config.latent_tokens, config.width))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        trunc_normal_(self.position_KD, std=0.02, generator=generator)
+
+    def forward(self, latents_Bd: Tensor, self_condition_Bd: Tensor | None) -> Tensor:
+        if self.self_condition:
+            previous_Bd = torch.zeros_like(latents_Bd) if self_condition_Bd is None else self_condition_Bd
+            latents_Bd = torch.cat([latents_Bd, previous_Bd.to(latents_Bd.dtype)], dim=-1)
+        return self.linear(latents_Bd).float().view(-1, self.tokens, self.position_KD.shape[1]) + self.position_KD
+
+
+class LengthHead(nn.Module):
+    """MLP on the latent → logits over the lengths 1..N; all equal at the start."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = Linear(config.latent_dim, config.width)
+        self.outer = Linear(config.width, config.max_length, gain=0.0)
+
+    def forward(self, latents_Bd: Tensor) -> Tensor:
+        return self.outer(F.gelu(self.inner(latents_Bd), approximate="tanh")).float()
+
+
+class MMDiT(nn.Module):
+    """See `forward`. Made by `models.build.build_model`, which also gives it its initial values."""
+
+    rope_L2e: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        pad_id: int,
+        mask_id: int,
+        attention: Literal["fused", "unfused"] = "fused",
+    ) -> None:
+        super().__init__()
+        if min(pad_id, mask_id) < 0 or pad_id == mask_id:
+            raise ValueError(f"pad_id and mask_id must be two ids ≥ 0, found {pad_id} and {mask_id}.")
+        self.config = config
+        self.vocab_size, self.pad_id, self.mask_id = vocab_size, pad_id, mask_id
+        rows = max(vocab_size, pad_id + 1, mask_id + 1)
+        D, K = config.width, config.latent_tokens
+
+        self.text_embedding = tag(nn.Embedding(rows, D), "text_embedding")
+        self.null_text = tag(_Vector(D), "null_text")
+        self.latent_encoder = tag(LatentEncoder(config), "latent_encoder")
+        self.null_latent = tag(_Vector(config.latent_dim), "null_latent")
+        self.conditioning = tag(Conditioning(config), "conditioning")
+        two_stream, fused = config.two_stream_blocks, attention == "fused"
+        blocks = []
+        for index in range(config.depth):
+            last = index == config.depth - 1
+            if index < two_stream:
+                tails: tuple[str | None, ...] = ("text_head", "latent_head") if last else (None, None)
+            else:
+                tails = (None,)
+            blocks.append(Block(config, tail_parts=tails, fused=fused))
+        self.blocks = tag(nn.ModuleList(blocks), "backbone")
+        self.text_head = tag(Modulated(config, D, vocab_size, tied=config.tied_embeddings), "text_head")
+        self.latent_head = tag(Modulated(config, K * D, config.latent_dim), "latent_head")
+        self.length_head = tag(LengthHead(config), "length_head")
+        self.register_buffer("rope_L2e", torch.empty(config.max_length, 2, config.head_width // 2), persistent=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        trunc_normal_(self.text_embedding.weight, std=0.02, generator=generator)
+        config = self.config
+        self.rope_L2e.copy_(rope_table(config.max_length, config.head_width, config.rope_theta))
+
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        *,
+        valid_BL: Tensor | None,
+        t_text_B: Tensor,
+        latents_Bd: Tensor,
+        t_latent_B: Tensor,
+        null_latent_B: Tensor | None = None,
+        null_text_B: Tensor | None = None,
+        null_length_B: Tensor | None = None,
+        self_condition_Bd: Tensor | None = None,
+        logits_at: Tensor | None = None,
+        heads: tuple[Head, ...] = HEADS,
+    ) -> Output:
+        """Predict tokens, latent and length from both modalities at their own times (0 = given, 1 = all noise).
+
+        Args:
+            tokens_BL: ids, [MASK] where masked, pads where not valid.
+            valid_BL: true at real tokens; None says that there is no padding (no mask is made).
+            latents_Bd: standardised latents, noised to `t_latent_B`.
+            null_latent_B: true where the latent is replaced by the learned null latent.
+            null_text_B: true where the text is replaced by one learned null token; its length does not show either.
+            null_length_B: as `null_latent_B`, for the length head alone; the same as `null_latent_B` when absent.
+            self_condition_Bd: the previous x_0 estimate, if the model was configured to read it; zeros when absent.
+            logits_at: (B, L) bool; the vocabulary head is computed at these n positions alone and gives (n, V), in
+                row-major order.
+            heads: what to compute; the rest is None and takes no part in the graph.
+        """
+        if tokens_BL.shape[1] > self.config.max_length:
+            raise ValueError(f"text of {tokens_BL.shape[1]} tokens, but model.max_length is {self.config.max_length}.")
+        latents_Bd = latents_Bd.float()
+        given_Bd = self._with_null(latents_Bd, null_latent_B)
+        text_BLD = self.text_embedding(tokens_BL)
+        if null_text_B is not None:
+            text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
+
+        length_logits_BN = None
+        if "length" in heads:
+            for_length_Bd = given_Bd if null_length_B is None else self._with_null(latents_Bd, null_length_B)
+            length_logits_BN = self.length_head(for_length_Bd)
+        want_text, want_latent = "text" in heads, "latent" in heads
+        if not (want_text or want_latent):
+            return Output(None, None, length_logits_BN)
+
+        silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
+        latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
+        text_BLD, latent_BKD = self._trunk(
+            text_BLD, latent_BKD, silu_c_BC, self._key_mask(valid_BL), (want_text, want_latent)
+        )
+        logits = self._vocabulary(text_BLD, silu_c_BC, logits_at) if want_text else None
+        latent = None
+        if want_latent:
+            assert self.latent_head.linear is not None
+            latent = self.latent_head.linear(self.latent_head.norm(latent_BKD, silu_c_BC).flatten(1)).float()
+        return Output(logits, latent, length_logits_BN)
+
+    # -- the parts of forward -----------------------------------------------------------------------------------------
+
+    def _with_null(self, latents_Bd: Tensor, null_B: Tensor | None) -> Tensor:
+        return latents_Bd if null_B is None else torch.where(null_B[:, None], self.null_latent.value, latents_Bd)
+
+    def _without_text(self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor) -> tuple[Tensor, Tensor]:
+        """A dropped text is one null token at position 0 and padding after it."""
+        text_BLD = torch.where(null_B[:, None, None], self.null_text.value, text_BLD)
+        shape, device = text_BLD.shape[:2], text_BLD.device
+        valid_BL = torch.ones(shape, dtype=torch.bool, device=device) if valid_BL is None else valid_BL
+        first_L = torch.arange(shape[1], device=device) == 0
+        return text_BLD, torch.where(null_B[:, None], first_L, valid_BL)
+
+    def _key_mask(self, valid_BL: Tensor | None) -> Tensor | None:
+        """(B, 1, 1, L+K): pads are not read; latent tokens always are, so that no row is without a key."""
+        if valid_BL is None:
+            return None
+        # On the CPU looking costs nothing; on a GPU it would wait for the device, in a compiled graph it would break it.
+        if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
+            return None
+        return F.pad(valid_BL, (0, self.config.latent_tokens), value=True)[:, None, None, :]
+
+    def _trunk(
+        self,
+        text_BLD: Tensor,
+        latent_BKD: Tensor,
+        silu_c_BC: Tensor,
+        key_mask: Tensor | None,
+        wanted: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor]:
+        config, L, K = self.config, text_BLD.shape[1], latent_BKD.shape[1]
+        rope_L2e = self.rope_L2e[:L]
+        xs: tuple[Tensor, ...] = (text_BLD, latent_BKD)
+        ropes: tuple[Tensor | None, ...] = (rope_L2e, None)
+        for index, block in enumerate(self.blocks):
+            if index == config.two_stream_blocks:
+                xs = (torch.cat(xs, dim=1),)
+                at_zero = torch.zeros_like(rope_L2e[:1]).index_fill(1, rope_L2e.new_zeros(1, dtype=torch.long), 1.0)
+                ropes = (torch.cat([rope_L2e, at_zero.expand(K, -1, -1)]),)
+            last = index == config.depth - 1
+            keep = wanted if last and len(xs) == 2 else (True,) * len(xs)
+            if config.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                xs = checkpoint(
+                    block, xs, silu_c_BC, ropes, key_mask, keep,
+                    use_reentrant=False, preserve_rng_state=config.dropout > 0,
+                )  # fmt: skip
+            else:
+                xs = block(xs, silu_c_BC, ropes, key_mask, keep)
+        return (xs[0], xs[1]) if len(xs) == 2 else (xs[0][:, :L], xs[0][:, L:])
+
+    def _vocabulary(self, text_BLD: Tensor, silu_c_BC: Tensor, logits_at: Tensor | None) -> Tensor:
+        head = self.text_head
+        x = head.norm(text_BLD, silu_c_BC)
+        if logits_at is not None:
+            x = x[logits_at]
+        if head.linear is not None:
+            return head.linear(x)
+        return F.linear(x, self.text_embedding.weight[: self.vocab_size], head.bias)
+
+
+class _Vector(nn.Module):
+    """One learned vector: what stands in for a condition that was dropped."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.empty(width))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        trunc_normal_(self.value, std=0.02, generator=generator)

@@ -1,0 +1,60 @@
+"""The shape of the network, as parameters."""
+
+from __future__ import annotations
+
+from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, Share, config
+
+
+@config
+class ModelConfig:
+    """MMDiT's shape. Vocabulary and special ids are not here: they come from the tokenizer when the model is built."""
+
+    latent_dim: PositiveInt
+    """Width of one sentence embedding."""
+    width: PositiveInt = 256
+    depth: PositiveInt = 6
+    heads: PositiveInt = 4
+    latent_tokens: PositiveInt = 4
+    """Tokens that one latent vector becomes in the latent stream."""
+    max_length: PositiveInt = 64
+    """Longest text, in tokens; the length head predicts 1..max_length."""
+    mlp_ratio: PositiveFloat = 4.0
+    conditioning_width: PositiveInt | None = None
+    """Width of the time and latent conditioning c that modulates every block; `width` when absent."""
+    dropout: Share = 0.0
+    rope_theta: PositiveFloat = 10_000.0
+    qk_norm: bool = True
+    logit_softcap: PositiveFloat | None = None
+    """Attention logits become cap·tanh(logit / cap). Leaves the fused attention."""
+    tied_embeddings: bool = False
+    cross_modal_blocks: NonNegativeInt | None = None
+    """Two-stream blocks at the bottom; the rest of `depth` are single-stream. All are two-stream when absent."""
+    condition_on_latent: bool = True
+    """Add an MLP of the latent to c."""
+    self_condition: bool = False
+    """Read the previous x_0 estimate beside the noisy latent."""
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width must divide by heads, found width {self.width} and {self.heads} heads")
+        if (self.width // self.heads) % 2:
+            raise ValueError(f"the width of a head must be even for RoPE, found {self.width // self.heads}")
+        if self.cross_modal_blocks is not None and not 1 <= self.cross_modal_blocks <= self.depth:
+            raise ValueError(f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}")
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        return int(round(self.width * self.mlp_ratio))
+
+    @property
+    def condition_width(self) -> int:
+        return self.conditioning_width or self.width
+
+    @property
+    def two_stream_blocks(self) -> int:
+        return self.depth if self.cross_modal_blocks is None else self.cross_modal_blocks
