@@ -1,0 +1,65 @@
+"""Denoisers with a law that is known in closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.sampling.walk import TextDenoiser
+
+MASK, PAD, WORDS = 8, 9, 8  # ids 0..7 are words; the head is wider than the vocabulary, as real heads are
+HEAD = 12
+
+
+@pytest.fixture
+def rows():
+    return lambda count, seed=0: RowGenerator(seed, torch.arange(count))
+
+
+@pytest.fixture
+def constant_denoiser():
+    """The same law at every position and time; [MASK], [PAD] and ids beyond the vocabulary look most probable of all."""
+
+    def make(probabilities):
+        logits_V = torch.full((HEAD,), 50.0)
+        logits_V[: len(probabilities)] = torch.tensor(probabilities, dtype=torch.float64).log().float()
+        return TextDenoiser.dense(
+            lambda tokens_AL, t_A: logits_V.expand(*tokens_AL.shape, HEAD),
+            mask_id=MASK,
+            pad_id=PAD,
+            vocab_size=len(probabilities),
+        )
+
+    return make
+
+
+@pytest.fixture
+def context_denoiser():
+    """Its law depends on the position, on the tokens revealed in the row, and on nothing outside the row."""
+
+    def make(timed=False, sharpness=1.0):
+        table = torch.randn(64, HEAD, generator=torch.Generator().manual_seed(3)) * sharpness
+
+        def logits(tokens_AL, t_A):
+            seen_A = torch.where(tokens_AL < WORDS, tokens_AL + 1, 0).sum(dim=1)
+            index_AL = (torch.arange(tokens_AL.shape[1]) * 7 + seen_A[:, None] * 3) % 64
+            out = table[index_AL]
+            return out * (1 + t_A[:, None, None]) if timed else out
+
+        return TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=WORDS)
+
+    return make
+
+
+@pytest.fixture
+def canvas():
+    """(B, L) of masks, padded to the longest of `lengths`."""
+
+    def make(*lengths):
+        out = torch.full((len(lengths), max(lengths)), PAD)
+        for row, length in enumerate(lengths):
+            out[row, :length] = MASK
+        return out
+
+    return make
