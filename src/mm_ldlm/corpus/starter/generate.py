@@ -13,7 +13,7 @@ from .shapes import SHAPES
 
 SPLITS = ("train", "validation", "test")
 _HELD_OUT_SHARE = {"validation": 0.06, "test": 0.08}  # of the combinations
-_ATTEMPTS_PER_SENTENCE = 60
+_ATTEMPTS_PER_SENTENCE = 300
 
 
 @dataclass(frozen=True)
