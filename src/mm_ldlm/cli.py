@@ -38,7 +38,7 @@ def run(**options: Any) -> Any:
 
 
 def purposeful(error: BaseException) -> MMLDLMError | None:
-    """The error that was raised on purpose at or below `error`, which Kedro may have wrapped; None when it is a defect."""
+    """The error raised on purpose at or below `error`, which Kedro may have wrapped; None when it is a defect."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, MMLDLMError):

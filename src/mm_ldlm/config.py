@@ -1,9 +1,9 @@
 """Typed parameters: one decorator, one parser, and the number types that parameters are made of.
 
-Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`; the pipelines
-parse the catalog's dictionaries into those types before the first node runs. Where pydantic is missing (a bare GPU host
-that only reads specs which were validated when they were written) the same types are built without range checks;
-unknown and missing keys are still refused.
+Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`; the
+pipelines parse the catalog's dictionaries into those types before the first node runs. Where pydantic is missing (a
+bare GPU host that only reads specs which were validated when they were written) the same types are built without range
+checks; unknown and missing keys are still refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def config(cls: type[T]) -> type[T]:
 def parse(cls: type[T], value: Any, *, at: str) -> T:
     """Build `cls` from a mapping.
 
-    `at` is the parameter's full path ("training", "ingestion.sources"), which every message repeats in front of the key.
+    `at` is the parameter's full path ("training", "ingestion.sources"), which every message repeats in front of the
+    key.
 
     Raises:
         ConfigurationError: naming each unknown, missing or invalid key by its full path, with the value found.

@@ -1,7 +1,7 @@
 """Every error that this project raises on purpose.
 
-Each message says what was expected, what was found (with numbers) and what to do. Catch `MMLDLMError` to catch them all;
-anything else that escapes is a defect of ours.
+Each message says what was expected, what was found (with numbers) and what to do. Catch `MMLDLMError` to catch them
+all; anything else that escapes is a defect of ours.
 """
 
 from __future__ import annotations

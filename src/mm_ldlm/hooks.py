@@ -27,6 +27,7 @@ TRACKING = "tracking_reference"
 TIMINGS = "timings"
 METRICS = "metrics"
 REPORT = "report"
+_PIPELINES = {*MAIN, "sanity"}
 
 
 class ProjectHooks:
@@ -37,10 +38,11 @@ class ProjectHooks:
         self._catalog: CatalogProtocol | None = None
         self._run: tuple[str, str] | None = None  # tracking URI and run id, while a run is open
         self._seconds: dict[str, float] = {}
+        self._counted: set[str] = set()  # pipelines that ran a node in this run
         self._clock: dict[str, tuple[float, float]] = {}  # node: when it started, its pipeline's seconds before
         atexit.register(self._close_killed)
 
-    # -- before ---------------------------------------------------------------------------------------------------------
+    # -- before ------------------------------------------------------------------------------------
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -52,7 +54,8 @@ class ProjectHooks:
             near = difflib.get_close_matches(context.env, environments, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigurationError(
-                f"environment '{context.env}' is not known.{hint} Environments in {source}: base, {', '.join(environments)}."
+                f"environment '{context.env}' is not known.{hint} "
+                f"Environments in {source}: base, {', '.join(environments)}."
             )
 
     @hook_impl
@@ -62,7 +65,7 @@ class ProjectHooks:
 
         parameters = catalog.load("parameters")
         typed = check_parameters(parameters)
-        self._catalog, self._run, self._clock = catalog, None, {}
+        self._catalog, self._run, self._clock, self._counted = catalog, None, {}, set()
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         if typed["tracking"].enabled:
             self._run = self._open_run(typed["tracking"], parameters, run_params)
@@ -81,12 +84,17 @@ class ProjectHooks:
             experiment=tracking.experiment,
             name=tracking.run_name or f"{names}@{environment}",
             parameters=flatten(parameters),
-            tags={"pipelines": names, "environment": environment, "kedro_run": run_params["run_id"], **_commit(self._project)},
+            tags={
+                "pipelines": names,
+                "environment": environment,
+                "kedro_run": run_params["run_id"],
+                **_commit(self._project),
+            },
         )
         log.info("MLflow run %s in experiment '%s' at %s", run_id, tracking.experiment, uri)
         return uri, run_id
 
-    # -- seconds per pipeline -------------------------------------------------------------------------------------------
+    # -- seconds per pipeline ------------------------------------------------------------------------------------
 
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
@@ -117,21 +125,20 @@ class ProjectHooks:
             log_text(uri, run_id, data, file="report.html")
 
     def _count(self, node: Node) -> None:
-        """Set the pipeline's seconds to those before this node plus those since it started loading its inputs."""
+        """A pipeline's seconds are those since its node began loading its inputs, plus those of its nodes before."""
         now = time.perf_counter()
-        for name in sorted(node.tags & {*MAIN, "sanity"}):
-            if node.name not in self._clock:
-                # A pipeline's first node in this run starts its count anew; the others add to it.
-                fresh = not any(key.startswith(f"{name}/") for key in self._clock)
-                self._clock[f"{name}/{node.name}"] = self._clock[node.name] = (now, 0.0 if fresh else self._seconds[name])
-            started, before = self._clock[node.name]
+        for name in node.tags & _PIPELINES:
+            if name not in self._counted:  # what an earlier run left is replaced, not added to
+                self._counted.add(name)
+                self._seconds[name] = 0.0
+            started, before = self._clock.setdefault(node.name, (now, self._seconds[name]))
             self._seconds[name] = before + now - started
 
     def _save_timings(self) -> None:
         if self._catalog is not None:
             self._catalog.save(TIMINGS, {name: round(value, 3) for name, value in self._seconds.items()})
 
-    # -- after ----------------------------------------------------------------------------------------------------------
+    # -- after ------------------------------------------------------------------------------------
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -161,7 +168,10 @@ def _commit(project: Path) -> dict[str, str]:
     """The commit that runs, and whether the tree differs from it; nothing outside a git checkout."""
     try:
         head = _git(project, "rev-parse", "HEAD")
-        return {"mlflow.source.git.commit": head, "git.dirty": str(bool(_git(project, "status", "--porcelain"))).lower()}
+        return {
+            "mlflow.source.git.commit": head,
+            "git.dirty": str(bool(_git(project, "status", "--porcelain"))).lower(),
+        }
     except (OSError, subprocess.CalledProcessError):
         return {}
 

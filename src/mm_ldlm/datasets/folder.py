@@ -14,9 +14,9 @@ from mm_ldlm.store.atomic import new_directory
 class FolderDataset(AbstractDataset[Any, Any]):
     """Saves by the object's own `save(directory)`, loads by its class's `load(directory)`.
 
-    The folder is written beside its final place and renamed, so it is never half there. The class is named in the catalog
-    (`holds: package.module:Class`): what a folder holds is never read from the folder itself. It exists once its `marker`
-    file does.
+    The folder is written beside its final place and renamed, so it is never half there. The class is named in the
+    catalog (`holds: package.module:Class`): what a folder holds is never read from the folder itself. It exists once
+    its `marker` file does.
     """
 
     def __init__(self, *, filepath: str, holds: str, marker: str, metadata: dict[str, Any] | None = None) -> None:
@@ -39,7 +39,9 @@ class FolderDataset(AbstractDataset[Any, Any]):
     def _class(self) -> Any:
         module, _, name = self._holds.partition(":")
         if not module.startswith("mm_ldlm.") or not name:
-            raise DatasetError(f"'holds: {self._holds}' must name a class of this project as mm_ldlm.room.module:Class.")
+            raise DatasetError(
+                f"'holds: {self._holds}' must name a class of this project as mm_ldlm.room.module:Class."
+            )
         return getattr(importlib.import_module(module), name)
 
     def _exists(self) -> bool:

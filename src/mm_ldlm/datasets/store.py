@@ -19,8 +19,8 @@ _PREVIEW_NUMBERS = 8
 class StoreDataset(AbstractDataset[Manifest, ShardStore]):
     """A directory of Arrow shards which exists once its `manifest.json` does.
 
-    Saving takes the `Manifest` that a node returned and writes it last (harmless when the room has written the same one);
-    loading opens the reader: shards stay on disk, memory-mapped.
+    Saving takes the `Manifest` that a node returned and writes it last (harmless when the room has written the same
+    one); loading opens the reader: shards stay on disk, memory-mapped.
     """
 
     def __init__(self, *, filepath: str, kind: str, metadata: dict[str, Any] | None = None) -> None:

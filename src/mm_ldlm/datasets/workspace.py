@@ -11,8 +11,8 @@ from kedro.io import AbstractDataset, DatasetError
 class WorkspaceDataset(AbstractDataset[NoReturn, Path]):
     """Loads as the `Path` of a directory, made when it is missing. Nothing is ever saved to it by the catalog.
 
-    A node that works for hours takes it as an input, fills it resumably, and returns a manifest whose own catalog entry (a
-    `StoreDataset` on the same path) commits the result. The workspace itself always exists.
+    A node that works for hours takes it as an input, fills it resumably, and returns a manifest whose own catalog entry
+    (a `StoreDataset` on the same path) commits the result. The workspace itself always exists.
     """
 
     def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:

@@ -1,6 +1,7 @@
 """The only file that speaks to MLflow. Always through a client with an explicit URI and run id: no global state.
 
-(MLflow's fluent interface closes an interrupted run as FINISHED when the process exits; the client leaves the status to us.)
+(MLflow's fluent interface closes an interrupted run as FINISHED when the process exits; the client leaves the status to
+us.)
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ def client(uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri=uri)
 
 
-def open_run(
-    uri: str, *, experiment: str, name: str, parameters: Mapping[str, Any], tags: Mapping[str, str]
-) -> str:
+def open_run(uri: str, *, experiment: str, name: str, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> str:
     """Start a run with its flat parameters and tags; return its id.
 
     Raises:
@@ -54,12 +53,14 @@ def open_run(
         connected = client(uri)
         found = connected.get_experiment_by_name(experiment)
         place = _artifacts(uri)
-        experiment_id = found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
+        experiment_id = (
+            found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
+        )
         run_id: str = connected.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id
     except (MlflowException, OSError) as error:
         raise ConfigurationError(
-            f"parameter 'tracking.uri': MLflow cannot open {uri} ({error}). Start the server, correct the address, or set "
-            "tracking.enabled to false."
+            f"parameter 'tracking.uri': MLflow cannot open {uri} ({error}). Start the server, correct the "
+            "address, or set tracking.enabled to false."
         ) from None
     params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in parameters.items()]
     for start in range(0, len(params), _BATCH):
@@ -68,7 +69,7 @@ def open_run(
 
 
 def log_metrics(uri: str, run_id: str, values: Mapping[str, Any], *, step: int = 0) -> None:
-    """Record the finite numbers among `values`; texts and missing numbers are left out, MLflow has no place for them."""
+    """Record the finite numbers among `values`; texts and missing numbers have no place in MLflow."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)

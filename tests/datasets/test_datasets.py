@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from kedro.io import DatasetError
+
+from mm_ldlm.datasets import FolderDataset, StoreDataset, WorkspaceDataset
+from mm_ldlm.store import Manifest, StoreWriter
+from mm_ldlm.store.manifest import NAME
+
+SCHEMA = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
+
+
+def write(directory: Path, *, rows: int = 5) -> Manifest:
+    writer = StoreWriter(directory, kind="tokens", schema=SCHEMA, shard_rows=2)
+    ids = [list(range(i * 3)) for i in range(rows)]
+    writer.append({"id": [str(i) for i in range(rows)], "input_ids": ids, "length": [len(i) for i in ids]})
+    return writer.finish(fingerprints={"records": "abc"})
+
+
+def test_workspace_is_made_on_load_and_never_saved_to(tmp_path: Path) -> None:
+    dataset = WorkspaceDataset(filepath=str(tmp_path / "a" / "b"))
+    assert dataset.load() == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+    with pytest.raises(DatasetError, match="workspace"):
+        dataset.save("anything")
+
+
+def test_store_exists_only_with_its_manifest(tmp_path: Path) -> None:
+    dataset = StoreDataset(filepath=str(tmp_path), kind="tokens")
+    manifest = write(tmp_path)
+    (tmp_path / NAME).unlink()
+    assert not dataset.exists()
+    dataset.save(manifest)
+    assert dataset.exists()
+    assert len(dataset.load()) == 5
+    assert dataset.load().manifest == manifest
+
+
+def test_saving_the_same_manifest_again_touches_nothing(tmp_path: Path) -> None:
+    manifest = write(tmp_path)
+    before = (tmp_path / NAME).stat().st_mtime_ns
+    StoreDataset(filepath=str(tmp_path), kind="tokens").save(manifest)
+    assert (tmp_path / NAME).stat().st_mtime_ns == before
+
+
+def test_store_refuses_another_kind_and_missing_shards(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "there")
+    with pytest.raises(DatasetError, match="'records'"):
+        StoreDataset(filepath=str(tmp_path / "there"), kind="records").save(manifest)
+    with pytest.raises(DatasetError, match="3 of them are not in"):
+        StoreDataset(filepath=str(tmp_path / "elsewhere"), kind="tokens").save(manifest)
+    with pytest.raises(DatasetError, match="Manifest"):
+        StoreDataset(filepath=str(tmp_path / "there"), kind="tokens").save({"rows": 5})
+
+
+def test_store_previews_its_first_rows(tmp_path: Path) -> None:
+    write(tmp_path)
+    dataset = StoreDataset(filepath=str(tmp_path), kind="tokens")
+    preview = dataset.preview(nrows=4)
+    assert preview["columns"] == ["id", "input_ids", "length"]
+    assert preview["data"][3] == ["3", "[0, 1, 2, 3, 4, 5, 6, 7, …] (9)", 9]
+    # kedro-viz asks for the object, not for its name in quotes
+    assert typing.get_type_hints(StoreDataset.preview)["return"] is StoreDataset.preview.__annotations__["return"]
+
+
+def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path) -> None:
+    # A manifest is an object of this project that reads itself from a directory; enough to stand in for a tokenizer.
+    dataset = FolderDataset(filepath=str(tmp_path / "f"), holds="mm_ldlm.store.manifest:Manifest", marker=NAME)
+    assert not dataset.exists()
+    with pytest.raises(DatasetError, match=f"holds no {NAME}"):
+        dataset.load()
+    with pytest.raises(DatasetError, match="found str"):
+        dataset.save("not a manifest")
+
+
+def test_folder_refuses_classes_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for holds in ("os:system", "mm_ldlm.store.manifest"):
+        with pytest.raises(DatasetError, match="must name a class of this project"):
+            FolderDataset(filepath=str(tmp_path), holds=holds, marker="x").load()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.pipeline import node
+from kedro_datasets.json import JSONDataset
+
+import mm_ldlm.parameters
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.tracking import mlflow as tracking
+
+RUN = {"run_id": "2026", "env": "test", "pipeline_names": ["training", "reporting"]}
+
+
+@pytest.fixture(autouse=True)
+def _only_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+
+
+def catalog(root: Path, *, enabled: bool) -> DataCatalog:
+    section = {"enabled": enabled, "uri": "sqlite:///data/mlflow.db", "experiment": "e"}
+    return DataCatalog(
+        {
+            "parameters": MemoryDataset({"seed": 0, "tracking": section}),
+            "tracking_reference": JSONDataset(filepath=str(root / "tracking.json")),
+            "timings": JSONDataset(filepath=str(root / "timings.json")),
+        }
+    )
+
+
+def context(root: Path, env: str | None = None) -> Any:
+    for name in ("base", "local", "test", "qwen_l2t"):
+        (root / "conf" / name).mkdir(parents=True, exist_ok=True)
+    return SimpleNamespace(project_path=root, env=env, config_loader=SimpleNamespace(conf_source=str(root / "conf")))
+
+
+@pytest.mark.parametrize("env", [None, "base", "local", "test"])
+def test_environments_that_are_there_pass(tmp_path: Path, env: str | None) -> None:
+    ProjectHooks().after_context_created(context(tmp_path, env))
+
+
+def test_a_misspelt_environment_is_refused_with_the_list(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'qwen_l2y' is not known\. Did you mean 'qwen_l2t'\?.*base, local"):
+        ProjectHooks().after_context_created(context(tmp_path, "qwen_l2y"))
+
+
+def test_with_tracking_off_the_reference_is_empty(tmp_path: Path) -> None:
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+    hooks.after_context_created(context(tmp_path))
+    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    assert data.load("tracking_reference") == {"tracking_uri": None, "run_id": None}
+    hooks.after_pipeline_run()
+    assert not (tmp_path / "data").exists()
+
+
+def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> None:
+    ends = {
+        "FINISHED": lambda hooks: hooks.after_pipeline_run(),
+        "FAILED": lambda hooks: hooks.on_pipeline_error(error=ConfigurationError("why")),
+        "KILLED": lambda hooks: hooks._close_killed(),  # what the interpreter calls on its way out
+    }
+    for status, end in ends.items():
+        hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
+        hooks.after_context_created(context(tmp_path))
+        hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+        reference = data.load("tracking_reference")
+        client = tracking.client(reference["tracking_uri"])
+        assert client.get_run(reference["run_id"]).info.status == "RUNNING"
+        hooks.after_dataset_saved("metrics", {"l2t.bleu": 0.25}, node(lambda: 1, None, "metrics", name="m"))
+        end(hooks)
+        hooks._close_killed()  # on the way out again: must not change what is written
+        run = client.get_run(reference["run_id"])
+        assert run.info.status == status
+        assert run.data.metrics == {"l2t.bleu": 0.25}
+        assert run.data.params["tracking.experiment"] == "e"
+        assert run.data.tags["environment"] == "test"
+    assert run.info.run_name == "training,reporting@test"
+
+
+def test_nothing_is_recorded_when_parameters_are_refused(tmp_path: Path) -> None:
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
+    hooks.after_context_created(context(tmp_path))
+    data["parameters"] = MemoryDataset({"seed": 0, "tracking": {"enabeld": True}})
+    with pytest.raises(ConfigurationError, match=r"'tracking\.enabeld' is not known\. Did you mean 'enabled'"):
+        hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    assert not (tmp_path / "data").exists()
+    assert not data.exists("tracking_reference")
+
+
+def test_seconds_are_counted_per_pipeline_and_stand_when_a_node_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("mm_ldlm.hooks.time.perf_counter", lambda: float(next(clock)))
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+    data.save("timings", {"training": 5.0, "embedding": 7.0})  # of an earlier run
+    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    plan, train = (node(lambda: 1, None, name, name=name, tags="training") for name in ("plan", "train"))
+    report = node(lambda x: x, "timings", "report", name="report", tags={"reporting", "other"})
+    for each in (plan, train):
+        hooks.before_node_run(each)
+        hooks.after_node_run(each)
+        hooks.after_dataset_saved("something", None, each)
+    hooks.before_dataset_loaded("timings", report)
+    assert data.load("timings") == {"training": 40.0, "embedding": 7.0, "reporting": 0.0}
+    hooks.after_pipeline_run()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.tracking import mlflow as tracking
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tracking.resolve_uri("sqlite:///db/mlflow.db", root=tmp_path_factory.mktemp("project"))
+
+
+def test_relative_databases_count_from_the_project(tmp_path: Path) -> None:
+    assert tracking.resolve_uri("sqlite:///data/m.db", root=tmp_path) == f"sqlite:///{tmp_path}/data/m.db"
+    assert (tmp_path / "data").is_dir()
+    for other in ("sqlite:////elsewhere/m.db", "http://host:5000", "databricks"):
+        assert tracking.resolve_uri(other, root=tmp_path) == other
+
+
+def test_a_run_holds_parameters_tags_metrics_and_its_end(uri: str) -> None:
+    parameters = {f"training.key_{i}": i for i in range(130)} | {"long": "x" * 9000, "none": None}
+    run_id = tracking.open_run(uri, experiment="e", name="n", parameters=parameters, tags={"environment": "test"})
+    tracking.log_metrics(uri, run_id, {"l2t.exact_match": 0.5, "broken": math.nan, "text": "no number"})
+    tracking.log_text(uri, run_id, "<html>", file="report.html")
+    tracking.close_run(uri, run_id, status="FAILED", reason="a reason")
+
+    run = tracking.client(uri).get_run(run_id)
+    assert len(run.data.params) == 132
+    assert len(run.data.params["long"]) == 6000
+    assert run.data.metrics == {"l2t.exact_match": 0.5}
+    assert (run.info.status, run.data.tags["reason"], run.data.tags["environment"]) == ("FAILED", "a reason", "test")
+    assert [file.path for file in tracking.client(uri).list_artifacts(run_id)] == ["report.html"]
+    assert "mlartifacts" in run.info.artifact_uri  # beside the database, not in the folder of the caller
+
+
+def test_a_second_run_joins_the_experiment(uri: str) -> None:
+    first, second = (tracking.open_run(uri, experiment="two", name="n", parameters={}, tags={}) for _ in range(2))
+    infos = [tracking.client(uri).get_run(run_id).info for run_id in (first, second)]
+    assert infos[0].experiment_id == infos[1].experiment_id
+
+
+def test_an_unreachable_store_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"tracking\.uri"):
+        tracking.open_run(f"sqlite:///{tmp_path}/file/m.db", experiment="e", name="n", parameters={}, tags={})
