@@ -1,0 +1,114 @@
+"""Remembering ten million texts: exact digests in sorted arrays, near duplicates by MinHash.
+
+A Python set of ten million digests takes over a gigabyte; sorted runs of two words each take 170 MB, and a batch is looked up
+in one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.config import PositiveInt, Share, config
+
+Words = npt.NDArray[np.uint64]
+"""Digests of 16 bytes as (n, 2) little-endian words."""
+
+
+def as_words(digests: list[bytes]) -> Words:
+    """n digests of 16 bytes as (n, 2) words."""
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+
+
+class DigestMap:
+    """From digests to a small number each, in runs that are sorted by the first word and merged as they grow.
+
+    The second word is compared where the first agrees. Two digests that share a first word and differ in the second (one
+    chance in 400,000 among ten million) would at worst let a duplicate of one of them pass.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Words, Words, npt.NDArray[np.uint8]]] = []
+
+    def __len__(self) -> int:
+        return sum(len(run[0]) for run in self._runs)
+
+    def lookup(self, keys: Words) -> npt.NDArray[np.int16]:
+        """The number stored with each key, -1 where there is none. (n, 2) -> (n,)."""
+        found = np.full(len(keys), -1, np.int16)
+        first, second = keys[:, 0], keys[:, 1]
+        for run_first, run_second, values in self._runs:
+            at = np.searchsorted(run_first, first)
+            at[at == len(run_first)] = 0
+            hit = (run_first[at] == first) & (run_second[at] == second)
+            found[hit] = values[at[hit]]
+        return found
+
+    def add(self, keys: Words, values: npt.NDArray[np.uint8]) -> None:
+        """Remember keys that `lookup` did not know."""
+        if not len(keys):
+            return
+        order = np.argsort(keys[:, 0], kind="stable")
+        self._runs.append((keys[order, 0], keys[order, 1], values[order].astype(np.uint8)))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) <= 2 * len(self._runs[-1][0]):
+            newer, older = self._runs.pop(), self._runs.pop()
+            first = np.concatenate([older[0], newer[0]])
+            order = np.argsort(first, kind="stable")  # two sorted runs: a merge
+            second = np.concatenate([older[1], newer[1]])[order]
+            self._runs.append((first[order], second, np.concatenate([older[2], newer[2]])[order]))
+
+
+@config
+class NearDuplicateConfig:
+    """MinHash over character shingles of the comparison form.
+
+    Attributes:
+        threshold: estimated Jaccard similarity from which a text counts as a near duplicate of an earlier one.
+        num_perm: hash functions; the estimate's standard error is about 1 / (2 sqrt(num_perm)).
+        shingle_characters: length of a shingle.
+    """
+
+    threshold: Share = 0.8
+    num_perm: PositiveInt = 64
+    shingle_characters: PositiveInt = 5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError("threshold is above 0, at most 1")
+        if self.num_perm < 16:
+            raise ValueError("num_perm below 16 estimates nothing")
+
+
+class NearDuplicates:
+    """Texts seen so far, by locality-sensitive hashing; about half a kilobyte and 0.2 ms a text."""
+
+    def __init__(self, config: NearDuplicateConfig) -> None:
+        from datasketch import MinHashLSH
+
+        self.config = config
+        self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm)
+        self._signatures: list[npt.NDArray[np.uint32]] = []
+
+    def signature(self, text: str) -> Any:
+        """The MinHash of a comparison form."""
+        from datasketch import MinHash
+
+        size = self.config.shingle_characters
+        shingles = {text[i : i + size].encode() for i in range(max(1, len(text) - size + 1))}
+        sketch = MinHash(num_perm=self.config.num_perm)
+        sketch.update_batch(shingles)
+        return sketch
+
+    def seen(self, sketch: Any) -> bool:
+        """Whether an earlier text is at least `threshold` similar; the index's candidates are checked one by one."""
+        values = sketch.hashvalues.astype(np.uint32)
+        return any(
+            float(np.mean(self._signatures[int(key)] == values)) >= self.config.threshold for key in self._index.query(sketch)
+        )
+
+    def add(self, sketch: Any) -> None:
+        """Remember an accepted text."""
+        self._index.insert(len(self._signatures), sketch, check_duplication=False)
+        self._signatures.append(sketch.hashvalues.astype(np.uint32))

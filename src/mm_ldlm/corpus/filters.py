@@ -1,0 +1,83 @@
+"""What a row must be to become a record: lengths, language. Rows that are not go to quarantine with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.store.fingerprint import fingerprint
+
+LanguageFilter = Callable[[str], bool]
+
+
+@config
+class LengthConfig:
+    """Bounds on the normalised text; None is no bound. Words are what white space separates."""
+
+    min_characters: PositiveInt = 1
+    max_characters: PositiveInt | None = None
+    min_words: PositiveInt = 1
+    max_words: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        for unit in ("characters", "words"):
+            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+            if high is not None and high < low:
+                raise ValueError(f"max_{unit} {high} is below min_{unit} {low}")
+
+    def refuse(self, text: str) -> tuple[str, str] | None:
+        """(reason, detail) when the text is out of bounds."""
+        if not text:
+            return "empty", "nothing but white space"
+        characters = len(text)
+        if characters < self.min_characters:
+            return "too_short", f"{characters} characters, min_characters is {self.min_characters}"
+        if self.max_characters is not None and characters > self.max_characters:
+            return "too_long", f"{characters} characters, max_characters is {self.max_characters}"
+        if self.min_words > 1 or self.max_words is not None:
+            words = len(text.split())
+            if words < self.min_words:
+                return "too_short", f"{words} words, min_words is {self.min_words}"
+            if self.max_words is not None and words > self.max_words:
+                return "too_long", f"{words} words, max_words is {self.max_words}"
+        return None
+
+
+def load_language_filter(dotted: str) -> LanguageFilter:
+    """The callable at `package.module:function`: normalised text in, True to keep it.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or holds no such callable.
+    """
+    at = "parameter 'ingestion.language_filter'"
+    module_name, colon, name = dotted.partition(":")
+    if not colon or not name:
+        raise ConfigurationError(f"{at}: expected 'package.module:function', found {dotted!r}.")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigurationError(f"{at}: module {module_name!r} cannot be imported ({error}). Install it first.") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigurationError(f"{at}: {module_name!r} has no callable {name!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+def describe_language_filter(dotted: str | None) -> Any:
+    """Its name and, where Python shows it, the digest of its module's source."""
+    if dotted is None:
+        return None
+    try:
+        source = inspect.getsource(importlib.import_module(dotted.partition(":")[0]))
+    except (OSError, TypeError):
+        source = ""
+    return {"name": dotted, "source": fingerprint(source)}
+
+
+def keep_ascii(text: str) -> bool:
+    """A language filter for English-like corpora: at least nine tenths of the characters are ASCII."""
+    return text.isascii() or 10 * sum(character.isascii() for character in text) >= 9 * len(text)

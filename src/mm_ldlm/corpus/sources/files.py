@@ -1,0 +1,160 @@
+"""Finding and reading files: globs, compression, lines of bounded size."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from mm_ldlm.corpus.sources.base import Bad, excerpt
+from mm_ldlm.corpus.sources.config import SourceConfig
+from mm_ldlm.errors import SourceError
+from mm_ldlm.store.fingerprint import file_sha256
+
+_BUFFER = 1 << 20
+_BOMS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class Line(NamedTuple):
+    """A decoded line: its number from 1 and its text without the line break."""
+
+    number: int
+    text: str
+
+
+def find_files(config: SourceConfig) -> list[Path]:
+    """Files in the order of the parameters, those of a glob sorted.
+
+    Raises:
+        SourceError: a file is missing or a glob matches nothing.
+    """
+    found: list[Path] = []
+    for pattern in config.paths:
+        if glob.has_magic(pattern) and not Path(pattern).exists():
+            matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True)) if Path(match).is_file()]
+            if not matches:
+                raise SourceError(
+                    f"source '{config.label}': no file matches {pattern!r} (looked from {Path.cwd()}). "
+                    "Put the files there or correct the source's 'path'."
+                )
+            found += matches
+            continue
+        path = Path(pattern)
+        if path.is_dir():
+            raise SourceError(f"source '{config.label}': {pattern} is a folder, expected a file. Write {pattern}/*.txt or so.")
+        if not path.is_file():
+            raise SourceError(
+                f"source '{config.label}': file {pattern} does not exist (looked from {Path.cwd()}). "
+                "Correct the source's 'path' or put the file there."
+            )
+        found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def describe_files(paths: list[Path]) -> list[dict[str, Any]]:
+    """Name, size and sha256 of each: content, not place or time."""
+    return [{"name": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths]
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The file's bytes, unpacked when it ends in .gz or .zst."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, io.BufferedReader(cast(Any, gzip.open(path, "rb")), _BUFFER))
+    if path.suffix == ".zst":
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True, closefd=True)
+        return cast(BinaryIO, io.BufferedReader(cast(Any, reader), _BUFFER))
+    return open(path, "rb", buffering=_BUFFER)
+
+
+def read_lines(path: Path, *, encoding: str, max_bytes: int) -> Iterator[Line | Bad]:
+    """Lines of a text file. One that cannot be decoded, holds NUL or is over `max_bytes` comes as a `Bad`, and is never
+    held in memory whole; line breaks are LF or CR LF, a UTF-8 byte order mark is dropped.
+
+    Raises:
+        SourceError: the file ends early (damaged archive) or is UTF-16 or UTF-32.
+    """
+    name, number, offset = str(path), 0, 0
+    try:
+        with open_bytes(path) as file:
+            while raw := file.readline(max_bytes + 1):
+                number += 1
+                size = len(raw)
+                if number == 1:
+                    _refuse_wide(path, raw)
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if size > max_bytes and raw[-1:] != b"\n":
+                    beginning = excerpt(raw)
+                    size += _skip_line(file)
+                    yield Bad(name, number, "oversized", f"{size} bytes in one line, at most {max_bytes} are read", beginning)
+                elif b"\x00" in raw:
+                    at = offset + raw.index(b"\x00")
+                    yield Bad(name, number, "nul", f"NUL byte at byte {at} of the file", excerpt(raw))
+                else:
+                    try:
+                        yield Line(number, raw.rstrip(b"\r\n").decode(encoding))
+                    except UnicodeDecodeError as error:
+                        yield Bad(name, number, "encoding", explain_decoding(error, encoding, offset), excerpt(raw))
+                offset += size
+    except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        raise damaged(path, number, error) from None
+    except Exception as error:  # zstandard's error is a class of an optional import
+        if type(error).__name__ == "ZstdError":
+            raise damaged(path, number, error) from None
+        raise
+
+
+def read_document(path: Path, *, encoding: str, max_bytes: int) -> Line | Bad:
+    """A whole file as one text, under the same rules as a line."""
+    try:
+        with open_bytes(path) as file:
+            raw = file.read(max_bytes + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        raise damaged(path, 1, error) from None
+    _refuse_wide(path, raw)
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    if len(raw) > max_bytes:
+        return Bad(str(path), 1, "oversized", f"a document of more than {max_bytes} bytes", excerpt(raw))
+    if b"\x00" in raw:
+        return Bad(str(path), 1, "nul", f"NUL byte at byte {raw.index(bytes(1))} of the file", excerpt(raw))
+    try:
+        return Line(1, raw.decode(encoding))
+    except UnicodeDecodeError as error:
+        return Bad(str(path), 1 + raw[: error.start].count(b"\n"), "encoding", explain_decoding(error, encoding, 0), excerpt(raw))
+
+
+def explain_decoding(error: UnicodeDecodeError, encoding: str, offset: int) -> str:
+    """Which byte, where, and what to do."""
+    byte = error.object[error.start]
+    return (
+        f"byte 0x{byte:02x} at byte {offset + error.start} of the file is not {encoding}: convert the file "
+        "(iconv -f latin1 -t utf-8) or set the source's 'encoding'"
+    )
+
+
+def damaged(path: Path, number: int, error: Exception) -> SourceError:
+    """A file that ends early or cannot be unpacked: going on would lose rows unseen."""
+    return SourceError(
+        f"{path}: damaged or not what its name says, after line {number} ({type(error).__name__}: {error}). "
+        "Fetch the file again or take it out of the source's 'path'."
+    )
+
+
+def _skip_line(file: BinaryIO) -> int:
+    skipped = 0
+    while piece := file.readline(_BUFFER):
+        skipped += len(piece)
+        if piece[-1:] == b"\n":
+            break
+    return skipped
+
+
+def _refuse_wide(path: Path, beginning: bytes) -> None:
+    for bom, name in _BOMS.items():
+        if beginning.startswith(bom):
+            raise SourceError(f"{path}: line 1, byte 0: this is {name}. Convert it first: iconv -f {name} -t UTF-8.")

@@ -1,0 +1,256 @@
+"""Text to wordpiece ids and back: any Hugging Face tokenizer, without [CLS] and [SEP], over the whole vocabulary or a part.
+
+A saved tokenizer is a folder with `tokenizer.json` (the base tokenizer, pad, mask and unknown tokens added where it had none)
+and `vocabulary.json` (which base ids are kept, and the three special ids). It loads with the `tokenizers` package alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.errors import ConfigurationError, StoreError
+from mm_ldlm.store import atomic
+from mm_ldlm.store.fingerprint import fingerprint
+
+FORMAT_VERSION = 1
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
+PADS = ("[PAD]", "<pad>", "<|pad|>")
+UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
+
+
+@config
+class TokenizerConfig:
+    """Which tokenizer, how long a sequence may be, and which part of the vocabulary is kept.
+
+    Attributes:
+        name: "bert-base-uncased" comes from an installed package; any other name is looked up on the hub.
+        path: instead of a name: a folder, a tokenizer.json or a vocab.txt.
+        revision: commit or tag on the hub.
+        lowercase: for a vocab.txt, which does not say it itself.
+        max_length: most tokens in a sequence.
+        min_length: fewest; shorter rows go to quarantine.
+        too_long: what happens to a longer row: "drop" (quarantine), "truncate" (its tokens only; text and embedding stay
+            whole) or "split" (at word boundaries, each piece a record of its own).
+        reduce_vocabulary: keep only the tokens that occur in the training split.
+    """
+
+    name: str = "bert-base-uncased"
+    path: str | None = None
+    revision: str | None = None
+    lowercase: bool = True
+    max_length: PositiveInt
+    min_length: PositiveInt = 1
+    too_long: Literal["drop", "truncate", "split"] = "drop"
+    reduce_vocabulary: bool = False
+
+    def __post_init__(self) -> None:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length {self.min_length} is above max_length {self.max_length}")
+
+
+class TextTokenizer:
+    """A tokenizer and the part of its vocabulary that is used.
+
+    Attributes:
+        vocab_size: ids are 0 .. vocab_size - 1, the special ones among them.
+        pad_id, mask_id, unk_id: never produced by encoding, except `unk_id` for what is outside the vocabulary.
+        max_length: most tokens in a sequence, as prepared for training.
+        kept_V: int64, the base id of each id; ascending. All base ids unless the vocabulary was reduced.
+        fingerprint: digest of everything that decides which ids a text gets.
+    """
+
+    def __init__(self, base: Any, *, max_length: int, kept: npt.NDArray[np.int64] | None = None) -> None:
+        self.base = base
+        base.no_padding()
+        base.no_truncation()
+        base.encode_special_tokens = True  # "[MASK]" in a text is text, not a mask
+        self.max_length = max_length
+        specials = [_find(base, names) for names in (PADS, MASKS, UNKNOWNS)]
+        if None in specials:
+            raise StoreError("the tokenizer lacks a pad, mask or unknown token; prepare it with `complete_specials`.")
+        self.base_size = int(base.get_vocab_size(with_added_tokens=True))
+        every = np.arange(self.base_size, dtype=np.int64)
+        self.kept_V = every if kept is None else np.union1d(kept, np.array(specials, np.int64)).astype(np.int64)
+        if len(self.kept_V) and self.kept_V[-1] >= self.base_size:
+            raise StoreError(f"the vocabulary keeps base id {self.kept_V[-1]}, the tokenizer has {self.base_size} tokens.")
+        self._from_base = np.full(self.base_size, -1, np.int64)
+        self._from_base[self.kept_V] = np.arange(len(self.kept_V))
+        self.pad_id, self.mask_id, self.unk_id = (int(self._from_base[special]) for special in specials)
+        self._to_ours = np.where(self._from_base < 0, self.unk_id, self._from_base).astype(np.int32)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.kept_V)
+
+    @property
+    def reduced(self) -> bool:
+        return self.vocab_size < self.base_size
+
+    @functools.cached_property
+    def base_fingerprint(self) -> str:
+        """Of the tokenizer whatever part of its vocabulary is kept."""
+        return fingerprint(json.loads(self.base.to_str()))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(
+            {
+                "base": self.base_fingerprint,
+                "kept": self.kept_V.tolist() if self.reduced else None,
+                "special": [self.pad_id, self.mask_id, self.unk_id],
+                "format": FORMAT_VERSION,
+            }
+        )
+
+    # -- text to ids --------------------------------------------------------------------------------------------------
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens, whatever their number (`max_length` is the preparation's business)."""
+        values, offsets = self.encode_arrays(texts)
+        flat = values.tolist()
+        return [flat[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """(values, offsets): text i is `values[offsets[i]:offsets[i + 1]]`."""
+        values, offsets = self.encode_base(texts)
+        return self._to_ours[values], offsets
+
+    def encode_base(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The same in ids of the whole vocabulary."""
+        found = [encoding.ids for encoding in self.base.encode_batch_fast(list(texts), add_special_tokens=False)]
+        offsets = np.zeros(len(found) + 1, np.int64)
+        np.cumsum([len(ids) for ids in found], out=offsets[1:])
+        return np.fromiter(itertools.chain.from_iterable(found), np.int64, count=int(offsets[-1])), offsets
+
+    def from_base(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Base ids as ids of the kept vocabulary; what is outside becomes `unk_id`."""
+        return self._to_ours[values]
+
+    def is_kept(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which base ids are in the kept vocabulary."""
+        return self._from_base[values] >= 0
+
+    # -- ids to text --------------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Readable text. Pads are left out; mask and unknown tokens stay visible unless `skip_special`.
+
+        Raises:
+            StoreError: an id outside the vocabulary.
+        """
+        return self.decode_batch([ids], skip_special=skip_special)[0]
+
+    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special: bool = False) -> list[str]:
+        """`decode` of each row, in one call."""
+        hidden = {self.pad_id} | ({self.mask_id, self.unk_id} if skip_special else set())
+        rows = []
+        for ids in batch:
+            ours = np.asarray([int(i) for i in ids if int(i) not in hidden], np.int64)
+            if len(ours) and (ours.min() < 0 or ours.max() >= self.vocab_size):
+                raise StoreError(f"ids {ours.min()}..{ours.max()} to decode, the vocabulary has 0..{self.vocab_size - 1}.")
+            rows.append(self.kept_V[ours].tolist())
+        return list(self.base.decode_batch(rows, skip_special_tokens=False))
+
+    def token(self, index: int) -> str:
+        """The token as the vocabulary spells it."""
+        return str(self.base.id_to_token(int(self.kept_V[index])))
+
+    def token_id(self, token: str) -> int | None:
+        """Its id, or None when the vocabulary lacks it."""
+        found = self.base.token_to_id(token)
+        return None if found is None or self._from_base[found] < 0 else int(self._from_base[found])
+
+    # -- folders ------------------------------------------------------------------------------------------------------
+
+    def with_vocabulary(self, base_ids: npt.NDArray[np.int64]) -> TextTokenizer:
+        """The same tokenizer on these base ids (and the special ones) alone."""
+        return TextTokenizer(self.base, max_length=self.max_length, kept=np.unique(base_ids))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the folder, replacing what was there."""
+        with atomic.new_directory(directory) as temporary:
+            (temporary / "tokenizer.json").write_text(self.base.to_str(pretty=True), encoding="utf-8")
+            document = {
+                "format_version": FORMAT_VERSION,
+                "fingerprint": self.fingerprint,
+                "max_length": self.max_length,
+                "vocab_size": self.vocab_size,
+                "base_size": self.base_size,
+                "pad_id": self.pad_id,
+                "mask_id": self.mask_id,
+                "unk_id": self.unk_id,
+                "kept": self.kept_V.tolist() if self.reduced else None,
+            }
+            (temporary / "vocabulary.json").write_text(json.dumps(document), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> TextTokenizer:
+        """Read a folder written by `save`.
+
+        Raises:
+            StoreError: files are missing, damaged, or do not belong together.
+        """
+        from tokenizers import Tokenizer
+
+        directory = Path(directory)
+        try:
+            document = json.loads((directory / "vocabulary.json").read_text(encoding="utf-8"))
+            base = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        except FileNotFoundError as error:
+            raise StoreError(f"{directory}: no saved tokenizer here ({error.filename} is missing). Run ingestion first.") from None
+        except Exception as error:  # the Rust side raises plain Exception
+            raise StoreError(f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again.") from None
+        if document.get("format_version") != FORMAT_VERSION:
+            found = document.get("format_version")
+            raise StoreError(f"{directory}: tokenizer format {found!r}, this program reads {FORMAT_VERSION}.")
+        kept = None if document["kept"] is None else np.asarray(document["kept"], np.int64)
+        tokenizer = cls(base, max_length=document["max_length"], kept=kept)
+        if tokenizer.fingerprint != document["fingerprint"]:
+            raise StoreError(
+                f"{directory}: the tokenizer has fingerprint {tokenizer.fingerprint}, its folder promises "
+                f"{document['fingerprint']}: tokenizer.json or vocabulary.json was changed. Run ingestion again."
+            )
+        return tokenizer
+
+
+def complete_specials(base: Any) -> Any:
+    """Add a pad, a mask and an unknown token where the tokenizer has none. Changes and returns `base`."""
+    from tokenizers import AddedToken
+
+    for names in (PADS, MASKS, UNKNOWNS):
+        if _find(base, names) is None:
+            base.add_special_tokens([AddedToken(names[0], special=True, normalized=False)])
+    return base
+
+
+def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
+    """The tokenizer that the parameters name, on its whole vocabulary.
+
+    Raises:
+        ConfigurationError: it cannot be found; the message says where it was looked for.
+    """
+    from mm_ldlm.corpus import locate
+
+    if config.path is not None:
+        base = locate.from_path(Path(config.path), lowercase=config.lowercase)
+    elif config.name == locate.EMBEDDED_NAME:
+        base = locate.embedded(lowercase=True)
+    else:
+        base = locate.from_hub(config.name, revision=config.revision)
+    try:
+        return TextTokenizer(complete_specials(base), max_length=config.max_length)
+    except StoreError as error:
+        raise ConfigurationError(f"parameter 'tokenizer': {error}") from None
+
+
+def _find(base: Any, names: Sequence[str]) -> int | None:
+    return next((found for name in names if (found := base.token_to_id(name)) is not None), None)

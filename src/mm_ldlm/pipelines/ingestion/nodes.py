@@ -1,0 +1,58 @@
+"""Nodes of `ingestion`: parameters become types, workspaces become manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.config import parse
+
+if TYPE_CHECKING:
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.store import Manifest, ShardStore
+
+Parameters = dict[str, Any]
+
+
+def prepare_records(
+    ingestion: Parameters, tokenizer: Parameters, seed: int, records_workspace: Path, quarantine_workspace: Path
+) -> tuple[Manifest, Manifest, dict[str, Any]]:
+    """Read the sources; give the records, the quarantine and what became of every row."""
+    from mm_ldlm.corpus.prepare import IngestionConfig, prepare
+    from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
+
+    limits = parse(TokenizerConfig, tokenizer, at="tokenizer")
+    return prepare(
+        parse(IngestionConfig, ingestion, at="ingestion"),
+        seed=seed,
+        workspace=records_workspace,
+        quarantine=quarantine_workspace,
+        tokenizer=load_tokenizer(limits),
+        tokens=limits,
+    )
+
+
+def make_tokenizer(records: ShardStore, tokenizer: Parameters) -> TextTokenizer:
+    """The tokenizer of the parameters, its vocabulary cut to the training text where that is asked for."""
+    from mm_ldlm.corpus.tokenizer import TokenizerConfig
+    from mm_ldlm.corpus.tokens import build_tokenizer
+
+    return build_tokenizer(records, parse(TokenizerConfig, tokenizer, at="tokenizer"))
+
+
+def make_tokens(
+    records: ShardStore, files: TextTokenizer, ingestion: Parameters, tokenizer: Parameters, tokens_workspace: Path
+) -> Manifest:
+    """Token ids of every record, row by row."""
+    from mm_ldlm.corpus.tokenizer import TokenizerConfig
+    from mm_ldlm.corpus.tokens import tokenize_records
+
+    config = parse(TokenizerConfig, tokenizer, at="tokenizer")
+    return tokenize_records(records, files, config, tokens_workspace, progress=bool(ingestion.get("progress", True)))
+
+
+def report_ingestion(preparation: dict[str, Any], tokens: ShardStore) -> dict[str, Any]:
+    """One account of all rows; refuses to be written when it does not add up."""
+    from mm_ldlm.corpus.account import account
+
+    return account(preparation, tokens.manifest)
