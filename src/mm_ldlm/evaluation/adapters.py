@@ -1,0 +1,89 @@
+"""Anything that encodes, in the clothes that `sentence_transformers` evaluators and `mteb` expect.
+
+Both call `encode(sentences, **options)` with options that differ by version; what does not change vectors (batch size, progress
+bar, prompts for tasks we have none for) is accepted, what would change them silently (`output_value="token_embeddings"`) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mm_ldlm.errors import EvaluationError
+
+
+class EncoderAdapter:
+    """Wraps `encode(list of str) → (n, d)` (an `Encoder`, or `MMLDLM.embed`) for other people's evaluators.
+
+    mteb ≥ 2 passes batches as an iterable of {"text": [...]} with task metadata; mteb 1 and sentence-transformers pass strings.
+    """
+
+    similarity_fn_name = "cosine"
+
+    def __init__(self, encode: Callable[[Sequence[str]], np.ndarray], *, name: str = "mm-ldlm", revision: str = "local") -> None:
+        self._encode = encode
+        self.name, self.revision = name, revision
+        self.model_card_data = _Card()
+        self.max_seq_length: int | None = None
+
+    def encode(
+        self,
+        sentences: str | Sequence[str] | Iterable[dict[str, Any]],
+        *_: Any,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        normalize_embeddings: bool = False,
+        output_value: str | None = "sentence_embedding",
+        truncate_dim: int | None = None,
+        **__: Any,
+    ) -> Any:
+        """(n, d) float32, or (d,) for a single string; a torch tensor where one is asked for."""
+        if output_value != "sentence_embedding":
+            raise EvaluationError(f"this model gives sentence embeddings only; '{output_value}' was asked for.")
+        if single := isinstance(sentences, str):
+            sentences = [sentences]
+        texts = [text for item in sentences for text in (item["text"] if isinstance(item, dict) else [item])]
+        vectors = np.asarray(self._encode(texts), dtype=np.float32)
+        if len(vectors) != len(texts):
+            raise EvaluationError(f"{len(texts)} texts in, {len(vectors)} vectors out.")
+        if truncate_dim is not None:
+            vectors = vectors[:, :truncate_dim]
+        if normalize_embeddings:
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = vectors[0] if single else vectors
+        if convert_to_tensor or not convert_to_numpy:
+            import torch
+
+            return torch.from_numpy(vectors)
+        return vectors
+
+    encode_query = encode
+    encode_document = encode
+
+    def similarity(self, a: Any, b: Any) -> Any:
+        """(n, m) cosine, as a tensor."""
+        from sentence_transformers.util import cos_sim
+
+        return cos_sim(a, b)
+
+    def similarity_pairwise(self, a: Any, b: Any) -> Any:
+        from sentence_transformers.util import pairwise_cos_sim
+
+        return pairwise_cos_sim(a, b)
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """Name and revision for mteb's result files, where mteb is installed."""
+        from mteb.models.model_meta import ModelMeta
+
+        fields: dict[str, Any] = dict.fromkeys(ModelMeta.model_fields)
+        return ModelMeta(**fields | {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"]})
+
+
+class _Card:
+    """sentence-transformers' evaluators report their scores to a model card; there is none to write here."""
+
+    def set_evaluation_metrics(self, *_: Any, **__: Any) -> None:
+        return None

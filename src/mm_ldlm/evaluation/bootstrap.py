@@ -1,0 +1,211 @@
+"""Percentile bootstrap (Efron 1979), vectorised over replicates and seeded.
+
+A replicate is a row of *counts*: how often each item was drawn. Means, ratios, rank correlations and corpus BLEU are all
+functions of such counts, so that one set of draws serves every statistic of a set, and two systems scored on the same items
+are compared on the same draws (a paired bootstrap) merely by using the same seed.
+
+Shapes: R replicates, N items, S statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from mm_ldlm.errors import EvaluationError
+
+_BLOCK = 4_000_000  # counts held at once: 32 MB, whatever the size of the set
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A statistic with its bootstrap confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95
+
+    def scaled(self, factor: float) -> Interval:
+        return Interval(self.value * factor, self.low * factor, self.high * factor, self.level)
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3f"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+def count_blocks(
+    items: int, *, replicates: int, seed: int, strata: Sequence[int] | None = None
+) -> Iterator[np.ndarray]:
+    """Blocks (r, N) of draw counts, `replicates` rows in all; each row sums to N.
+
+    `strata` are sizes of consecutive groups: draws then stay within each group. The draws depend on the seed, N and the
+    strata only.
+    """
+    if items < 1:
+        raise EvaluationError("a bootstrap needs at least one item, found none.")
+    sizes = [items] if strata is None else list(strata)
+    if sum(sizes) != items:
+        raise EvaluationError(f"strata hold {sum(sizes)} items, the set holds {items}.")
+    generator = np.random.default_rng([seed, items, 0xB007])
+    rows_per_block = max(1, _BLOCK // items)
+    for start in range(0, replicates, rows_per_block):
+        rows = min(rows_per_block, replicates - start)
+        parts = []
+        for size in sizes:
+            drawn = generator.integers(0, size, size=(rows, size))
+            flat = (drawn + np.arange(rows)[:, None] * size).ravel()
+            parts.append(np.bincount(flat, minlength=rows * size).reshape(rows, size))
+        yield np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def replicates_of(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    items: int,
+    *,
+    replicates: int = 1000,
+    seed: int = 0,
+    strata: Sequence[int] | None = None,
+) -> np.ndarray:
+    """(R,) values of `statistic`, a function of counts (r, N) → (r,)."""
+    blocks = count_blocks(items, replicates=replicates, seed=seed, strata=strata)
+    return np.concatenate([statistic(counts_RN) for counts_RN in blocks])
+
+
+def interval(value: float, values_R: np.ndarray, *, level: float = 0.95) -> Interval:
+    """The percentile interval around `value`.
+
+    Raises:
+        EvaluationError: when a replicate is not finite; a statistic undefined on a resample has no honest interval.
+    """
+    if not np.isfinite(value) or not np.isfinite(values_R).all():
+        bad = int((~np.isfinite(values_R)).sum())
+        raise EvaluationError(f"bootstrap: the value is {value} and {bad} of {len(values_R)} replicates are not finite.")
+    low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(value), float(low), float(high), level)
+
+
+def mean_interval(values_N: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
+    """The mean of per-item values."""
+    values_N = _finite(values_N, "values")
+    drawn_R = replicates_of(lambda c: c @ values_N / len(values_N), len(values_N), replicates=replicates, seed=seed)
+    return interval(float(values_N.mean()), drawn_R, level=level)
+
+
+def ratio_interval(
+    numerator_N: np.ndarray, denominator_N: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> Interval:
+    """Σ numerator ÷ Σ denominator, items drawn together (a per-token rate from per-sentence sums)."""
+    top_N, bottom_N = _finite(numerator_N, "numerators"), _finite(denominator_N, "denominators")
+    if bottom_N.sum() <= 0:
+        raise EvaluationError(f"a ratio needs a positive denominator, found {bottom_N.sum()}.")
+    drawn_R = replicates_of(
+        lambda c: (c @ top_N) / np.maximum(c @ bottom_N, 1e-300), len(top_N), replicates=replicates, seed=seed
+    )
+    return interval(float(top_N.sum() / bottom_N.sum()), drawn_R, level=level)
+
+
+# -- correlations ----------------------------------------------------------------------------------------------------
+
+
+class SpearmanOfCounts:
+    """Spearman's ρ (average ranks for ties, as scipy's) of every replicate at once, without sorting any of them.
+
+    In a resample the average rank of a value is (draws of smaller values) + (draws of equal values + 1) / 2: a cumulative
+    sum over the items sorted once. Called with counts (r, N) → ρ (r,).
+    """
+
+    def __init__(self, x_N: np.ndarray, y_N: np.ndarray) -> None:
+        self._x, self._y = _Ranker(x_N), _Ranker(y_N)
+
+    def __call__(self, counts_RN: np.ndarray) -> np.ndarray:
+        return weighted_pearson(self._x(counts_RN), self._y(counts_RN), counts_RN)
+
+
+class PearsonOfCounts:
+    """Pearson's r of every replicate: counts (r, N) → (r,)."""
+
+    def __init__(self, x_N: np.ndarray, y_N: np.ndarray) -> None:
+        # a shift and a scale leave r alone and keep the sums well conditioned
+        self._x, self._y = _unit(x_N)[None, :], _unit(y_N)[None, :]
+
+    def __call__(self, counts_RN: np.ndarray) -> np.ndarray:
+        return weighted_pearson(self._x, self._y, counts_RN)
+
+
+class _Ranker:
+    def __init__(self, values_N: np.ndarray) -> None:
+        _, group_N = np.unique(np.asarray(values_N, dtype=np.float64), return_inverse=True)
+        self._group_N = group_N
+        self._order_N = np.argsort(group_N, kind="stable")
+        self._starts_G = np.flatnonzero(np.diff(group_N[self._order_N], prepend=-1))
+
+    def __call__(self, counts_RN: np.ndarray) -> np.ndarray:
+        per_group_RG = np.add.reduceat(counts_RN[:, self._order_N], self._starts_G, axis=1)
+        rank_RG = np.cumsum(per_group_RG, axis=1) - per_group_RG + (per_group_RG + 1) / 2
+        return rank_RG[:, self._group_N]
+
+
+def weighted_pearson(x_RN: np.ndarray, y_RN: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    """(R,) correlations under weights; NaN where a side is constant (left to `interval` to refuse)."""
+    total_R1 = weight_RN.sum(axis=1, keepdims=True)
+    dx_RN = x_RN - (weight_RN * x_RN).sum(axis=1, keepdims=True) / total_R1
+    dy_RN = y_RN - (weight_RN * y_RN).sum(axis=1, keepdims=True) / total_R1
+    xy_R = (weight_RN * dx_RN * dy_RN).sum(axis=1)
+    scale_R = np.sqrt((weight_RN * dx_RN**2).sum(axis=1) * (weight_RN * dy_RN**2).sum(axis=1))
+    return np.divide(xy_R, scale_R, out=np.full_like(xy_R, np.nan), where=scale_R > 0)
+
+
+# -- differences -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """B − A on the same items: the difference, its interval, and the share of replicates on the other side of zero."""
+
+    a: float
+    b: float
+    difference: Interval
+    p_two_sided: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+
+def paired_difference(
+    a: Callable[[np.ndarray], np.ndarray],
+    b: Callable[[np.ndarray], np.ndarray],
+    items: int,
+    *,
+    replicates: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> PairedDifference:
+    """Paired bootstrap between two statistics of the same items, both functions of counts."""
+    once = np.ones((1, items))
+    value_a, value_b = float(a(once)[0]), float(b(once)[0])
+    difference_R = replicates_of(lambda c: b(c) - a(c), items, replicates=replicates, seed=seed)
+    found = interval(value_b - value_a, difference_R, level=level)
+    below, above = (difference_R <= 0).mean(), (difference_R >= 0).mean()
+    return PairedDifference(value_a, value_b, found, float(min(1.0, 2 * min(below, above))))
+
+
+def _unit(values_N: np.ndarray) -> np.ndarray:
+    values_N = np.asarray(values_N, dtype=np.float64)
+    spread = values_N.std()
+    return (values_N - values_N.mean()) / (spread if spread > 0 else 1.0)
+
+
+def _finite(values: np.ndarray, what: str) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(values).all():
+        bad = np.flatnonzero(~np.isfinite(values))
+        raise EvaluationError(f"{what}: {len(bad)} of {len(values)} are not finite, the first at row {bad[0]}.")
+    return values

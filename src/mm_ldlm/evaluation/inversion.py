@@ -1,0 +1,221 @@
+"""How well texts come back from their embeddings: one row of evidence per sentence, and summaries of such rows.
+
+Everything is computed from a table with one row per sentence (`score_rows`), which is also what is stored: a later run can be
+compared with this one sentence by sentence, and a corpus BLEU can be resampled, because the table carries each sentence's
+n-gram counts.
+
+What "exact" means: the token ids agree. That is equality of everything the tokenizer can express (an uncased tokenizer cannot
+express case); the decoded strings are what BLEU, chrF, ROUGE-L and F1 see, on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation.bootstrap import Interval, interval, mean_interval, ratio_interval, replicates_of
+
+BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
+"""A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to 4."""
+
+
+def score_rows(
+    references: Sequence[str],
+    hypotheses: Sequence[str],
+    *,
+    reference_ids: Sequence[Sequence[int]],
+    hypothesis_ids: Sequence[Sequence[int]],
+    cosine: np.ndarray | None = None,
+    ids: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """One row per sentence: id, reference, hypothesis, exact, matches, positions, length, set F1, ROUGE-L, BLEU counts, cosine.
+
+    Args:
+        reference_ids, hypothesis_ids: token ids without specials; `matches` counts positions where both agree and `positions`
+            is the longer of the two lengths, so that every missing or surplus token is an error.
+        cosine: (n,) cosine of the re-embedded hypothesis to the source latent; left out where no encoder was at hand.
+        ids: record ids, by which two runs are paired; positions when missing.
+    """
+    count = len(references)
+    lengths = {"hypotheses": len(hypotheses), "reference_ids": len(reference_ids), "hypothesis_ids": len(hypothesis_ids)}
+    if cosine is not None:
+        lengths["cosine"] = len(cosine)
+    if wrong := {name: n for name, n in lengths.items() if n != count}:
+        raise EvaluationError(f"inversion: {count} references, but {wrong}. Every source needs exactly one output.")
+    if count == 0:
+        raise EvaluationError("inversion: no sentences to score.")
+    pairs = [position_matches(a, b) for a, b in zip(reference_ids, hypothesis_ids, strict=True)]
+    table = pd.DataFrame(
+        {
+            "id": list(ids) if ids is not None else [str(i) for i in range(count)],
+            "reference": list(references),
+            "hypothesis": list(hypotheses),
+            "exact": [list(a) == list(b) for a, b in zip(reference_ids, hypothesis_ids, strict=True)],
+            "matches": [m for m, _ in pairs],
+            "positions": [p for _, p in pairs],
+            "length": [len(a) for a in reference_ids],
+            "set_f1": [token_set_f1(r, h) for r, h in zip(references, hypotheses, strict=True)],
+            "rouge_l": rouge_l(references, hypotheses),
+        }
+    )
+    stats = np.array([bleu_statistics(r, h) for r, h in zip(references, hypotheses, strict=True)], dtype=np.int64)
+    for column, values in zip(BLEU_COLUMNS, stats.T, strict=True):
+        table[column] = values
+    if cosine is not None:
+        cosine = np.asarray(cosine, dtype=np.float64)
+        if not np.isfinite(cosine).all():
+            raise EvaluationError(f"inversion: {(~np.isfinite(cosine)).sum()} re-embedding cosines are not finite.")
+        table["cosine"] = cosine
+    return table
+
+
+# -- one sentence ----------------------------------------------------------------------------------------------------
+
+
+def position_matches(reference: Sequence[int], hypothesis: Sequence[int]) -> tuple[int, int]:
+    """(positions where both hold the same token, the longer of the two lengths)."""
+    return sum(a == b for a, b in zip(reference, hypothesis, strict=False)), max(len(reference), len(hypothesis))
+
+
+def token_set_f1(reference: str, hypothesis: str) -> float:
+    """vec2text's token F1 (Morris et al. 2023, arXiv:2310.06816): F1 between the two *sets* of words.
+
+    Words are NLTK's (Treebank rules with its later additions), as there; sentences are not split first, because that needs a
+    downloaded model: only full stops inside a text can differ. Two empty texts score 1.
+    """
+    truth, guess = set(words(reference)), set(words(hypothesis))
+    if not truth and not guess:
+        return 1.0
+    shared = len(truth & guess)
+    return 2 * shared / (len(truth) + len(guess))
+
+
+def words(text: str) -> list[str]:
+    return _word_tokenizer().tokenize(text)
+
+
+@lru_cache(maxsize=1)
+def _word_tokenizer() -> Any:
+    from nltk.tokenize import NLTKWordTokenizer
+
+    return NLTKWordTokenizer()
+
+
+def bleu_statistics(reference: str, hypothesis: str) -> list[int]:
+    """The sentence's counts in the order of `BLEU_COLUMNS`, from sacrebleu (13a tokens, mixed case)."""
+    score = _bleu().sentence_score(hypothesis, [reference])
+    return [int(score.sys_len), int(score.ref_len), *map(int, score.counts), *map(int, score.totals)]
+
+
+@lru_cache(maxsize=1)
+def _bleu() -> Any:
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(effective_order=True)  # silences a warning; the counts do not depend on it
+
+
+def bleu_of_statistics(stats: np.ndarray) -> float:
+    """BLEU (0 to 100) of summed statistics (10,): sacrebleu's own formula and default smoothing."""
+    from sacrebleu.metrics import BLEU
+
+    sys_len, ref_len, *grams = (int(value) for value in stats)
+    return float(
+        BLEU.compute_bleu(grams[:4], grams[4:], sys_len=sys_len, ref_len=ref_len, smooth_method="exp").score
+    )
+
+
+def rouge_l(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
+    """ROUGE-L F-measure per pair (rouge-score, no stemming), 0 to 1."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    return [scorer.score(r, h)["rougeL"].fmeasure for r, h in zip(references, hypotheses, strict=True)]
+
+
+def chrf(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Corpus chrF2, 0 to 100, sacrebleu's defaults."""
+    from sacrebleu.metrics import CHRF
+
+    return float(CHRF().corpus_score(list(hypotheses), [list(references)]).score)
+
+
+# -- a set -----------------------------------------------------------------------------------------------------------
+
+
+def corpus_bleu(rows: pd.DataFrame) -> float:
+    """Corpus BLEU, 0 to 100: what `sacrebleu REF -i HYP` prints."""
+    return bleu_of_statistics(rows[list(BLEU_COLUMNS)].to_numpy().sum(axis=0))
+
+
+def bleu_of_counts(rows: pd.DataFrame) -> Callable[[np.ndarray], np.ndarray]:
+    """Corpus BLEU as a function of bootstrap counts (r, N) → (r,)."""
+    stats_NS = rows[list(BLEU_COLUMNS)].to_numpy(dtype=np.float64)
+    return lambda counts_RN: np.array([bleu_of_statistics(stats) for stats in np.rint(counts_RN @ stats_NS)])
+
+
+def summarise(
+    rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> dict[str, Interval]:
+    """Headline numbers of a table of rows, each with its interval (chrF, which has none of its own, repeats its value).
+
+    Shares, F1, ROUGE-L and cosine between 0 and 1; BLEU and chrF between 0 and 100. `bleu` is the corpus score,
+    `sentence_bleu` the mean of sentence scores that vec2text publishes.
+    """
+    options: dict[str, Any] = {"replicates": replicates, "seed": seed, "level": level}
+    stats_NS = rows[list(BLEU_COLUMNS)].to_numpy()
+    drawn_R = replicates_of(bleu_of_counts(rows), len(rows), replicates=replicates, seed=seed)
+    chrf_value = chrf(rows["reference"].tolist(), rows["hypothesis"].tolist())
+    found = {
+        "exact_match": mean_interval(rows["exact"].to_numpy(float), **options),
+        "token_accuracy": ratio_interval(rows["matches"].to_numpy(), rows["positions"].to_numpy(), **options),
+        "token_set_f1": mean_interval(rows["set_f1"].to_numpy(), **options),
+        "bleu": interval(corpus_bleu(rows), drawn_R, level=level),
+        "sentence_bleu": mean_interval(np.array([bleu_of_statistics(stats) for stats in stats_NS]), **options),
+        "chrf": Interval(chrf_value, chrf_value, chrf_value, level),
+        "rouge_l": mean_interval(rows["rouge_l"].to_numpy(), **options),
+    }
+    if "cosine" in rows:
+        found["cosine"] = mean_interval(rows["cosine"].to_numpy(), **options)
+    return found
+
+
+def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200, seed: int = 0) -> pd.DataFrame:
+    """One line per bucket of reference length (tokens): label, rows, exact match with interval, token accuracy, BLEU, cosine.
+
+    `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
+    """
+    upper = [*edges, int(rows["length"].max())]
+    lines, low = [], 1
+    for high in upper:
+        part = rows[(rows["length"] >= low) & (rows["length"] <= high)]
+        if len(part):
+            exact = mean_interval(part["exact"].to_numpy(float), replicates=replicates, seed=seed)
+            line = {"tokens": f"{low}–{high}" if low < high else str(high), "rows": len(part)}
+            line |= {"exact_match": exact.value, "low": exact.low, "high": exact.high}
+            line |= {"token_accuracy": part["matches"].sum() / max(1, part["positions"].sum()), "bleu": corpus_bleu(part)}
+            if "cosine" in part:
+                line["cosine"] = part["cosine"].mean()
+            lines.append(line)
+        low = max(low, high + 1)
+    return pd.DataFrame(lines)
+
+
+def memorised(outputs: Sequence[str], training_texts: Sequence[str]) -> np.ndarray:
+    """(n,) bool: which outputs are training sentences, compared without case and with runs of space as one.
+
+    On held-out sources a high share means that the model recites its training set instead of reading the latent.
+    """
+    seen = {normal_form(text) for text in training_texts}
+    return np.array([normal_form(text) in seen for text in outputs], dtype=bool)
+
+
+def normal_form(text: str) -> str:
+    """Text as memorisation and leakage compare it: NFKC, case-folded, single spaces."""
+    import unicodedata
+
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

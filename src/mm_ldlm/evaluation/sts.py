@@ -1,0 +1,159 @@
+"""Semantic textual similarity: correlation of a similarity of embeddings with graded human (or constructed) gold.
+
+The whole set, always; no sampling, no substitute values. Scores are Spearman and Pearson × 100 of four similarities: cosine,
+dot, and negative Manhattan and Euclidean distances, the definitions of sentence-transformers' EmbeddingSimilarityEvaluator,
+with which a test holds this harness equal to 1e-4.
+
+Over subsets (SemEval 2012 to 2016): "all" correlates the concatenation of the subsets (SimCSE and most tables since);
+"mean" is the plain mean of the subsets' correlations and "weighted mean" weighs them by their number of pairs (both SentEval).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation.bootstrap import Interval, PearsonOfCounts, SpearmanOfCounts, interval, replicates_of
+from mm_ldlm.evaluation.sts_sets import StsSet
+
+Encode = Callable[[Sequence[str]], np.ndarray]
+"""Sentences → (n, d) vectors, in order."""
+
+
+@dataclass(frozen=True)
+class StsScore:
+    """One encoder on one set; correlations × 100.
+
+    spearman, pearson: by similarity ("cosine", "dot", "manhattan", "euclidean") over the concatenation ("all").
+    subset_spearman, mean_spearman, weighted_mean_spearman: of the cosine. replicates_R: Spearman of the cosine per resample,
+    on draws that depend on set and seed only, so that two encoders' replicates are paired.
+    """
+
+    set_name: str
+    pairs: int
+    spearman: dict[str, float]
+    pearson: dict[str, float]
+    spearman_interval: Interval
+    pearson_interval: Interval
+    subset_spearman: dict[str, float] = field(default_factory=dict)
+    mean_spearman: float | None = None
+    weighted_mean_spearman: float | None = None
+    mean_interval: Interval | None = None
+    replicates_R: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    cosine_N: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+
+
+def similarities(a_Nd: np.ndarray, b_Nd: np.ndarray, *, name: str = "sts") -> dict[str, np.ndarray]:
+    """Similarities of the rows of `a` and `b`, in float64; larger is more alike for all four.
+
+    Raises:
+        EvaluationError: shapes that differ, a vector that is not finite, or a zero vector, whose cosine is undefined.
+    """
+    a_Nd, b_Nd = np.asarray(a_Nd, dtype=np.float64), np.asarray(b_Nd, dtype=np.float64)
+    if a_Nd.shape != b_Nd.shape or a_Nd.ndim != 2:
+        raise EvaluationError(f"{name}: expected two equal (n, d) arrays, found {a_Nd.shape} and {b_Nd.shape}.")
+    for side, vectors in (("first", a_Nd), ("second", b_Nd)):
+        if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
+            raise EvaluationError(f"{name}: {bad} of {len(vectors)} embeddings of the {side} side are not finite.")
+        if zero := int((np.linalg.norm(vectors, axis=1) == 0).sum()):
+            raise EvaluationError(f"{name}: {zero} embeddings of the {side} side are zero vectors; they have no cosine.")
+    dot_N = (a_Nd * b_Nd).sum(axis=1)
+    return {
+        "cosine": dot_N / (np.linalg.norm(a_Nd, axis=1) * np.linalg.norm(b_Nd, axis=1)),
+        "dot": dot_N,
+        "manhattan": -np.abs(a_Nd - b_Nd).sum(axis=1),
+        "euclidean": -np.linalg.norm(a_Nd - b_Nd, axis=1),
+    }
+
+
+def correlate(similarity_N: np.ndarray, gold_N: np.ndarray, *, name: str = "sts") -> tuple[float, float]:
+    """(Spearman, Pearson), each × 100.
+
+    Raises:
+        EvaluationError: when all similarities are equal (a collapsed encoder): the correlation does not exist.
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    if np.ptp(similarity_N) == 0:
+        raise EvaluationError(f"{name}: all {len(similarity_N)} similarities equal {similarity_N[0]:.6g}: collapsed embeddings.")
+    return 100 * float(spearmanr(similarity_N, gold_N).statistic), 100 * float(pearsonr(similarity_N, gold_N).statistic)
+
+
+def score_vectors(
+    pairs: StsSet, a_Nd: np.ndarray, b_Nd: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> StsScore:
+    """Score vectors of the two sides of a set."""
+    if len(a_Nd) != len(pairs):
+        raise EvaluationError(f"STS set '{pairs.name}': {len(pairs)} pairs, {len(a_Nd)} vectors; the set is scored whole.")
+    alike = similarities(a_Nd, b_Nd, name=f"STS set '{pairs.name}'")
+    both = {kind: correlate(values, pairs.gold_N, name=f"STS set '{pairs.name}'") for kind, values in alike.items()}
+    cosine_N = alike["cosine"]
+    options = {"replicates": replicates, "seed": seed}
+    spearman_R = 100 * replicates_of(SpearmanOfCounts(cosine_N, pairs.gold_N), len(pairs), **options)
+    pearson_R = 100 * replicates_of(PearsonOfCounts(cosine_N, pairs.gold_N), len(pairs), **options)
+    subsets = _over_subsets(pairs, cosine_N, replicates=replicates, seed=seed, level=level) if len(pairs.subsets) > 1 else {}
+    return StsScore(
+        set_name=pairs.name,
+        pairs=len(pairs),
+        spearman={kind: spearman for kind, (spearman, _) in both.items()},
+        pearson={kind: pearson for kind, (_, pearson) in both.items()},
+        spearman_interval=interval(both["cosine"][0], spearman_R, level=level),
+        pearson_interval=interval(both["cosine"][1], pearson_R, level=level),
+        replicates_R=spearman_R,
+        cosine_N=cosine_N,
+        **subsets,
+    )
+
+
+def score_encoder(pairs: StsSet, encode: Encode, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> StsScore:
+    """Embed every distinct sentence of the set once, then score. Whatever `encode` raises, is raised."""
+    a_Nd, b_Nd = embed_pairs(pairs, encode)
+    return score_vectors(pairs, a_Nd, b_Nd, replicates=replicates, seed=seed, level=level)
+
+
+def embed_pairs(pairs: StsSet, encode: Encode) -> tuple[np.ndarray, np.ndarray]:
+    sentences = pairs.sentences
+    vectors_Md = np.asarray(encode(sentences))
+    if len(vectors_Md) != len(sentences):
+        raise EvaluationError(f"STS set '{pairs.name}': {len(sentences)} sentences in, {len(vectors_Md)} vectors out.")
+    row = {sentence: index for index, sentence in enumerate(sentences)}
+    return vectors_Md[[row[s] for s in pairs.first]], vectors_Md[[row[s] for s in pairs.second]]
+
+
+def ratio_to(teacher: StsScore, student: StsScore, *, level: float = 0.95) -> Interval:
+    """Student's Spearman ÷ teacher's, with the interval of paired resamples."""
+    if teacher.pairs != student.pairs or teacher.set_name != student.set_name:
+        raise EvaluationError("a ratio needs two scores of the same STS set.")
+    value = student.spearman["cosine"] / teacher.spearman["cosine"]
+    return interval(value, student.replicates_R / teacher.replicates_R, level=level)
+
+
+def compare_encoders(
+    pairs: StsSet, encoders: Mapping[str, Encode], *, reference: str, replicates: int = 1000, seed: int = 0
+) -> tuple[dict[str, StsScore], dict[str, Interval]]:
+    """Scores by encoder name, and each one's ratio to `reference` (the teacher)."""
+    scores = {name: score_encoder(pairs, encode, replicates=replicates, seed=seed) for name, encode in encoders.items()}
+    ratios = {name: ratio_to(scores[reference], score) for name, score in scores.items() if name != reference}
+    return scores, ratios
+
+
+def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, *, replicates: int, seed: int, level: float) -> dict:
+    names, label_N = pairs.subsets, np.array(pairs.subset_N)
+    by_name, draws, sizes = {}, [], []
+    for name in names:
+        rows = np.flatnonzero(label_N == name)
+        by_name[name], _ = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
+        statistic = SpearmanOfCounts(cosine_N[rows], pairs.gold_N[rows])
+        # one stream per subset: resampling stays within subsets, as a mean over them asks
+        draws.append(100 * replicates_of(statistic, len(rows), replicates=replicates, seed=seed + len(sizes)))
+        sizes.append(len(rows))
+    values = np.array(list(by_name.values()))
+    return {
+        "subset_spearman": by_name,
+        "mean_spearman": float(values.mean()),
+        "weighted_mean_spearman": float(np.average(values, weights=sizes)),
+        "mean_interval": interval(float(values.mean()), np.mean(draws, axis=0), level=level),
+    }

@@ -1,0 +1,68 @@
+"""Replicates equal what scipy computes on the resampled items; intervals cover; nothing non-finite passes."""
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation import bootstrap as bs
+
+
+def test_counts_sum_to_the_set_and_depend_on_seed_only():
+    one = np.concatenate(list(bs.count_blocks(37, replicates=50, seed=3)))
+    two = np.concatenate(list(bs.count_blocks(37, replicates=50, seed=3)))
+    assert one.shape == (50, 37)
+    assert (one.sum(axis=1) == 37).all()
+    assert (one == two).all()
+    assert (one != np.concatenate(list(bs.count_blocks(37, replicates=50, seed=4)))).any()
+
+
+def test_strata_keep_their_sizes():
+    counts = next(bs.count_blocks(10, replicates=20, seed=0, strata=[3, 7]))
+    assert (counts[:, :3].sum(axis=1) == 3).all()
+    assert (counts[:, 3:].sum(axis=1) == 7).all()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(bs.SpearmanOfCounts, spearmanr), (bs.PearsonOfCounts, pearsonr)])
+def test_replicates_equal_scipy_on_the_drawn_items(ours, theirs):
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 6, size=60).astype(float)  # many ties
+    y = x + generator.normal(size=60)
+    counts = next(bs.count_blocks(60, replicates=25, seed=1))
+    found = ours(x, y)(counts)
+    for row, value in zip(counts.astype(int), found, strict=True):
+        drawn = np.repeat(np.arange(60), row)
+        assert value == pytest.approx(theirs(x[drawn], y[drawn]).statistic, abs=1e-10)
+
+
+def test_interval_of_a_mean_covers_about_as_often_as_it_says():
+    generator = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        found = bs.mean_interval(generator.normal(size=80), replicates=300, seed=trial)
+        hits += found.low <= 0 <= found.high
+    assert 0.89 <= hits / 200 <= 0.99
+
+
+def test_ratio_is_of_sums():
+    found = bs.ratio_interval(np.array([1.0, 3.0]), np.array([2.0, 10.0]), replicates=50)
+    assert found.value == pytest.approx(4 / 12)
+    assert found.low <= found.value <= found.high
+
+
+def test_paired_difference_is_sharper_than_two_separate_intervals():
+    generator = np.random.default_rng(2)
+    a = generator.normal(size=300)
+    b = a + 0.05 + 0.01 * generator.normal(size=300)
+    found = bs.paired_difference(lambda c: c @ a / 300, lambda c: c @ b / 300, 300)
+    assert found.clear
+    assert found.p_two_sided == 0
+    assert bs.mean_interval(a).high > b.mean(), "unpaired, the same difference drowns"
+
+
+def test_a_non_finite_value_is_refused():
+    with pytest.raises(EvaluationError, match="not finite"):
+        bs.mean_interval(np.array([1.0, np.nan]))
+    constant = bs.SpearmanOfCounts(np.ones(5), np.arange(5.0))
+    with pytest.raises(EvaluationError, match="not finite"):
+        bs.interval(0.0, bs.replicates_of(constant, 5, replicates=10))

@@ -1,0 +1,94 @@
+"""Metrics of inversion against their definitions and against sacrebleu's command line."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation import inversion as inv
+
+REFERENCES = [
+    "the cat sat on the mat .",
+    "a dog ran through the wet grass , happily .",
+    "two children are playing chess in the park",
+    "it rained all day",
+]
+HYPOTHESES = [
+    "the cat sat on the mat .",
+    "a dog ran through the tall grass happily .",
+    "two kids are playing chess in a park",
+    "nothing happened here",
+]
+
+
+def rows_of(references, hypotheses, **options):
+    ids = {}
+
+    def number(text):
+        return [ids.setdefault(word, len(ids)) for word in text.split()]
+
+    return inv.score_rows(
+        references, hypotheses, reference_ids=[number(t) for t in references], hypothesis_ids=[number(t) for t in hypotheses], **options
+    )
+
+
+def test_token_accuracy_counts_every_missing_and_surplus_token_as_an_error():
+    assert inv.position_matches([1, 2, 3], [1, 2, 3]) == (3, 3)
+    assert inv.position_matches([1, 2, 3], [1, 2]) == (2, 3)
+    assert inv.position_matches([1, 2, 3], [1, 2, 3, 4]) == (3, 4)
+    assert inv.position_matches([1, 2, 3], [9, 1, 2, 3]) == (0, 4)
+
+
+def test_token_set_f1_is_of_sets_of_words():
+    assert inv.token_set_f1("a b c", "c b a") == 1.0
+    assert inv.token_set_f1("the the the cat", "the cat") == 1.0
+    assert inv.token_set_f1("a b", "a c") == pytest.approx(0.5)
+    assert inv.token_set_f1("a b", "") == 0.0
+
+
+def test_bleu_equals_the_command_line(tmp_path):
+    (tmp_path / "ref").write_text("\n".join(REFERENCES) + "\n")
+    (tmp_path / "hyp").write_text("\n".join(HYPOTHESES) + "\n")
+    command = [sys.executable, "-m", "sacrebleu", str(tmp_path / "ref"), "-i", str(tmp_path / "hyp"), "-m", "bleu", "chrf", "-b", "-w", "6"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    bleu, chrf = (float(word) for word in printed.replace("[", " ").replace("]", " ").replace(",", " ").split())
+    rows = rows_of(REFERENCES, HYPOTHESES)
+    assert inv.corpus_bleu(rows) == pytest.approx(bleu, abs=1e-6)
+    assert inv.chrf(REFERENCES, HYPOTHESES) == pytest.approx(chrf, abs=1e-6)
+
+
+def test_summary_has_every_metric_with_an_interval_around_it():
+    rows = rows_of(REFERENCES * 20, HYPOTHESES * 20, cosine=np.full(80, 0.9))
+    found = inv.summarise(rows, replicates=100)
+    assert set(found) == {"exact_match", "token_accuracy", "token_set_f1", "bleu", "sentence_bleu", "chrf", "rouge_l", "cosine"}
+    assert found["exact_match"].value == 0.25
+    for value in found.values():
+        assert value.low - 1e-9 <= value.value <= value.high + 1e-9
+    assert found["bleu"].low < found["bleu"].high
+
+
+def test_perfect_output_scores_the_maximum():
+    found = inv.summarise(rows_of(REFERENCES, REFERENCES), replicates=20)
+    assert found["exact_match"].value == found["token_accuracy"].value == found["rouge_l"].value == 1
+    assert found["bleu"].value == pytest.approx(100)
+
+
+def test_by_length_covers_every_row_once():
+    rows = rows_of(REFERENCES, HYPOTHESES)
+    table = inv.by_length(rows, edges=[4, 8])
+    assert table["rows"].sum() == len(rows)
+    assert list(table["tokens"]) == ["1–4", "5–8", "9–10"]
+
+
+def test_an_output_too_few_is_refused():
+    with pytest.raises(EvaluationError, match="exactly one output"):
+        inv.score_rows(["a", "b"], ["a"], reference_ids=[[1], [2]], hypothesis_ids=[[1]])
+    with pytest.raises(EvaluationError, match="not finite"):
+        rows_of(REFERENCES, HYPOTHESES, cosine=np.array([1, np.nan, 1, 1]))
+
+
+def test_memorised_ignores_case_and_space():
+    found = inv.memorised(["A  dog.", "a cat."], ["a dog."])
+    assert found.tolist() == [True, False]
