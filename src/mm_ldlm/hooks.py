@@ -104,6 +104,7 @@ class ProjectHooks:
 
     @hook_impl
     def before_node_run(self, node: Node) -> None:
+        log.info("%s · %s", "+".join(sorted(node.tags & _PIPELINES)), node.name)
         self._count(node)
 
     @hook_impl

@@ -37,6 +37,7 @@ def client(uri: str) -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line per migration of a new database
     from mlflow import MlflowClient
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
 
 
