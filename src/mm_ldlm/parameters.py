@@ -67,21 +67,22 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     """Contradictions between sections, each naming both keys, both values and the way out."""
     found: list[str] = []
     model, encoder, tokenizer, objective = (typed.get(key) for key in ("model", "encoder", "tokenizer", "objective"))
-    if model and encoder and (width := _encoder_width(encoder)) is not None and model.latent_dim != width:
+    width = _encoder_width(encoder) if encoder else None
+    if model and width is not None and model.latent_dim != width:
         cut = f" cut by 'encoder.truncate_dim' ({encoder.truncate_dim})" if encoder.truncate_dim else ""
         found.append(
-            f"parameter 'model.latent_dim' is {model.latent_dim}, but encoder '{encoder.name}'{cut} gives {width} numbers per "
-            f"sentence. Set model.latent_dim to {width}, or choose another encoder."
+            f"parameter 'model.latent_dim' is {model.latent_dim}, but encoder '{encoder.name}'{cut} gives {width} numbers "
+            f"per sentence. Set model.latent_dim to {width}, or choose another encoder."
         )
     if model and tokenizer and tokenizer.max_length > model.max_length:
         found.append(
-            f"parameter 'tokenizer.max_length' is {tokenizer.max_length}, but 'model.max_length' is {model.max_length}: the "
-            "network could not hold the longest texts. Raise the second or lower the first."
+            f"parameter 'tokenizer.max_length' is {tokenizer.max_length}, but 'model.max_length' is {model.max_length}: "
+            "the network could not hold the longest texts. Raise the second or lower the first."
         )
     if model and objective and model.self_condition != objective.self_condition:
         found.append(
             f"parameter 'objective.self_condition' is {objective.self_condition}, 'model.self_condition' is "
-            f"{model.self_condition}: the network reads its last estimate exactly when it is trained to. Set both alike."
+            f"{model.self_condition}: the network reads its last estimate when it was trained to. Set both alike."
         )
     return found
 
