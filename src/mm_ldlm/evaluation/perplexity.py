@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 LogProbs = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "np.ndarray"], "torch.Tensor"]
-"""(noisy_BL, valid_BL, t_B, rows) → log p_BLV (SUBS applied); `rows` index the set, for the caller's latents."""
+"""(noisy_BL, masked_BL, t_B, rows) → log p_MV at the M masked positions, row by row, normalised, nothing on mask and pad;
+`rows` (B,) index the set, for the caller's latents."""
 
 
 @dataclass(frozen=True)
@@ -110,26 +111,27 @@ def bound_draws(
                 clean_BL[line, :size] = tokens[row]
                 uniform_L = np.random.default_rng([seed, 2, int(row), draw]).random(size)
                 hide_BL[line, :size] = uniform_L < result["share"][row, draw]
-            valid_BL = np.arange(width)[None, :] < length_N[rows][:, None]
+            result["masked"][rows, draw] = hide_BL.sum(axis=1)
+            if not hide_BL.any():
+                continue  # a batch that drew no mask costs nothing: legal and unbiased
             noisy_BL = np.where(hide_BL, mask_id, clean_BL)
-            t_B = time_of_share(result["share"][rows, draw]).astype(np.float32)
-            with torch.no_grad():
-                log_p_BLV = log_probs(
-                    torch.from_numpy(noisy_BL), torch.from_numpy(valid_BL), torch.from_numpy(t_B), rows
-                )
-                target_BL1 = torch.from_numpy(clean_BL)[..., None].to(log_p_BLV.device).clamp_min(0)
-                pick_BL = log_p_BLV.gather(-1, target_BL1.clamp_max(log_p_BLV.shape[-1] - 1))[..., 0]
-                hit_BL = (log_p_BLV.argmax(-1, keepdim=True) == target_BL1)[..., 0].cpu().numpy()
-            loss_BL = np.where(hide_BL, -pick_BL.double().cpu().numpy(), 0.0)
-            if not np.isfinite(loss_BL).all():
-                bad = rows[~np.isfinite(loss_BL).all(axis=1)]
+            t_B = torch.from_numpy(time_of_share(result["share"][rows, draw]).astype(np.float32))
+            with torch.inference_mode():
+                log_p_MV = log_probs(torch.from_numpy(noisy_BL), torch.from_numpy(hide_BL), t_B, rows).double().cpu()
+            target_M = torch.from_numpy(clean_BL[hide_BL])
+            loss_M = np.full(len(target_M), np.inf)
+            known_M = (target_M < log_p_MV.shape[-1]).numpy()
+            loss_M[known_M] = -log_p_MV[known_M, target_M[known_M]].numpy()
+            line_M = np.nonzero(hide_BL)[0]
+            if not np.isfinite(loss_M).all():
+                bad = rows[np.unique(line_M[~np.isfinite(loss_M)])]
                 raise EvaluationError(
                     f"the bound is not finite on {len(bad)} sentences (first: row {bad[0]}): the model gives some of their "
                     "tokens probability 0. Are they outside its vocabulary?"
                 )
-            result["cross_entropy"][rows, draw] = loss_BL.sum(axis=1)
-            result["masked"][rows, draw] = hide_BL.sum(axis=1)
-            result["correct"][rows, draw] = (hit_BL & hide_BL).sum(axis=1)
+            result["cross_entropy"][rows, draw] = np.bincount(line_M, weights=loss_M, minlength=len(rows))
+            hit_M = (log_p_MV.argmax(-1) == target_M).numpy()
+            result["correct"][rows, draw] = np.bincount(line_M, weights=hit_M, minlength=len(rows))
     result["nll"] = result["cross_entropy"] / result["share"]
     return BoundDraws(
         nll_ND=result["nll"],
@@ -139,6 +141,51 @@ def bound_draws(
         correct_ND=result["correct"],
         length_N=length_N,
     )
+
+
+def network_log_probs(network: Any, latents_Nd: torch.Tensor | None, *, seed: int = 0) -> LogProbs:
+    """The closure over an `inference.network.Network`: given standardised latents (N, d), or with the latent unknown.
+
+    What stands for an unknown latent is what training made of it (the learned null, else pure noise, seeded per row).
+    """
+    import torch
+
+    from mm_ldlm.diffusion.masked import forbidden_bias
+    from mm_ldlm.diffusion.random import RowGenerator
+
+    device = network.device
+
+    def log_probs(noisy_BL: torch.Tensor, masked_BL: torch.Tensor, t_B: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        row_B = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(device)
+        noise_Bd = None
+        if latents_Nd is None and not network.knows_null_latent:
+            noise_Bd = RowGenerator(seed, row_B).fork("unknown latent").normal(network.width)
+        given_Bd = None if latents_Nd is None else latents_Nd[row_B.cpu()].to(device)
+        denoise = network.text_denoiser(given_Bd, noise_Bd)
+        logits_MV = denoise.logits(
+            noisy_BL.to(device), t_B.to(device), torch.arange(len(rows), device=device), masked_BL.to(device)
+        )
+        bias_V = forbidden_bias(
+            logits_MV.shape[-1], mask_id=network.mask_id, pad_id=network.pad_id, vocab_size=network.vocab_size, device=device
+        )
+        return torch.log_softmax(logits_MV.float() + bias_V, dim=-1)
+
+    return log_probs
+
+
+def length_nll(network: Any, length_N: np.ndarray, latents_Nd: torch.Tensor | None) -> np.ndarray:
+    """(N,) −log p(length) of the length head, nats; the marginal one where no latents are given."""
+    import torch
+
+    with torch.inference_mode():
+        rows = len(length_N)
+        if latents_Nd is None:
+            log_p_NL = network.length_log_probs(None, rows=1).expand(rows, -1)
+        else:
+            parts = [network.length_log_probs(part.to(network.device), rows=len(part)) for part in latents_Nd.split(1024)]
+            log_p_NL = torch.cat(parts)
+        index_N1 = torch.as_tensor(length_N - 1, dtype=torch.int64, device=log_p_NL.device)[:, None]
+        return -log_p_NL.gather(1, index_N1)[:, 0].double().cpu().numpy()
 
 
 def schedule_time(alpha: Callable[[Any], Any]) -> Callable[[np.ndarray], np.ndarray]:
