@@ -71,13 +71,13 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     if model and width is not None and model.latent_dim != width:
         cut = f" cut by 'encoder.truncate_dim' ({encoder.truncate_dim})" if encoder.truncate_dim else ""
         found.append(
-            f"parameter 'model.latent_dim' is {model.latent_dim}, but encoder '{encoder.name}'{cut} gives {width} numbers "
-            f"per sentence. Set model.latent_dim to {width}, or choose another encoder."
+            f"parameter 'model.latent_dim' is {model.latent_dim}, but encoder '{encoder.name}'{cut} gives {width} "
+            f"numbers per sentence. Set model.latent_dim to {width}, or choose another encoder."
         )
     if model and tokenizer and tokenizer.max_length > model.max_length:
         found.append(
-            f"parameter 'tokenizer.max_length' is {tokenizer.max_length}, but 'model.max_length' is {model.max_length}: "
-            "the network could not hold the longest texts. Raise the second or lower the first."
+            f"parameter 'tokenizer.max_length' is {tokenizer.max_length}, but 'model.max_length' is {model.max_length}"
+            ": the network could not hold the longest texts. Raise the second or lower the first."
         )
     if model and objective and model.self_condition != objective.self_condition:
         found.append(
