@@ -31,7 +31,7 @@ RESIDENT_BYTES = 96 * 2**20
 """Mapped bytes a store may touch before it hands its pages back to the kernel."""
 _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 DEFAULT_SHARD_ROWS = 65_536
-_REMEDY = f"Remove {NAME} and run the pipeline again: it writes missing shards only."
+_REMEDY = "Run the pipeline that writes this store again; the embedding pipeline then writes what is missing only."
 
 
 def shard_name(number: int) -> str:

@@ -1,0 +1,213 @@
+"""A bare transformer on length-sorted batches: what most encoders are, and the fastest way to run them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mm_ldlm.encoders import pooling
+from mm_ldlm.encoders.batching import by_length
+from mm_ldlm.encoders.locate import Located
+from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
+from mm_ldlm.errors import EncoderError
+
+WINDOW = 4096
+"""Sentences tokenised and sorted together by `encode`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Tokenised sentences, batched.
+
+    Attributes:
+        rows: number of sentences.
+        batches: (indices (b,), token ids (b, L) int64 padded, valid (b, L) bool or None when nothing is padded).
+    """
+
+    rows: int
+    batches: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]]
+
+
+class TransformerEncoder:
+    """Tokenizer, model, pooling; see `Encoder` for the promises."""
+
+    def __init__(self, located: Located, config: EncoderConfig, *, device: str) -> None:
+        self.located = located
+        self.batch_tokens, self.batch_rows = config.batch_tokens, config.batch_rows
+        self.device = torch.device(choose_device(device))
+        self.tokenizer = _load_tokenizer(located)
+        self.model = _load_model(located).to(self.device)
+        self.pad_id = self.tokenizer.pad_token_id
+        if self.pad_id is None:
+            raise EncoderError(f"encoder {located.spec.name!r}: its tokenizer has no padding token.")
+        self._final_id = self._missing_final_token()
+        found = self.model.config.hidden_size
+        if located.spec.width is not None and found != located.spec.width:
+            raise EncoderError(f"encoder {located.spec.name!r}: width {found}, its spec says {located.spec.width}.")
+        self._width = int(located.truncate_dim or found)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.located.spec
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    @property
+    def fingerprint(self) -> str:
+        return self.located.fingerprint
+
+    def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Ids with prompt and special tokens, cut to the spec's maximum."""
+        texts = [self.spec.prompt + sentence for sentence in sentences]
+        room = self.spec.max_length - (self._final_id is not None)
+        ids: list[list[int]] = self.tokenizer(
+            texts,
+            truncation=True,
+            max_length=room,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        if self._final_id is not None:
+            ids = [[*row, self._final_id] for row in ids]
+        return ids
+
+    def prepare(self, sentences: Sequence[str]) -> Prepared:
+        """Tokenise and batch; no tensor touches the device."""
+        if not sentences:
+            return Prepared(0, [])
+        ids = self.tokenise(sentences)
+        lengths = [len(row) for row in ids]
+        batches = []
+        for chosen in by_length(lengths, budget=self.batch_tokens, rows=self.batch_rows):
+            count = np.array([lengths[index] for index in chosen])
+            padded = np.full((len(chosen), max(int(count.max()), 1)), self.pad_id, np.int64)
+            place = np.arange(padded.shape[1])
+            if self.spec.padding_side == "left":
+                valid = place >= padded.shape[1] - count[:, None]
+            else:
+                valid = place < count[:, None]
+            padded[valid] = np.concatenate([ids[index] for index in chosen])
+            batches.append((chosen, padded, None if valid.all() else valid))
+        return Prepared(len(sentences), batches)
+
+    @torch.inference_mode()
+    def run(self, prepared: Prepared) -> npt.NDArray[np.float32]:
+        """(n, d) float32 in the order of the sentences."""
+        out = np.empty((prepared.rows, self.width), np.float32)
+        for chosen, ids_BL, valid_BL in prepared.batches:
+            out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
+        return out
+
+    def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
+        """(B, width) float32 on the device."""
+        ids_BL = ids_BL.to(self.device)
+        extra: dict[str, Any] = {}
+        if valid_BL is None:
+            mask_BL = torch.ones_like(ids_BL, dtype=torch.bool)
+        else:
+            mask_BL = torch.from_numpy(valid_BL).to(self.device)
+            extra["attention_mask"] = mask_BL.long()
+            if self.spec.padding_side == "left":  # positions count from the first real token
+                extra["position_ids"] = (mask_BL.long().cumsum(1) - 1).clamp(min=0)
+        hidden_BLd = self.model(input_ids=ids_BL, **extra).last_hidden_state
+        vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
+        return pooling.finish(
+            vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised
+        )
+
+    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(n, d) float32, order kept; the next window is tokenised while this one computes."""
+        windows = [sentences[start : start + WINDOW] for start in range(0, len(sentences), WINDOW)]
+        if len(windows) <= 1:
+            return self.run(self.prepare(sentences))
+        found = []
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self.prepare, windows[0])
+            for number in range(len(windows)):
+                prepared = coming.result()
+                if number + 1 < len(windows):
+                    coming = ahead.submit(self.prepare, windows[number + 1])
+                found.append(self.run(prepared))
+        return np.concatenate(found)
+
+    def _missing_final_token(self) -> int | None:
+        """Id of the spec's final token when the tokenizer does not put it there itself."""
+        token = self.spec.final_token
+        if token is None:
+            return None
+        wanted = self.tokenizer.convert_tokens_to_ids(token)
+        if wanted is None or wanted == self.tokenizer.unk_token_id != self.tokenizer.eos_token_id:
+            raise EncoderError(f"encoder {self.spec.name!r}: its tokenizer has no token {token}, which the spec pools at.")
+        return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
+
+
+def choose_device(wanted: str) -> str:
+    """"auto": the current GPU where there is one, else the CPU."""
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load_tokenizer(located: Located) -> Any:
+    from transformers import AutoTokenizer
+
+    extra = {"src_lang": located.spec.language} if located.spec.language else {}
+    try:
+        return AutoTokenizer.from_pretrained(
+            located.folder, local_files_only=True, trust_remote_code=False, use_fast=True, **extra
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: the tokenizer in {located.folder} cannot be loaded ({_first_line(error)})."
+        ) from error
+
+
+def _load_model(located: Located) -> Any:
+    from transformers import AutoModel, T5EncoderModel
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+    loader = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[located.spec.architecture]
+    quiet = {"add_pooling_layer": False} if _has_pooler(located) else {}
+    try:
+        model, report = loader.from_pretrained(
+            located.folder,
+            dtype=getattr(torch, located.dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **quiet,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded ({_first_line(error)})."
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: {len(missing)} weights are missing from {located.folder} (first: {missing[0]}); "
+            "they would be random. The folder holds another architecture, or is damaged."
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _has_pooler(located: Located) -> bool:
+    """BERT-like classes build a pooler that sentence encoders do not use and often do not ship."""
+    from transformers import AutoConfig
+
+    if located.spec.architecture != "auto":
+        return False
+    kind = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=False).model_type
+    return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra"} - {"electra"}
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
