@@ -2,12 +2,13 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 
-from ...errors import SourceError
+from mm_ldlm.errors import SourceError
+
 from .scenes import Draw
 from .shapes import SHAPES
 
@@ -39,6 +40,10 @@ def split_of(combination: str, *, seed: int) -> str:
     return "train"
 
 
+def _belongs(owner: Callable[[str], str], split: str, combination: str) -> bool:
+    return owner(combination) == split
+
+
 def generate_starter_corpus(
     *, seed: int, num_train: int = 24_000, num_validation: int = 500, num_test: int = 600
 ) -> Iterator[StarterSentence]:
@@ -53,17 +58,18 @@ def generate_starter_corpus(
     known_words: set[str] = set()
     for split, count in zip(SPLITS, (num_train, num_validation, num_test), strict=True):
         shapes = list(SHAPES)
+        belongs = partial(_belongs, owner, split)
         made = 0
         turn = 0
         while made < count:
             if not shapes:
                 raise SourceError(
-                    f"the starter grammar has no more {split} sentences: {count} were asked for, {made} are distinct and "
+                    f"the starter grammar has no more {split} sentences: {count} were asked for, {made} are new and "
                     f"use words of the {len(seen)} sentences before; ask for fewer, or for more training sentences"
                 )
             name = shapes[turn % len(shapes)]
             for _ in range(_ATTEMPTS_PER_SENTENCE):
-                draw = Draw(rng, lambda combination, split=split: owner(combination) == split)
+                draw = Draw(rng, belongs)
                 text = SHAPES[name](draw)
                 new = text not in seen and (split == "train" or known_words.issuperset(words_of(text)))
                 if new:

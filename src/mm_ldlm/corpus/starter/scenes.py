@@ -1,7 +1,8 @@
-"""The grammar: one function per sentence shape. A shape draws its fillers from a `Draw` and returns text and combinations.
+"""Scenes and how they are told: an `Event`, its renderings, and the `Draw` that fills the shapes of `shapes.py`.
 
-A *combination* names the content that makes a sentence what it is (agent | verb | object, and the like; modifiers are left
-out). A `Draw` hands out only combinations of its own split, so a held-out sentence is a new combination of known words.
+A *combination* names the content that makes a sentence what it is (agent | verb | object, and the like; modifiers are
+left out). A `Draw` hands out only combinations of its own split, so a held-out sentence is a new combination of known
+words.
 """
 
 import random
@@ -9,17 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mm_ldlm.errors import SourceError
+
 from .activities import ACTIVITIES, Activity
 from .words import Agent, adjectives_for
 
 T = TypeVar("T")
 
-# --------------------------------------------------------------------------------------------------------- small grammar
+# ------------------------------------------------------------------------------------- small grammar
 
 
 def with_article(phrase: str) -> str:
-    """``phrase`` behind "a" or "an". The lexicon has no word whose first sound contradicts this but "uniform"."""
-    return f"an {phrase}" if phrase[0] in "aeiou" and not phrase.startswith("uniform") else f"a {phrase}"
+    """``phrase`` behind "a" or "an". The lexicon has no word whose first letter and first sound disagree ("hour")."""
+    return f"an {phrase}" if phrase[0] in "aeiou" else f"a {phrase}"
 
 
 def sentence(text: str, *, end: str = ".") -> str:
@@ -34,12 +37,12 @@ def add_adjective(noun_phrase: str, adjective: str) -> str:
     return with_article(f"{adjective} {noun}") if article in ("a", "an") else f"{article} {adjective} {noun}"
 
 
-# ---------------------------------------------------------------------------------------------------------------- events
+# -------------------------------------------------------------------------------------------- events
 
 
 @dataclass(frozen=True)
 class Event:
-    """Somebody does something to something, somewhere. ``thing`` has its article ("some bread") unless it takes none."""
+    """Somebody does something to something, somewhere. ``thing`` has its article ("some bread") if it takes one."""
 
     agent: Agent
     activity: Activity
@@ -87,7 +90,7 @@ def passive(event: Event, *rest: str) -> str:
     return sentence(" ".join((event.definite_object, verb, *rest)))
 
 
-# ------------------------------------------------------------------------------------------------------------ the drawing
+# --------------------------------------------------------------------------------------- the drawing
 
 
 class Draw:
@@ -111,7 +114,9 @@ class Draw:
             if self.belongs(name):
                 self.combinations.append(name)
                 return made
-        raise RuntimeError(f"no combination of this split in 20,000 draws; the last one was {name!r}")
+        raise SourceError(
+            f"no combination of this split in 20,000 draws (the last one was {name!r}); give the shape more fillers"
+        )
 
     def event(
         self, *, agents: Sequence[Agent] = (), keep: Callable[[Activity], bool] = lambda _: True, adjective: float = 0.6

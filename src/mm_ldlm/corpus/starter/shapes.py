@@ -19,7 +19,7 @@ def _passive_possible(row: Activity) -> bool:
     return not row.active_only
 
 
-# ----------------------------------------------------------------------------------------------------------- one event
+# ----------------------------------------------------------------------------------------- one event
 
 
 def svo_place(draw: Draw) -> str:
@@ -73,7 +73,7 @@ def question_who(draw: Draw) -> str:
 
 
 def plan(draw: Draw) -> str:
-    event = draw.event(keep=lambda row: row.topic not in UNPLANNED + ("food",))
+    event = draw.event(keep=lambda row: row.topic not in (*UNPLANNED, "food"))
     wants = "want" if event.agent.plural else "wants"
     return sentence(f"{event.agent.text} {wants} to {event.activity.base} {event.object} {draw.choice(FUTURE_TIMES)}")
 
@@ -91,12 +91,11 @@ def weather(draw: Draw) -> str:
 
 
 def conditional(draw: Draw) -> str:
-    event = draw.event(keep=lambda row: row.topic not in UNPLANNED + ("food", "sport", "health"), adjective=0.3)
+    event = draw.event(keep=lambda row: row.topic not in (*UNPLANNED, "food", "sport", "health"), adjective=0.3)
     return sentence(f"{draw.choice(facts.CONDITIONS)}, {event.agent.text} will {event.activity.base} {event.object}")
 
 
-
-# ---------------------------------------------------------------------------------------------------------- two events
+# ---------------------------------------------------------------------------------------- two events
 
 
 def coordinated(draw: Draw) -> str:
@@ -111,13 +110,11 @@ def meanwhile(draw: Draw) -> str:
     return sentence(f"while {first.clause}, {second.clause}")
 
 
-# ------------------------------------------------------------------------------------------------------------ other facts
+# --------------------------------------------------------------------------------------- other facts
 
 
 def relative_subject(draw: Draw) -> str:
-    who, home, habit = draw.parts(
-        lambda: (draw.choice(JOBS).text, draw.choice(facts.HOMES), draw.choice(facts.HABITS))
-    )
+    who, home, habit = draw.parts(lambda: (draw.choice(JOBS).text, draw.choice(facts.HOMES), draw.choice(facts.HABITS)))
     return sentence(f"{who} who lives {home} {habit}")
 
 
@@ -189,7 +186,8 @@ def journey(draw: Draw) -> str:
         return (draw.choice(EVERYBODY).text, draw.choice(destinations), draw.choice(transports))
 
     who, destination, transport = draw.parts(make)
-    return sentence(" ".join(filter(None, (f"{who} traveled to {destination} by {transport}", draw.maybe(facts.COMPANIONS)))))
+    company = draw.maybe(facts.COMPANIONS)
+    return sentence(f"{who} traveled to {destination} by {transport} {company}".rstrip())
 
 
 def animal(draw: Draw) -> str:
@@ -231,8 +229,8 @@ def too_much(draw: Draw) -> str:
 SHAPES: dict[str, Callable[[Draw], str]] = {
     shape.__name__: shape
     for shape in (
-        svo_place, svo_time, fronted_time, passive_place, relative_object, question_yes_no, question_where, question_who,
-        plan, before_going, weather, conditional, coordinated, meanwhile, relative_subject, possession, there_is, giving,
-        because, request, comparison, speech, journey, animal, wearing, full_of, too_much,
+        svo_place, svo_time, fronted_time, passive_place, relative_object, question_yes_no, question_where,
+        question_who, plan, before_going, weather, conditional, coordinated, meanwhile, relative_subject, possession,
+        there_is, giving, because, request, comparison, speech, journey, animal, wearing, full_of, too_much,
     )
 }  # fmt: skip

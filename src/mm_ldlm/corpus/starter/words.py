@@ -1,17 +1,18 @@
 """The lexicon: who there is, what things are like, when and where things happen.
 
-Two rules keep a sentence recoverable from its embedding: no two entries of one slot mean the same (``big`` but not ``large``),
-and no entry is told apart from its neighbours by spelling alone (a dozen names, no digits).
+Two rules keep a sentence recoverable from an embedding: no two entries of a slot mean the same (``huge`` but not
+``big``), and no entry is told apart from its neighbours by spelling alone (a dozen names, no digits).
 """
 
 from dataclasses import dataclass
 
-# ---------------------------------------------------------------------------------------------------------------- agents
+# -------------------------------------------------------------------------------------------- agents
 
 
-@dataclass(frozen=True)
+# Each agent is one object, compared by identity: membership is asked a million times.
+@dataclass(frozen=True, eq=False)
 class Agent:
-    """Somebody who acts. ``text`` is the noun phrase inside a sentence; ``pronoun`` is empty where the gender is open."""
+    """Somebody who acts: ``text`` is the noun phrase inside a sentence, ``pronoun`` empty where the gender is open."""
 
     text: str
     pronoun: str = ""
@@ -63,7 +64,7 @@ def agents_of(groups: str) -> tuple[Agent, ...]:
     return tuple(dict.fromkeys(agent for group in groups.split() for agent in AGENT_GROUPS[group]))
 
 
-# ---------------------------------------------------------------------------------------------- things and what they are like
+# --------------------------------------------------------------------- things and what they are like
 
 COLORS = "red, blue, green, yellow, black, white"
 
@@ -97,7 +98,7 @@ parrot, ducks, sheep : hungry, noisy : hungry, noisy, friendly
 bird, bear, lion, owl : strange, huge, tiny : strange, hungry
 salmon, crab, octopus : huge, tiny, strange : huge, tiny, heavy
 tree, apple tree, roof, ladder : tall, old : tall, old
-roses, tulips, flowers, flower : {COLORS.replace("blue, green, ", "").replace("black, ", "")} : beautiful, tall, red, white
+roses, tulips, flowers, flower : red, yellow, white : beautiful, tall, red, white
 house, bridge, cabin, tower, wall : tiny, strange, wooden : tall, tiny, strange, dangerous
 museum, castle, temple, zoo, lighthouse, factory : old, strange, famous : old, strange, famous, beautiful
 portrait, dragon, sunset, map : beautiful, strange : beautiful, strange
@@ -109,12 +110,12 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {}
 _PREDICATES: dict[str, tuple[str, ...]] = {}
 for _line in _LIKENESSES.strip().splitlines():
     _nouns, _before, _after = ([word.strip() for word in part.split(",") if word.strip()] for part in _line.split(":"))
-    _ATTRIBUTES |= dict.fromkeys(_nouns, tuple(_before))
-    _PREDICATES |= dict.fromkeys(_nouns, tuple(_after))
+    _ATTRIBUTES.update(dict.fromkeys(_nouns, tuple(_before)))
+    _PREDICATES.update(dict.fromkeys(_nouns, tuple(_after)))
 _CLASHES = {
     "roof": ("tall",), "ladder": ("old",), "bridge": ("tiny", "tall"), "wall": ("tiny",), "tower": ("tiny",),
     "motorcycle": ("white",), "tractor": ("black", "white"), "bicycle": ("old",), "goat": ("old",), "rabbit": ("old",),
-    "owl": ("huge",), "bird": ("huge",), "bear": ("tiny",), "lion": ("tiny",), "cow": ("white",), 
+    "owl": ("huge",), "bird": ("huge",), "bear": ("tiny",), "lion": ("tiny",), "cow": ("white",),
     "map": ("sad",), "sunset": ("strange",), "milk": ("sweet",), "diamond": ("strange",), "engine": ("new",),
 }  # fmt: skip
 
@@ -129,7 +130,7 @@ def predicates_for(noun: str) -> tuple[str, ...]:
     return tuple(word for word in _PREDICATES.get(noun, ()) if word not in _CLASHES.get(noun, ()))
 
 
-# ------------------------------------------------------------------------------------------------------------------- times
+# --------------------------------------------------------------------------------------------- times
 
 # Not one time stands in two places: an embedding hardly tells "yesterday, Anna ..." from "Anna ... yesterday".
 TIMES = ("yesterday", "this morning", "at noon", "on Sunday", "on Friday", "after lunch", "before dinner", "last week")
