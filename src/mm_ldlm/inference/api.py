@@ -1,0 +1,475 @@
+"""MMLDLM: a trained model's Python face.
+
+Latents at this edge are *raw*: the encoder's own vectors, as stores and `.npy` files hold them. Inside they are standardised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mm_ldlm.config import parse
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference import editing, inputs
+from mm_ldlm.inference.batching import batches_by_length, default_batch_tokens
+from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.inference.network import Network
+from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
+from mm_ldlm.inference.scoring import token_bound
+from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths, pad
+from mm_ldlm.sampling.config import JOINT_SAMPLER_NAMES, LatentSamplerConfig, SearchConfig, TextSamplerConfig
+
+if TYPE_CHECKING:
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.objectives.multimodal import ObjectiveConfig
+
+Latents = npt.ArrayLike
+"""(n, d) raw, or one (d,)"""
+
+
+class Encoder(Protocol):
+    """The teacher: sentences to raw vectors."""
+
+    @property
+    def width(self) -> int:
+        """d"""
+        ...
+
+    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(n, d) float32"""
+        ...
+
+
+class MMLDLM:
+    """Embeds, inverts, writes, fills, edits, interpolates and scores; batches by itself.
+
+    `MMLDLM.from_run(path)` builds one from a run folder alone. Samplers are chosen by name or by their typed parameters; a
+    `seed` and a row's place in the request decide a sample, whatever the batching. Every method that re-embeds or takes a
+    text for its latent needs the encoder.
+
+    Args:
+        model: the network (`models.mmdit.MMDiT`), on the device where it is to run.
+        tokenizer: a `corpus.tokenizer.TextTokenizer`.
+        normaliser: a `latents.normaliser.Normaliser`.
+        encoder: the teacher, or None where none is at hand.
+        objective: how the network was trained; decides schedules, parameterisation and what stands for "unknown".
+        batch_tokens: tokens of one batch, pads counted; chosen by the vocabulary's size when None.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: TextTokenizer,
+        normaliser: Any,
+        encoder: Encoder | None = None,
+        objective: ObjectiveConfig | None = None,
+        *,
+        batch_tokens: int | None = None,
+    ) -> None:
+        from mm_ldlm.objectives.multimodal import ObjectiveConfig
+
+        self.model, self.tokenizer, self.normaliser = model, tokenizer, normaliser
+        self._encoder = encoder
+        self.network = Network(
+            model,
+            objective or ObjectiveConfig(),
+            mask_id=tokenizer.mask_id,
+            pad_id=tokenizer.pad_id,
+            vocab_size=tokenizer.vocab_size,
+        )
+        self.batch_tokens = batch_tokens or default_batch_tokens(tokenizer.vocab_size)
+        self._writer = Writer(self.network, batch_tokens=self.batch_tokens)
+        self._latents = LatentWriter(self.network, batch_tokens=self.batch_tokens)
+
+    @classmethod
+    def from_run(
+        cls,
+        path: str | Path,
+        *,
+        encoder: Encoder | None = None,
+        checkpoint: str = "latest",
+        use_ema: bool = True,
+        device: str | torch.device | None = None,
+        batch_tokens: int | None = None,
+    ) -> MMLDLM:
+        """Load a run folder.
+
+        Args:
+            encoder: the teacher; None loads the one named in the run's config.json when it is first needed.
+            checkpoint: "latest", "best", or a checkpoint's folder name ("step-00001000").
+            use_ema: the averaged weights instead of the last ones.
+            device: None takes the first GPU, or the CPU.
+
+        Raises:
+            CheckpointError: the folder holds no complete checkpoint, or lacks what a model needs.
+        """
+        from mm_ldlm.inference.loading import load_run
+
+        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
+        return cls(
+            parts.model,
+            parts.tokenizer,
+            parts.normaliser,
+            encoder or parts.encoder,
+            parts.objective,
+            batch_tokens=batch_tokens,
+        )
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """d, of a latent."""
+        return self.network.width
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest text that the network reads at once."""
+        return self.network.max_length
+
+    @property
+    def encoder(self) -> Encoder:
+        """The teacher.
+
+        Raises:
+            SamplingError: there is none, or its vectors have another width than the model's latents.
+        """
+        if self._encoder is None:
+            raise SamplingError(
+                "this needs the encoder that made the latents, and the model was built without one: "
+                "pass encoder=load_encoder(...) or give latents instead of texts."
+            )
+        if self._encoder.width != self.width:
+            raise SamplingError(
+                f"the encoder gives vectors of width {self._encoder.width}, the model's latents have {self.width}."
+            )
+        return self._encoder
+
+    # --- the uses -----------------------------------------------------------------------------------------------------
+
+    def invert(
+        self,
+        targets: Latents | Sequence[str] | str,
+        *,
+        sampler: TextSamplerConfig | str = "confidence",
+        steps: int | None = None,
+        length: Length = "argmax",
+        search: SearchConfig | None = None,
+        reembed: bool = False,
+        seed: int = 0,
+    ) -> Texts:
+        """Text back from embeddings.
+
+        Args:
+            targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which are embedded by the teacher first.
+            sampler: a name, or its typed parameters; `steps` overrides the steps of either.
+            length: 'argmax' or 'sample' of the length head given the latent, 'top-3' (any number: write each of the three
+                most probable lengths and keep the likeliest text), or a number of tokens.
+            search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
+            reembed: report the cosine of each text to its target also without a search, at one encoder call a row.
+        """
+        sources, raw_nd = self._targets(targets)
+        config = _text_config(sampler, steps)
+        latents_nd = self._standardise(raw_nd)
+        several = how_many_lengths(length)
+        if search is not None and search.enabled:
+            lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
+            starts = self._writer.starting_canvases(latents_nd, first=lengths, config=search)
+            written = self._writer.search(
+                starts, latents_nd=latents_nd, cosines=self._cosines(raw_nd), sampler=config, config=search, seed=seed
+            )
+        elif several > 1:
+            written = self._writer.write_likeliest_length(
+                lengths=several, latents_nd=latents_nd, rows=len(raw_nd), sampler=config, seed=seed
+            )
+        else:
+            lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
+            written = self._writer.write(self._masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
+        return self._texts(written, sources, raw_nd, reembed=reembed)
+
+    def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        sampler: LatentSamplerConfig | str = "ddim",
+        steps: int | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+    ) -> Embeddings:
+        """Embeddings of texts by the network itself (not by the teacher): the mean of `draws` samples of the latent.
+
+        `sampler="one_step"` is the regression baseline, at one call.
+        """
+        listed = inputs.check_texts(texts)
+        config = _latent_config(sampler, steps, draws)
+        drawn = self._latents.given_texts(self._encode(listed), config=config, seed=seed)
+        draws_Knd = np.stack([self._invert(draw_nd) for draw_nd in drawn.draws])
+        return Embeddings(tuple(listed), self._invert(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
+
+    def generate(
+        self,
+        n: int,
+        *,
+        order: Literal["together", "latent_first", "text_first"] = "latent_first",
+        sampler: TextSamplerConfig | str = "confidence",
+        latent_sampler: LatentSamplerConfig | str = "ddim",
+        steps: int | None = None,
+        length: Length = "sample",
+        seed: int = 0,
+    ) -> Texts:
+        """`n` texts with their latents, out of noise.
+
+        `order` is 'together' (both clocks at once: ancestral in the text, DDIM in the latent, at the latent sampler's
+        steps), 'latent_first' (then the text given the latent) or 'text_first'. `steps` overrides both samplers'. Lengths
+        are drawn from the marginal law, or given the latent where that comes first.
+        """
+        if n < 1:
+            raise SamplingError(f"n must be at least 1, found {n}.")
+        if order not in JOINT_SAMPLER_NAMES:
+            raise SamplingError(f"no joint sampler is called '{order}'; known: {', '.join(JOINT_SAMPLER_NAMES)}.")
+        if how_many_lengths(length) > 1:
+            raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
+        text, latent = _text_config(sampler, steps), _latent_config(latent_sampler, steps, None)
+        written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
+        return self._texts(written, [None] * n, self._invert(latents_nd), reembed=False)
+
+    def infill(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        latents: Latents | None = None,
+        sampler: TextSamplerConfig | str = "confidence",
+        steps: int | None = None,
+        mask: str = "[MASK]",
+        seed: int = 0,
+    ) -> Texts:
+        """Replace every `mask` in the texts by one token, under a latent or with the latent unknown; the rest stays.
+
+        Raises:
+            SamplingError: a text without `mask`, empty, or too long.
+        """
+        listed = inputs.check_texts(texts)
+        canvases = [editing.canvas_of(text, mask=mask, tokenizer=self.tokenizer) for text in listed]
+        inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
+        raw_nd = self._given(latents, rows=len(listed))
+        latents_nd = None if raw_nd is None else self._standardise(raw_nd)
+        written = self._writer.write(canvases, latents_nd=latents_nd, sampler=_text_config(sampler, steps), seed=seed)
+        return self._texts(written, listed, raw_nd, reembed=False)
+
+    def edit(
+        self,
+        sources: Sequence[str] | str,
+        *,
+        targets: Latents | Sequence[str] | str,
+        strength: float = 0.5,
+        which: Literal["least_likely", "random"] = "least_likely",
+        sampler: TextSamplerConfig | str = "confidence",
+        steps: int | None = None,
+        reembed: bool = False,
+        seed: int = 0,
+    ) -> Texts:
+        """Re-mask a share `strength` of each source's tokens and write them anew under another latent.
+
+        `which` tokens: those that the target latent makes least likely (four more network calls), or random ones. The
+        number of tokens stays the source's; strength 0 returns the source, 1 keeps only its length.
+        """
+        listed = inputs.check_texts(sources, what="sources")
+        if not 0 <= strength <= 1:
+            raise SamplingError(f"strength must lie between 0 and 1, found {strength}.")
+        if which not in ("least_likely", "random"):
+            raise SamplingError(f"which must be 'least_likely' or 'random', found {which!r}.")
+        _, raw_nd = self._targets(targets)
+        if len(raw_nd) == 1:
+            raw_nd = np.repeat(raw_nd, len(listed), axis=0)
+        if len(raw_nd) != len(listed):
+            raise SamplingError(f"edit: {len(listed)} sources but {len(raw_nd)} targets; give one each, or one for all.")
+        latents_nd = self._standardise(raw_nd)
+        ids = self._encode(listed)
+        masked, calls = editing.remask(
+            self._writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed
+        )
+        written = self._writer.write(masked, latents_nd=latents_nd, sampler=_text_config(sampler, steps), seed=seed)
+        written = replace(written, network_calls=written.network_calls + calls)
+        return self._texts(written, listed, raw_nd, reembed=reembed)
+
+    def interpolate(
+        self,
+        a: Latents | Sequence[str] | str,
+        b: Latents | Sequence[str] | str,
+        *,
+        steps: int = 5,
+        path: Literal["slerp", "lerp"] = "slerp",
+        sampler: TextSamplerConfig | str = "confidence",
+        length: Length = "argmax",
+        reembed: bool = False,
+        seed: int = 0,
+    ) -> Interpolations:
+        """Texts at `steps` stops from each latent of `a` to that of `b`, both ends included.
+
+        'slerp' goes along the great circle (lengths interpolated), 'lerp' along the line between the raw vectors.
+        """
+        if steps < 2:
+            raise SamplingError(f"interpolate: steps must be at least 2 (the two ends), found {steps}.")
+        sources_a, raw_a = self._targets(a)
+        sources_b, raw_b = self._targets(b)
+        if len(raw_a) != len(raw_b):
+            raise SamplingError(f"interpolate: {len(raw_a)} starts but {len(raw_b)} ends.")
+        shares = np.linspace(0.0, 1.0, steps)
+        between = editing.slerp if path == "slerp" else editing.lerp
+        if path not in ("slerp", "lerp"):
+            raise SamplingError(f"path must be 'slerp' or 'lerp', found {path!r}.")
+        raw = np.stack([between(raw_a, raw_b, share) for share in shares], axis=1).reshape(-1, self.width)
+        written = self.invert(
+            raw.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed
+        )
+        ends = [
+            source
+            for first, last in zip(sources_a, sources_b, strict=True)
+            for source in (first, *[None] * (steps - 2), last)
+        ]
+        return Interpolations(
+            np.repeat(np.arange(len(raw_a)), steps), np.tile(shares, len(raw_a)), replace(written, sources=tuple(ends))
+        )
+
+    def score(
+        self, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
+    ) -> Scores:
+        """A bound on −log p of each text in nats, given its raw latent or without one, with its standard error.
+
+        It is −log p(length) plus the diffusion bound on the tokens, from `draws` low-discrepancy times a row.
+        """
+        listed = inputs.check_texts(texts)
+        if draws < 1:
+            raise SamplingError(f"draws must be at least 1, found {draws}.")
+        return self.score_tokens(self._encode(listed), listed, latents=latents, draws=draws, seed=seed)
+
+    def score_tokens(
+        self,
+        ids: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        *,
+        latents: Latents | None = None,
+        draws: int = 16,
+        seed: int = 0,
+    ) -> Scores:
+        """`score` for texts that are tokens already (each of 1..max_length ids)."""
+        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        raw_nd = self._given(latents, rows=len(ids))
+        latents_nd = None if raw_nd is None else self._standardise(raw_nd)
+        lengths = np.array([len(row) for row in ids])
+        log_probs_nN = self._writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
+        nll, times = np.zeros((draws, len(ids))), np.zeros((draws, len(ids)))
+        with self.network.evaluating():
+            for batch in batches_by_length(lengths.tolist(), batch_tokens=self.batch_tokens):
+                bound = token_bound(
+                    self.network,
+                    pad([ids[row] for row in batch], self.network.pad_id, self.network.device),
+                    latents_Bd=None if latents_nd is None else latents_nd[batch],
+                    draws=draws,
+                    generator=self._writer.generator(batch, seed),
+                )
+                nll[:, batch], times[:, batch] = bound.nll_KB.cpu().numpy(), bound.times_KB.cpu().numpy()
+        spread = nll.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
+        length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
+        return Scores(tuple(texts), lengths, length_nll, nll.mean(axis=0), spread, draws, nll, times)
+
+    def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
+        """The k rows of `store` nearest to each raw latent by cosine.
+
+        `store` is a `latents.store.LatentStore`, or an (m, d) array, whose ids are then its row numbers.
+        """
+        return editing.neighbours(inputs.check_latents(latents, width=self.width), store, k=k)
+
+    def encode(self, texts: Sequence[str] | str) -> npt.NDArray[np.float32]:
+        """(n, d) raw latents of texts by the teacher."""
+        return np.asarray(self.encoder.encode(inputs.check_texts(texts)), dtype=np.float32)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _targets(self, targets: Any) -> tuple[list[str | None], npt.NDArray[np.float32]]:
+        """(source texts or None, raw latents) of texts, `.npy` paths or vectors."""
+        if isinstance(targets, Path) or (isinstance(targets, str) and targets.endswith(".npy")):
+            raw_nd = inputs.read_npy(targets, width=self.width)
+            return [None] * len(raw_nd), raw_nd
+        if isinstance(targets, str) or (
+            isinstance(targets, Sequence) and len(targets) > 0 and isinstance(targets[0], str)
+        ):
+            listed = inputs.check_texts(targets)
+            return list(listed), inputs.check_latents(self.encoder.encode(listed), width=self.width, what="encoder")
+        raw_nd = inputs.check_latents(targets, width=self.width)
+        return [None] * len(raw_nd), raw_nd
+
+    def _given(self, latents: Latents | None, *, rows: int) -> npt.NDArray[np.float32] | None:
+        if latents is None:
+            return None
+        raw_nd = inputs.check_latents(latents, width=self.width)
+        if len(raw_nd) != rows:
+            raise SamplingError(f"{rows} texts but {len(raw_nd)} latents; give one each.")
+        return raw_nd
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        ids = self.tokenizer.encode(list(texts))
+        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        return ids
+
+    def _masks(self, lengths: Sequence[int]) -> list[list[int]]:
+        return [[self.network.mask_id] * length for length in lengths]
+
+    def _standardise(self, raw_nd: npt.NDArray[np.float32]) -> torch.Tensor:
+        standardised_nd = np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float32)
+        return torch.from_numpy(standardised_nd).to(self.network.device)
+
+    def _invert(self, latents_nd: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Standardised to raw, on the unit sphere where the encoder's vectors are (the normaliser knows)."""
+        return np.asarray(self.normaliser.invert(latents_nd.float().cpu().numpy()), dtype=np.float32)
+
+    def _cosines(self, raw_nd: npt.NDArray[np.float32]) -> Any:
+        """The closure that a search measures nearness with."""
+        unit_nd = raw_nd / np.maximum(np.linalg.norm(raw_nd, axis=1, keepdims=True), 1e-12)
+
+        def cosines(tokens: list[list[int]], rows: list[int]) -> list[float]:
+            found_md = np.asarray(self.encoder.encode(self.tokenizer.decode_batch(tokens)), dtype=np.float64)
+            found_md /= np.maximum(np.linalg.norm(found_md, axis=1, keepdims=True), 1e-12)
+            return np.einsum("md,md->m", found_md, unit_nd[rows]).tolist()
+
+        return cosines
+
+    def _texts(
+        self,
+        written: Written,
+        sources: Sequence[str | None],
+        raw_nd: npt.NDArray[np.float32] | None,
+        *,
+        reembed: bool,
+    ) -> Texts:
+        cosines, encoder_calls = written.cosines, written.encoder_calls
+        if reembed and cosines is None and raw_nd is not None:
+            cosines = np.array(self._cosines(raw_nd)([list(row) for row in written.tokens], list(range(len(raw_nd)))))
+            encoder_calls = encoder_calls + 1
+        return Texts(
+            texts=tuple(self.tokenizer.decode_batch(written.tokens)),
+            tokens=written.tokens,
+            log_probs=written.log_probs,
+            network_calls=written.network_calls,
+            encoder_calls=encoder_calls,
+            sources=tuple(sources),
+            cosines=cosines,
+            latents=raw_nd,
+        )
+
+
+def _text_config(sampler: TextSamplerConfig | str, steps: int | None) -> TextSamplerConfig:
+    config = parse(TextSamplerConfig, {"name": sampler}, at="sampler") if isinstance(sampler, str) else sampler
+    return config if steps is None else replace(config, steps=steps)
+
+
+def _latent_config(sampler: LatentSamplerConfig | str, steps: int | None, draws: int | None) -> LatentSamplerConfig:
+    config = parse(LatentSamplerConfig, {"name": sampler}, at="sampler") if isinstance(sampler, str) else sampler
+    changes = {key: value for key, value in (("steps", steps), ("draws", draws)) if value is not None}
+    return replace(config, **changes) if changes else config

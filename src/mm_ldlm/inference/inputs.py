@@ -1,0 +1,86 @@
+"""What a request may hold, and the errors that say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mm_ldlm.errors import SamplingError
+
+Floats = npt.NDArray[np.float32]
+
+
+def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
+    """A list of non-empty strings; one string counts as a list of one."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    if not listed:
+        raise SamplingError(f"{what}: no text was given.")
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise SamplingError(f"{what}[{index}]: expected a text, found {type(text).__name__} {text!r}.")
+        if not text.strip():
+            raise SamplingError(f"{what}[{index}] is empty; leave it out or give it words.")
+    return listed
+
+
+def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: int, what: str = "texts") -> None:
+    """Refuse texts of no token or of more tokens than the model reads."""
+    for index, length in enumerate(lengths):
+        if length == 0:
+            raise SamplingError(f"{what}[{index}] {texts[index]!r} holds no token of this model's vocabulary.")
+        if length > max_length:
+            raise SamplingError(
+                f"{what}[{index}] has {length} tokens, but the model reads at most {max_length} "
+                f"(model.max_length): {_short(texts[index])!r}. Shorten or split it."
+            )
+
+
+def check_latents(latents: Any, *, width: int, what: str = "latents") -> Floats:
+    """(n, width) float32, finite; one vector counts as a row."""
+    if isinstance(latents, torch.Tensor):
+        latents = latents.detach().cpu().float().numpy()
+    array = np.asarray(latents)
+    if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+        raise SamplingError(f"{what}: expected real numbers, found dtype {array.dtype}.")
+    array = np.atleast_2d(array)
+    if array.ndim != 2 or array.shape[1] != width:
+        raise SamplingError(
+            f"{what}: expected vectors of width {width} (model.latent_dim), found shape {tuple(array.shape)}. "
+            f"They must come from the encoder that the model was trained on."
+        )
+    if len(array) == 0:
+        raise SamplingError(f"{what}: no vector was given.")
+    bad = ~np.isfinite(array).all(axis=1)
+    if bad.any():
+        rows = np.flatnonzero(bad)
+        raise SamplingError(
+            f"{what}: {len(rows)} of {len(array)} vectors hold NaN or infinity (rows {_short(rows[:8].tolist())})."
+        )
+    return array.astype(np.float32)
+
+
+def read_npy(path: str | Path, *, width: int) -> Floats:
+    """The vectors of a `.npy` file, checked; pickled objects are refused unread."""
+    path = Path(path)
+    if not path.is_file():
+        raise SamplingError(f"{path}: no such file.")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        kind = "holds pickled objects, which are never loaded" if "pickle" in str(error).lower() else "is no .npy file"
+        raise SamplingError(f"{path} {kind} ({error}). Save a plain float array with numpy.save.") from None
+    except (OSError, EOFError) as error:
+        raise SamplingError(f"{path} cannot be read ({error}).") from None
+    if not isinstance(array, np.ndarray):
+        raise SamplingError(f"{path} is an archive of several arrays; save one array with numpy.save.")
+    return check_latents(array, width=width, what=str(path))
+
+
+def _short(value: Any, width: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= width else text[: width - 1] + "…"

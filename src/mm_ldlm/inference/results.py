@@ -1,0 +1,169 @@
+"""What comes back from `MMLDLM`: small frozen records, one entry per row of the request, each with a table of itself.
+
+n rows, d latent width, K draws. Calls are counted per row: evaluations of the network in which the row took part (a guided
+one counts 2), and sentences embedded for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that a sampler wrote."""
+
+    texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    log_probs: Floats
+    """(n,) nats: sum over the written tokens of their log-probability when revealed"""
+    network_calls: Ints
+    encoder_calls: Ints
+    sources: tuple[str | None, ...]
+    """What was asked to be rebuilt, filled or edited, where there was a text"""
+    cosines: Floats | None = None
+    """(n,) of the re-embedded text to the target latent, where an encoder was at hand"""
+    latents: Floats | None = None
+    """(n, d) raw: the latent that the text was written under"""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per text; latents as a list column."""
+        import pandas as pd
+
+        columns: dict[str, object] = {
+            "source": list(self.sources),
+            "text": list(self.texts),
+            "length": [len(tokens) for tokens in self.tokens],
+            "log_prob": np.asarray(self.log_probs, dtype=np.float64),
+            "network_calls": np.asarray(self.network_calls, dtype=np.int64),
+            "encoder_calls": np.asarray(self.encoder_calls, dtype=np.int64),
+        }
+        if self.cosines is not None:
+            columns["cosine"] = np.asarray(self.cosines, dtype=np.float64)
+        if self.latents is not None:
+            columns["latent"] = list(np.asarray(self.latents, dtype=np.float32))
+        return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Latents that a sampler drew for texts."""
+
+    sources: tuple[str, ...]
+    latents: Floats
+    """(n, d) raw; the mean of the draws, on the unit sphere where the encoder's vectors are"""
+    draws: Floats
+    """(K, n, d) raw"""
+    network_calls: Ints
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per text; latents as a list column."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "source": list(self.sources),
+                "latent": list(np.asarray(self.latents, dtype=np.float32)),
+                "network_calls": np.asarray(self.network_calls, dtype=np.int64),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Interpolations:
+    """Texts along the way from one latent to another."""
+
+    pairs: Ints
+    """(n,) number of the pair"""
+    shares: Floats
+    """(n,) way gone: 0 at the first text, 1 at the second"""
+    written: Texts
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per stop."""
+        frame = self.written.to_frame()
+        frame.insert(0, "pair", np.asarray(self.pairs, dtype=np.int64))
+        frame.insert(1, "share", np.asarray(self.shares, dtype=np.float64))
+        return frame
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Upper bounds on the negative log-likelihood of texts, in nats."""
+
+    texts: tuple[str, ...]
+    tokens: Ints
+    """(n,) tokens of each"""
+    length_nll: Floats
+    """(n,) −log p(length)"""
+    token_nll: Floats
+    """(n,) bound on −log p(tokens | length), float64, mean over the draws"""
+    standard_errors: Floats
+    """(n,) of `token_nll` over the draws"""
+    draws: int
+    draw_nll: Floats
+    """(K, n) nats: each draw of the token bound"""
+    times: Floats
+    """(K, n) the time of each draw"""
+
+    @property
+    def nll(self) -> Floats:
+        """(n,) bound on −log p(text)"""
+        return self.length_nll + self.token_nll
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per text."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "text": list(self.texts),
+                "tokens": self.tokens,
+                "length_nll": self.length_nll,
+                "token_nll": self.token_nll,
+                "nll": self.nll,
+                "standard_error": self.standard_errors,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest rows of a store to each of n latents, nearest first."""
+
+    rows: Ints
+    """(n, k) row in the store"""
+    ids: tuple[tuple[str, ...], ...]
+    cosines: Floats
+    """(n, k)"""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per (query, rank)."""
+        import pandas as pd
+
+        n, k = self.rows.shape
+        return pd.DataFrame(
+            {
+                "query": np.repeat(np.arange(n), k),
+                "rank": np.tile(np.arange(1, k + 1), n),
+                "row": self.rows.ravel(),
+                "id": [identifier for row in self.ids for identifier in row],
+                "cosine": self.cosines.ravel(),
+            }
+        )

@@ -1,0 +1,245 @@
+"""From canvases to texts: lengths, batches, sampling, search; in token ids and standardised latents.
+
+A canvas is a list of ids in which `[MASK]` is to be written. Rows are numbered by their place in the request, and all their
+randomness hangs on that number and the seed: batching changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference.batching import batches_by_length
+from mm_ldlm.inference.network import Network
+from mm_ldlm.sampling.config import SearchConfig, TextSamplerConfig
+from mm_ldlm.sampling.draws import Draw, draw_tokens
+from mm_ldlm.sampling.registry import sample_text
+from mm_ldlm.sampling.search import search
+from mm_ldlm.sampling.walk import TextSample
+
+Length = str | int
+"""'argmax' | 'sample' (from the length head) | 'top-n' (write the n most probable, keep the likeliest) | a number."""
+
+Cosines = Callable[[list[list[int]], list[int]], Sequence[float]]
+"""(token lists, row of the request of each) → cosine of each re-embedded text to its row's target."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """n rows in the order of the request."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    log_probs: np.ndarray
+    """(n,) nats, summed over the written tokens"""
+    network_calls: np.ndarray
+    encoder_calls: np.ndarray
+    cosines: np.ndarray | None = None
+
+
+class Writer:
+    """Writes texts with one network, in batches of at most `batch_tokens`."""
+
+    def __init__(self, network: Network, *, batch_tokens: int) -> None:
+        self.network, self.batch_tokens = network, batch_tokens
+
+    # --- lengths ------------------------------------------------------------------------------------------------------
+
+    def length_log_probs(self, latents_nd: Tensor | None, *, rows: int) -> Tensor:
+        """(n, N) log-probabilities of the lengths 1..N."""
+        with self.network.evaluating():
+            if latents_nd is None:
+                return self.network.length_log_probs(None, rows=1).expand(rows, -1)
+            return torch.cat([self.network.length_log_probs(part, rows=len(part)) for part in latents_nd.split(4096)])
+
+    def lengths(self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int) -> list[int]:
+        """One length for each row; 'top-n' gives the most probable, see `write`."""
+        if isinstance(length, int):
+            if length < 1:
+                raise SamplingError(f"length must be at least 1, found {length}.")
+            return [length] * rows
+        log_probs_nN = self.length_log_probs(latents_nd, rows=rows)
+        if length == "sample":
+            u_n = self.generator(range(rows), seed).fork("length").uniform()
+            return (draw_tokens(log_probs_nN, u_n, Draw()) + 1).tolist()
+        if length == "argmax" or how_many_lengths(length) > 1:
+            return (log_probs_nN.argmax(dim=1) + 1).tolist()
+        raise AssertionError(length)
+
+    # --- texts --------------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        canvases: Sequence[Sequence[int]],
+        *,
+        latents_nd: Tensor | None,
+        sampler: TextSamplerConfig,
+        seed: int,
+    ) -> Written:
+        """Fill each canvas under its standardised latent, or with the latent unknown."""
+        self._refuse_long(canvases, sampler)
+        tokens: list[tuple[int, ...]] = [()] * len(canvases)
+        log_probs, calls = np.zeros(len(canvases)), np.zeros(len(canvases), dtype=np.int64)
+        with self.network.evaluating():
+            for batch in self._batches(canvases):
+                sample = self._sample(
+                    pad([canvases[row] for row in batch], self.network.pad_id, self.network.device),
+                    None if latents_nd is None else latents_nd[batch],
+                    sampler,
+                    self.generator(batch, seed),
+                )
+                sums, costs = sample.log_probs.double().sum(dim=1).tolist(), sample.calls_per_row.tolist()
+                for place, (row, ids) in enumerate(zip(batch, sample.tokens.tolist(), strict=True)):
+                    tokens[row] = tuple(ids[: len(canvases[row])])
+                    log_probs[row], calls[row] = sums[place], costs[place]
+        return Written(tuple(tokens), log_probs, calls, np.zeros(len(canvases), dtype=np.int64))
+
+    def write_likeliest_length(
+        self, *, lengths: int, latents_nd: Tensor | None, rows: int, sampler: TextSamplerConfig, seed: int
+    ) -> Written:
+        """Write each row at its `lengths` most probable lengths and keep the highest log p(length) + Σ log p(token)."""
+        best_nk = self.length_log_probs(latents_nd, rows=rows).topk(min(lengths, self.network.max_length), dim=1)
+        tries = []
+        for rank in range(best_nk.indices.shape[1]):
+            canvases = [[self.network.mask_id] * (index + 1) for index in best_nk.indices[:, rank].tolist()]
+            tries.append(self.write(canvases, latents_nd=latents_nd, sampler=sampler, seed=seed))
+        totals_kn = np.stack([t.log_probs for t in tries]) + best_nk.values.T.double().cpu().numpy()
+        chosen = totals_kn.argmax(axis=0)
+        return Written(
+            tuple(tries[k].tokens[row] for row, k in enumerate(chosen)),
+            np.array([tries[k].log_probs[row] for row, k in enumerate(chosen)]),
+            np.sum([t.network_calls for t in tries], axis=0),
+            np.zeros(rows, dtype=np.int64),
+        )
+
+    def search(
+        self,
+        canvases: Sequence[Sequence[Sequence[int]]],
+        *,
+        latents_nd: Tensor,
+        cosines: Cosines,
+        sampler: TextSamplerConfig,
+        config: SearchConfig,
+        seed: int,
+    ) -> Written:
+        """For each row the text nearest to its target, from its K starting canvases (see `sampling.search`)."""
+        for row in canvases:
+            self._refuse_long(row, sampler)
+        freer = replace(sampler, temperature=config.temperature)
+        tokens: list[tuple[int, ...]] = [()] * len(canvases)
+        log_probs, nearest = np.zeros(len(canvases)), np.zeros(len(canvases))
+        calls, encoder_calls = (np.zeros(len(canvases), dtype=np.int64) for _ in range(2))
+        with self.network.evaluating():
+            for batch in self._batches([max(row, key=len) for row in canvases]):
+                stream = self.generator(batch, seed)
+                latents_Bd = latents_nd[batch]
+
+                def write(
+                    canvas_NL: Tensor,
+                    target_N: Tensor,
+                    draws: RowGenerator,
+                    greedy: bool,
+                    latents_Bd: Tensor = latents_Bd,
+                ) -> TextSample:
+                    return self._sample(canvas_NL, latents_Bd[target_N], sampler if greedy else freer, draws)
+
+                def nearness(tokens_NL: Tensor, target_N: Tensor, batch: list[int] = batch) -> Tensor:
+                    rows = [batch[target] for target in target_N.tolist()]
+                    return torch.tensor(cosines([self._trim(ids) for ids in tokens_NL.tolist()], rows))
+
+                width = max(len(canvas) for row in batch for canvas in canvases[row])
+                canvases_BKL = torch.stack(
+                    [pad(canvases[row], self.network.pad_id, self.network.device, width=width) for row in batch]
+                )
+                found = search(
+                    canvases_BKL,
+                    config=config,
+                    write=write,
+                    nearness=nearness,
+                    mask_id=self.network.mask_id,
+                    generator=stream,
+                )
+                sums = found.log_probs.double().sum(dim=1).tolist()
+                for place, row in enumerate(batch):
+                    tokens[row] = tuple(self._trim(found.tokens[place].tolist()))
+                    log_probs[row], nearest[row] = sums[place], float(found.cosines[place])
+                    calls[row] = int(found.network_calls_per_row[place])
+                    encoder_calls[row] = int(found.encoder_calls_per_row[place])
+        return Written(tuple(tokens), log_probs, calls, encoder_calls, nearest)
+
+    def starting_canvases(
+        self, latents_nd: Tensor, *, first: Sequence[int], config: SearchConfig
+    ) -> list[list[list[int]]]:
+        """K canvases of masks for each row: the length in `first`, and the most probable other ones in turn."""
+        log_probs_nN = self.length_log_probs(latents_nd, rows=len(latents_nd))
+        ranked_nN = log_probs_nN.topk(min(config.lengths + 1, log_probs_nN.shape[1]), dim=1).indices + 1
+        canvases = []
+        for length, ranked in zip(first, ranked_nN.tolist(), strict=True):
+            choice = [length, *[other for other in ranked if other != length]][: config.lengths]
+            canvases.append([[self.network.mask_id] * choice[k % len(choice)] for k in range(config.candidates)])
+        return canvases
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _sample(
+        self, canvas_BL: Tensor, latents_Bd: Tensor | None, sampler: TextSamplerConfig, generator: RowGenerator
+    ) -> TextSample:
+        noise_Bd = None
+        if latents_Bd is None and not self.network.knows_null_latent:
+            noise_Bd = generator.fork("unknown latent").normal(self.network.width)
+        return sample_text(
+            sampler,
+            self.network.text_denoiser(latents_Bd, noise_Bd),
+            canvas_BL,
+            schedule=self.network.objective.text_schedule,
+            generator=generator,
+            window=self.network.max_length,
+        )
+
+    def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:
+        """The stream of these rows of the request."""
+        return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.network.device))
+
+    def _batches(self, canvases: Sequence[Sequence[int]]) -> list[list[int]]:
+        return batches_by_length([len(canvas) for canvas in canvases], batch_tokens=self.batch_tokens)
+
+    def _trim(self, ids: Sequence[int]) -> list[int]:
+        return [index for index in ids if index != self.network.pad_id]
+
+    def _refuse_long(self, canvases: Sequence[Sequence[int]], sampler: TextSamplerConfig) -> None:
+        longest = max((len(canvas) for canvas in canvases), default=0)
+        if longest > self.network.max_length and sampler.name != "blocks":
+            raise SamplingError(
+                f"a text of {longest} tokens was asked for, but the model writes at most {self.network.max_length} at a "
+                f"time (model.max_length). Ask for a shorter one or use the sampler 'blocks'."
+            )
+
+
+def how_many_lengths(length: Length) -> int:
+    """n of 'top-n', 1 for every other legal value.
+
+    Raises:
+        SamplingError: `length` is none of 'argmax', 'sample', 'top-n' or a number.
+    """
+    if isinstance(length, int) or length in ("argmax", "sample"):
+        return 1
+    head, _, tail = length.partition("-")
+    if head == "top" and tail.isdigit() and int(tail) >= 1:
+        return int(tail)
+    raise SamplingError(f"length must be 'argmax', 'sample', 'top-3' (any number) or a number of tokens, found {length!r}.")
+
+
+def pad(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int | None = None
+) -> Tensor:
+    """(B, L) int64 with `pad_id` after each row's end."""
+    width = max((len(row) for row in rows), default=0) if width is None else width
+    out = np.full((len(rows), max(width, 1)), pad_id, dtype=np.int64)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
+    return torch.from_numpy(out).to(device)

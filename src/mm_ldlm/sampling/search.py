@@ -1,0 +1,216 @@
+"""Search with the encoder in hand: draw candidates, re-embed them, keep the nearest, re-mask their doubtful tokens, again.
+
+What vec2text (arXiv:2310.06816) does with a corrector network, a masked diffusion model can do by itself: a text is put
+right where it was least certain. The encoder decides which candidate is nearest; its calls and the network's are counted.
+
+Rows are flat: N = targets × candidates. A search knows network and encoder as closures only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.sampling.config import SearchConfig
+from mm_ldlm.sampling.orders import top_by_row
+from mm_ldlm.sampling.walk import TextSample
+
+Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]
+"""(tokens_NL with masks, target row of each (N,), generator with N rows, greedy) → the texts, given those targets."""
+Nearness = Callable[[Tensor, Tensor], Tensor]
+"""(tokens_NL, target row of each (N,)) → (N,) float32 cosine of the re-embedded text to its target."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best text for each of B targets, and what it cost."""
+
+    tokens: Tensor
+    """(B, L)"""
+    log_probs: Tensor
+    """(B, L)"""
+    cosines: Tensor
+    """(B,) float32 to the target, re-embedded"""
+    first_cosines: Tensor
+    """(B,) float32: of the first candidate, which is what no search would have given"""
+    network_calls_per_row: Tensor
+    """(B,) evaluations of the network, all candidates of the target counted"""
+    encoder_calls_per_row: Tensor
+    """(B,) sentences embedded for the target"""
+    rounds_taken: Tensor
+    """(B,) rounds before the target was good enough or the rounds were over"""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """W candidates of each of T live targets, best first."""
+
+    tokens: Tensor
+    """(T, W, L)"""
+    log_probs: Tensor
+    """(T, W, L)"""
+    cosines: Tensor
+    """(T, W)"""
+
+
+class _Encoder:
+    """Embeds each distinct text of a target once, and counts."""
+
+    def __init__(self, nearness: Nearness, targets: int, device: torch.device) -> None:
+        self._nearness = nearness
+        self._known: dict[tuple[int, ...], float] = {}
+        self.calls_B = torch.zeros(targets, dtype=torch.long, device=device)
+
+    def __call__(self, tokens_NL: Tensor, target_N: Tensor) -> Tensor:
+        keys = [tuple(row) for row in torch.cat([target_N.unsqueeze(1), tokens_NL], dim=1).tolist()]
+        fresh = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
+        if fresh:
+            index = torch.tensor(fresh, device=tokens_NL.device)
+            values = self._nearness(tokens_NL[index], target_N[index]).tolist()
+            self._known.update((keys[i], value) for i, value in zip(fresh, values, strict=True))
+            self.calls_B.index_add_(0, target_N[index], torch.ones_like(index))
+        return torch.tensor([self._known[key] for key in keys], dtype=torch.float32, device=tokens_NL.device)
+
+
+def least_certain(
+    log_probs_NL: Tensor, writable_NL: Tensor, *, share: float, noise: float, generator: RowGenerator
+) -> Tensor:
+    """(N, L) bool: the `share` of the writable tokens, at least one, of lowest log-probability plus Gumbel noise."""
+    count_N = (writable_NL.sum(dim=1) * share).round().long().clamp_min(1).minimum(writable_NL.sum(dim=1))
+    doubt_NL = -log_probs_NL.double()
+    if noise > 0:
+        doubt_NL = doubt_NL - noise * torch.log(-torch.log(generator.uniform(log_probs_NL.shape[1])))
+    return top_by_row(doubt_NL.masked_fill(~writable_NL, -torch.inf), count_N) & writable_NL
+
+
+def search(
+    canvases_BKL: Tensor,
+    *,
+    config: SearchConfig,
+    write: Write,
+    nearness: Nearness,
+    mask_id: int,
+    generator: RowGenerator,
+) -> SearchResult:
+    """Search the text nearest to each target.
+
+    `canvases_BKL` are the K starting canvases of each of B targets (they may differ in length); what is `[MASK]` in them
+    may be written and re-written, anything else stays. Round by round, each target keeps its `beam` best candidates and
+    draws `candidates` children from them, with `remask_share` of their least certain tokens masked again; parents compete
+    with their children, so the best cosine never falls.
+    """
+    B, K, L = canvases_BKL.shape
+    device = canvases_BKL.device
+    encoder = _Encoder(nearness, B, device)
+    network_B = torch.zeros(B, dtype=torch.long, device=device)
+    writable_start_BKL = canvases_BKL == mask_id
+
+    target_N = torch.arange(B, device=device).repeat_interleave(K)
+    pool_of, first_B = _start(canvases_BKL, target_N, write, encoder, network_B, generator)
+    # Which positions may be re-written travels with a candidate: canvases of one target may differ in length.
+    writable_BKL = writable_start_BKL
+    live = torch.arange(B, device=device)
+    pool, writable_BKL = _best(pool_of, writable_BKL, config.beam)
+    final = pool
+    rounds_B = torch.zeros(B, dtype=torch.long, device=device)
+
+    for number in range(config.rounds):
+        live = live[final.cosines[live, 0] < config.good_enough]
+        if not live.numel():
+            break
+        rounds_B = rounds_B.index_add(0, live, torch.ones_like(live))
+        parents = _Pool(final.tokens[live], final.log_probs[live], final.cosines[live])
+        children, writable_TCL = _children(
+            parents, writable_BKL[live], live, number, config, write, encoder, network_B, mask_id, generator
+        )
+        merged = _Pool(
+            torch.cat([parents.tokens, children.tokens], dim=1),
+            torch.cat([parents.log_probs, children.log_probs], dim=1),
+            torch.cat([parents.cosines, children.cosines], dim=1),
+        )
+        kept, writable_TWL = _best(
+            merged, torch.cat([writable_BKL[live], writable_TCL], dim=1), final.tokens.shape[1]
+        )
+        final = _Pool(
+            final.tokens.index_copy(0, live, kept.tokens),
+            final.log_probs.index_copy(0, live, kept.log_probs),
+            final.cosines.index_copy(0, live, kept.cosines),
+        )
+        writable_BKL = writable_BKL.index_copy(0, live, writable_TWL)
+    return SearchResult(
+        final.tokens[:, 0],
+        final.log_probs[:, 0],
+        final.cosines[:, 0],
+        first_B,
+        network_B,
+        encoder.calls_B,
+        rounds_B,
+    )
+
+
+def _start(
+    canvases_BKL: Tensor, target_N: Tensor, write: Write, encoder: _Encoder, network_B: Tensor, generator: RowGenerator
+) -> tuple[_Pool, Tensor]:
+    """The first candidates; number 0 is written greedily, as it would be without a search."""
+    B, K, L = canvases_BKL.shape
+    tokens, log_probs = [], []
+    for number in range(K):
+        rows_B = target_N[number::K]
+        sample = write(canvases_BKL[:, number], rows_B, generator.fork(f"candidate {number}"), number == 0)
+        tokens.append(sample.tokens)
+        log_probs.append(sample.log_probs)
+        network_B.add_(sample.calls_per_row)
+    tokens_BKL, log_probs_BKL = torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1)
+    cosines_BK = encoder(tokens_BKL.reshape(B * K, L), target_N).view(B, K)
+    return _Pool(tokens_BKL, log_probs_BKL, cosines_BK), cosines_BK[:, 0]
+
+
+def _children(
+    parents: _Pool,
+    writable_TWL: Tensor,
+    live: Tensor,
+    number: int,
+    config: SearchConfig,
+    write: Write,
+    encoder: _Encoder,
+    network_B: Tensor,
+    mask_id: int,
+    generator: RowGenerator,
+) -> tuple[_Pool, Tensor]:
+    """`candidates` children of each live target, dealt to its parents in turn."""
+    T, W, L = parents.tokens.shape
+    tokens, log_probs, writables = [], [], []
+    for child in range(config.candidates):
+        parent = child % W
+        stream = generator.select(live).fork(f"round {number} child {child}")
+        again_TL = least_certain(
+            parents.log_probs[:, parent],
+            writable_TWL[:, parent],
+            share=config.remask_share,
+            noise=config.remask_noise,
+            generator=stream.fork("which"),
+        )
+        sample = write(parents.tokens[:, parent].masked_fill(again_TL, mask_id), live, stream, False)
+        network_B.index_add_(0, live, sample.calls_per_row)
+        tokens.append(sample.tokens)
+        log_probs.append(torch.where(again_TL, sample.log_probs, parents.log_probs[:, parent]))
+        writables.append(writable_TWL[:, parent])
+    tokens_TCL = torch.stack(tokens, dim=1)
+    cosines_TC = encoder(tokens_TCL.reshape(-1, L), live.repeat_interleave(config.candidates)).view(T, -1)
+    return _Pool(tokens_TCL, torch.stack(log_probs, dim=1), cosines_TC), torch.stack(writables, dim=1)
+
+
+def _best(pool: _Pool, writable_TCL: Tensor, width: int) -> tuple[_Pool, Tensor]:
+    """The `width` best distinct candidates of each target, best first; repeats come last, the earlier wins a tie."""
+    same_TCC = (pool.tokens.unsqueeze(1) == pool.tokens.unsqueeze(2)).all(dim=-1)
+    repeat_TC = torch.tril(same_TCC, diagonal=-1).any(dim=2)
+    order_TC = (pool.cosines - 10.0 * repeat_TC).argsort(dim=1, descending=True, stable=True)[:, :width]
+    index_TWL = order_TC.unsqueeze(-1).expand(-1, -1, pool.tokens.shape[-1])
+    best = _Pool(
+        pool.tokens.gather(1, index_TWL), pool.log_probs.gather(1, index_TWL), pool.cosines.gather(1, order_TC)
+    )
+    return best, writable_TCL.gather(1, index_TWL)

@@ -1,0 +1,89 @@
+"""A tiny model with everything that it needs in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.models.build import build_model
+from mm_ldlm.models.parameters import ModelConfig
+from mm_ldlm.objectives.multimodal import ObjectiveConfig
+
+WIDTH, LENGTH = 6, 12
+
+
+class WordTokenizer:
+    """One id per word: w0 … w19."""
+
+    words = [f"w{i}" for i in range(20)]
+    vocab_size, pad_id, mask_id, unk_id = 23, 20, 21, 22
+    max_length = LENGTH
+
+    def encode(self, texts):
+        return [[self.words.index(w) if w in self.words else self.unk_id for w in text.split()] for text in texts]
+
+    def decode(self, ids):
+        return " ".join(self.words[i] if i < 20 else f"[{i}]" for i in ids if i != self.pad_id)
+
+    def decode_batch(self, batch, *, skip_special=False):
+        return [self.decode(ids) for ids in batch]
+
+
+class UnitNormaliser:
+    """Standardised = raw·2; unit vectors."""
+
+    def standardise(self, x):
+        return x * 2
+
+    def invert(self, z):
+        x = z / 2
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+class BagEncoder:
+    """A unit vector per text: a fixed random vector per (word, position), summed."""
+
+    width = WIDTH
+
+    def __init__(self):
+        self.calls = 0
+        self.table = np.random.default_rng(0).normal(size=(23, LENGTH * 4, WIDTH))
+
+    def encode(self, sentences):
+        self.calls += len(sentences)
+        ids = WordTokenizer().encode(list(sentences))
+        raw = np.stack([sum(self.table[i, p] for p, i in enumerate(row)) for row in ids])
+        return (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make(*, seed=0, objective=None, encoder=None, **shape):
+    config = ModelConfig(
+        **{"latent_dim": WIDTH, "width": 32, "depth": 2, "heads": 2, "latent_tokens": 2, "max_length": LENGTH} | shape
+    )
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(config, vocab_size=23, pad_id=20, mask_id=21, generator=generator)
+    with torch.no_grad():  # heads start at zero: give them something to say
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return MMLDLM(model, WordTokenizer(), UnitNormaliser(), encoder or BagEncoder(), objective or ObjectiveConfig())
+
+
+@pytest.fixture
+def model():
+    return make()
+
+
+@pytest.fixture
+def build():
+    return make
+
+
+@pytest.fixture
+def unit_latents():
+    def draw(n, seed=5):
+        raw = np.random.default_rng(seed).normal(size=(n, WIDTH)).astype(np.float32)
+        return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+
+    return draw

@@ -1,0 +1,194 @@
+"""The Python face, on a tiny model in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.sampling.config import (
+    JOINT_SAMPLER_NAMES,
+    LATENT_SAMPLER_NAMES,
+    TEXT_SAMPLER_NAMES,
+    LatentSamplerConfig,
+    SearchConfig,
+    TextSamplerConfig,
+)
+
+
+def _named(name):
+    return TextSamplerConfig(name=name, clock="share" if name == "ddpm_cache" else None)
+
+
+@pytest.mark.parametrize("name", TEXT_SAMPLER_NAMES)
+def test_invert_writes_with_every_sampler(name, model, unit_latents):
+    out = model.invert(unit_latents(5), sampler=_named(name), steps=4)
+    assert len(out) == 5
+    assert all(20 not in row and 21 not in row for row in out.tokens)
+    assert (out.network_calls >= 1).all()
+    assert list(out.to_frame().columns) == ["source", "text", "length", "log_prob", "network_calls", "encoder_calls", "latent"]
+
+
+@pytest.mark.parametrize("name", LATENT_SAMPLER_NAMES)
+def test_embed_draws_with_every_sampler(name, model):
+    out = model.embed(["w1 w2 w3", "w4"], sampler=name, steps=3)
+    assert out.latents.shape == (2, 6)
+    assert np.allclose(np.linalg.norm(out.latents, axis=1), 1, atol=1e-5)
+    assert (out.network_calls == {"heun": 5, "one_step": 1}.get(name, 3)).all()
+
+
+@pytest.mark.parametrize("order", JOINT_SAMPLER_NAMES)
+@pytest.mark.parametrize("mode", ["mixed", "unconditional", "l2t"])
+def test_generate_in_every_order(order, mode, build):
+    from mm_ldlm.objectives.multimodal import ObjectiveConfig
+
+    out = build(objective=ObjectiveConfig(mode=mode)).generate(6, order=order, steps=3, seed=1)
+    assert len(out.texts) == 6
+    assert out.latents.shape == (6, 6)
+    assert np.isfinite(out.latents).all()
+    assert all(1 <= len(row) <= 12 for row in out.tokens)
+
+
+def test_batching_changes_nothing(model, unit_latents):
+    targets = unit_latents(9)
+    one = model.invert(targets, length="sample", seed=3)
+    model._writer.batch_tokens = 20
+    other = model.invert(targets, length="sample", seed=3)
+    assert one.tokens == other.tokens
+    assert (one.network_calls == other.network_calls).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "allowed"), [(5, {5}), ("argmax", set(range(1, 13))), ("sample", set(range(1, 13))), ("top-3", set(range(1, 13)))]
+)
+def test_lengths(length, allowed, model, unit_latents):
+    out = model.invert(unit_latents(8), length=length)
+    assert {len(row) for row in out.tokens} <= allowed
+
+
+def test_a_length_beyond_the_model_is_for_blocks(model, unit_latents):
+    with pytest.raises(SamplingError, match="30 tokens was asked for, but the model writes at most 12"):
+        model.invert(unit_latents(1), length=30)
+    out = model.invert(unit_latents(2), length=30, sampler=TextSamplerConfig(name="blocks", block_length=4))
+    assert [len(row) for row in out.tokens] == [30, 30]
+
+
+def test_search_never_lowers_the_cosine_and_counts(model):
+    sources = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9"]
+    targets = model.encode(sources)
+    plain = model.invert(targets, reembed=True)
+    before = model.encoder.calls
+    found = model.invert(targets, search=SearchConfig(candidates=4, rounds=2, beam=2, lengths=2))
+    assert (found.cosines >= plain.cosines - 1e-6).all()
+    assert found.cosines.mean() > plain.cosines.mean()
+    assert (found.network_calls > plain.network_calls).all()
+    assert found.encoder_calls.sum() == model.encoder.calls - before
+
+
+def test_invert_texts_keeps_the_sources(model):
+    out = model.invert(["w1 w2", "w3"])
+    assert out.sources == ("w1 w2", "w3")
+
+
+def test_infill_keeps_what_is_given(model, unit_latents):
+    texts = ["w1 [MASK] w3", "[MASK] w5 w6 [MASK] w7"]
+    for latents in (None, unit_latents(2)):
+        out = model.infill(texts, latents=latents)
+        assert out.tokens[0][0] == 1
+        assert out.tokens[0][2] == 3
+        assert out.tokens[1][1:3] == (5, 6)
+        assert len(out.tokens[1]) == 5
+    with pytest.raises(SamplingError, match="holds no '\\[MASK\\]'"):
+        model.infill("w1 w2")
+
+
+def test_edit_strength_and_choice_have_their_effect(model, unit_latents):
+    source, target = ["w1 w2 w3 w4 w5 w6 w7 w8"], unit_latents(1)
+    kept = {}
+    for strength in (0.0, 0.5, 1.0):
+        out = model.edit(source, targets=target, strength=strength)
+        assert len(out.tokens[0]) == 8
+        kept[strength] = sum(a == b for a, b in zip(out.tokens[0], range(1, 9), strict=True))
+    assert kept[0.0] == 8
+    assert 4 <= kept[0.5] < 8
+    assert kept[1.0] < 8
+    chosen = model.edit(source, targets=target, which="least_likely")
+    random = model.edit(source, targets=target, which="random")
+    assert chosen.tokens != random.tokens
+    assert int(chosen.network_calls[0] - random.network_calls[0]) == 4
+
+
+def test_interpolate_ends_are_the_inversions(model, unit_latents):
+    a, b = unit_latents(2, 1), unit_latents(2, 2)
+    for path in ("slerp", "lerp"):
+        out = model.interpolate(a, b, steps=4, path=path)
+        assert len(out.written) == 8
+        assert np.allclose(out.written.latents[0], a[0], atol=1e-6)
+        assert np.allclose(out.written.latents[7], b[1], atol=1e-6)
+        norms = np.linalg.norm(out.written.latents, axis=1)
+        assert np.allclose(norms, 1, atol=1e-5) == (path == "slerp")
+    assert list(out.to_frame()["share"]) == [0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1] * 2
+
+
+def test_neighbours_by_cosine(model, unit_latents):
+    store = unit_latents(50)
+    found = model.neighbours(store[[7, 3]] * 4, store, k=3)
+    assert found.rows[:, 0].tolist() == [7, 3]
+    assert found.cosines[0, 0] == pytest.approx(1, abs=1e-5)
+    assert (np.diff(found.cosines, axis=1) <= 0).all()
+    assert len(found.to_frame()) == 6
+
+
+def test_draws_are_averaged(model):
+    many = model.embed(["w1 w2"], sampler=LatentSamplerConfig(name="ddpm", steps=4, draws=5))
+    assert many.draws.shape == (5, 1, 6)
+    assert (many.network_calls == 20).all()
+    few = model.embed(["w1 w2"], sampler=LatentSamplerConfig(name="ddpm", steps=4, draws=2))
+    assert np.allclose(few.draws, many.draws[:2], atol=1e-6)
+
+
+def test_bad_requests_say_what_is_wrong(model, unit_latents, tmp_path):
+    with pytest.raises(ConfigurationError, match="no text sampler is called 'ancestrel'; known: ancestral"):
+        model.invert(unit_latents(1), sampler="ancestrel")
+    with pytest.raises(ConfigurationError, match="no latent sampler is called 'dimm'; known: ddpm, ddim"):
+        model.embed("w1", sampler="dimm")
+    with pytest.raises(SamplingError, match="no joint sampler is called 'both'; known: together"):
+        model.generate(1, order="both")
+    with pytest.raises(SamplingError, match=r"texts\[1\] is empty"):
+        model.embed(["w1", "  "])
+    with pytest.raises(SamplingError, match="has 13 tokens, but the model reads at most 12"):
+        model.embed(" ".join(["w1"] * 13))
+    with pytest.raises(SamplingError, match="width 6 .*found shape \\(2, 5\\)"):
+        model.invert(np.zeros((2, 5)))
+    with pytest.raises(SamplingError, match="1 of 3 vectors hold NaN or infinity \\(rows \\[1\\]\\)"):
+        model.invert(np.array([[1.0] * 6, [np.nan] * 6, [1.0] * 6]))
+    with pytest.raises(SamplingError, match="length must be 'argmax'"):
+        model.invert(unit_latents(1), length="longest")
+    np.save(tmp_path / "wide.npy", np.zeros((2, 9)))
+    with pytest.raises(SamplingError, match=r"wide\.npy: expected vectors of width 6"):
+        model.invert(tmp_path / "wide.npy")
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(SamplingError, match="pickled objects, which are never loaded"):
+        model.invert(tmp_path / "objects.npy")
+    (tmp_path / "text.npy").write_text("no array")
+    with pytest.raises(SamplingError, match=r"text\.npy"):
+        model.invert(tmp_path / "text.npy")
+    np.save(tmp_path / "strings.npy", np.array(["a", "b"]))
+    with pytest.raises(SamplingError, match="expected real numbers"):
+        model.invert(tmp_path / "strings.npy")
+    with pytest.raises(SamplingError, match="no such file"):
+        model.invert(tmp_path / "absent.npy")
+
+
+def test_npy_files_invert(model, unit_latents, tmp_path):
+    np.save(tmp_path / "some.npy", unit_latents(3).astype(np.float16))
+    assert len(model.invert(tmp_path / "some.npy")) == 3
+    assert len(model.invert(str(tmp_path / "some.npy"))) == 3
+
+
+def test_without_an_encoder_texts_need_one(build, unit_latents):
+    model = build()
+    model._encoder = None
+    assert len(model.invert(unit_latents(2))) == 2
+    with pytest.raises(SamplingError, match="needs the encoder"):
+        model.invert(["w1"])
