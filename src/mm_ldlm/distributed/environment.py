@@ -1,0 +1,127 @@
+"""What torchrun, SLURM and the older shell scripts say through environment variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+from collections.abc import Mapping
+
+from mm_ldlm.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One process among all: global rank, rank on its host, number of processes, where rank 0 listens."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world: int = 1
+    local_world: int = 1
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    attempt: int = 0
+    run_id: str = ""
+    agent_store: bool = False
+    """True when the launcher already hosts the TCP store at the master's port (torchrun, elastic_launch)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """What a launcher on one host has to know: number of hosts, this host's number, the head, processes per host."""
+
+    nodes: int | None = None
+    node_rank: int | None = None
+    endpoint: str | None = None
+    processes: int | None = None
+
+
+def place(environment: Mapping[str, str] | None = None) -> Place:
+    """This process's place: torchrun's variables first, then SLURM's (one task per process), else a single process.
+
+    Raises:
+        ConfigurationError: a variable is not a number, or ranks and world size contradict each other.
+    """
+    env = os.environ if environment is None else environment
+    if "RANK" in env and "WORLD_SIZE" in env and "LOCAL_RANK" in env:
+        found = Place(
+            rank=_int(env, "RANK"),
+            local_rank=_int(env, "LOCAL_RANK"),
+            world=_int(env, "WORLD_SIZE"),
+            local_world=_int(env, "LOCAL_WORLD_SIZE", 1),
+            master_address=env.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=_int(env, "MASTER_PORT", 29500),
+            attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
+            run_id=env.get("TORCHELASTIC_RUN_ID", ""),
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+        )
+    elif "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1 and "SLURM_STEP_NODELIST" in env:
+        found = Place(
+            rank=_int(env, "SLURM_PROCID"),
+            local_rank=_int(env, "SLURM_LOCALID", 0),
+            world=_int(env, "SLURM_NTASKS"),
+            local_world=_int({"n": env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]}, "n"),
+            master_address=env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]),
+            master_port=_int(env, "MASTER_PORT", 10000 + _int(env, "SLURM_JOB_ID", 0) % 20000),
+            attempt=_int(env, "SLURM_RESTART_COUNT", 0),
+            run_id=env.get("SLURM_JOB_ID", ""),
+        )
+    else:
+        return Place()
+    if not 0 <= found.rank < found.world:
+        raise ConfigurationError(
+            f"RANK={found.rank} with WORLD_SIZE={found.world}: ranks are 0..{found.world - 1}. "
+            "Unset both, or start the worker by torchrun, which sets them."
+        )
+    return found
+
+
+def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
+    """MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, NPROC_PER_NODE for a launcher; SLURM's where those are missing.
+
+    Platforms that give every *host* a RANK and a WORLD_SIZE (and no LOCAL_RANK) mean host numbers by them.
+    """
+    env = os.environ if environment is None else environment
+    nodes, rank = _maybe(env, "NNODES"), _maybe(env, "NODE_RANK")
+    if "LOCAL_RANK" not in env:
+        nodes = _maybe(env, "WORLD_SIZE") if nodes is None else nodes
+        rank = _maybe(env, "RANK") if rank is None else rank
+    if nodes is None:
+        nodes, rank = _maybe(env, "SLURM_NNODES"), _maybe(env, "SLURM_NODEID") if rank is None else rank
+    address = env.get("MASTER_ADDR")
+    if address is None and nodes is not None and nodes > 1 and "SLURM_JOB_NODELIST" in env:
+        address = first_host(env["SLURM_JOB_NODELIST"])
+    endpoint = f"{address}:{env.get('MASTER_PORT', '29400')}" if address else None
+    return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=_maybe(env, "NPROC_PER_NODE"))
+
+
+def first_host(nodelist: str) -> str:
+    """First name of a SLURM node list: `gpu[03-05,9]` gives `gpu03`."""
+    match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?", nodelist)
+    if match is None:
+        raise ConfigurationError(f"SLURM node list {nodelist!r} cannot be read. Set MASTER_ADDR to the head's name.")
+    return match.group(1) + (match.group(2) or "")
+
+
+def error_file() -> str | None:
+    """Where the elastic agent expects a failing worker to leave its error, if one started us."""
+    return os.environ.get("TORCHELASTIC_ERROR_FILE")
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def _maybe(env: Mapping[str, str], name: str) -> int | None:
+    return _int(env, name) if env.get(name) else None
+
+
+def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = env.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"environment variable {name}={value!r} is not a whole number.") from None

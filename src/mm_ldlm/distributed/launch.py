@@ -1,0 +1,153 @@
+"""Start workers by PyTorch's elastic launcher, the engine under torchrun, and bring their first error back as ours.
+
+The workers are started as `python -m MODULE ARGS`, exactly what torchrun does, so that they import nothing of the process
+that launches them (no Kedro, no MLflow).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mm_ldlm
+from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.distributed import environment, failure
+from mm_ldlm.errors import WorkerFailed
+
+
+@config
+class LaunchConfig:
+    """Where the workers run.
+
+    Attributes:
+        processes: per host.
+        nodes: hosts. With more than one, every host starts the same command; `rendezvous` names the head.
+        rendezvous: "host:port" of the head; null: this machine, a free port. MASTER_ADDR and MASTER_PORT override it.
+        node_rank: this host's number, where a platform fixes it; null: the rendezvous decides.
+        job: name that the hosts of one run share; null for a single host.
+        max_restarts: of all workers together after one was lost; each continues from the last checkpoint.
+        join_timeout: seconds to wait for the other hosts.
+        monitor_interval: seconds between two looks at the workers.
+    """
+
+    processes: PositiveInt = 1
+    nodes: PositiveInt = 1
+    rendezvous: str | None = None
+    node_rank: NonNegativeInt | None = None
+    job: str | None = None
+    max_restarts: NonNegativeInt = 0
+    join_timeout: PositiveInt = 300
+    monitor_interval: PositiveFloat = 0.2
+
+
+def with_environment(config: LaunchConfig) -> LaunchConfig:
+    """The configuration with what MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, NPROC_PER_NODE say in its place."""
+    import dataclasses
+
+    found = environment.hosts()
+    changes: dict[str, Any] = {}
+    if found.nodes is not None:
+        changes["nodes"] = found.nodes
+    if found.node_rank is not None:
+        changes["node_rank"] = found.node_rank
+    if found.endpoint is not None and changes.get("nodes", config.nodes) > 1:
+        changes["rendezvous"] = found.endpoint
+    if found.processes is not None:
+        changes["processes"] = found.processes
+    return dataclasses.replace(config, **changes)
+
+
+def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_directory: Path, echo: bool = False) -> None:
+    """Run `python -m module arguments…` as `processes` ranks on this host (of `nodes`) and wait for all of them.
+
+    Per-rank output goes to files under `log_directory`; `echo` also copies it to this process's own output.
+
+    Raises:
+        WorkerFailed: rank, step, cause and log path of the rank that failed first; or the hosts that did not come.
+        KeyboardInterrupt: Ctrl-C; the workers have been told and have ended.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
+    from torch.distributed.launcher.api import elastic_launch
+
+    log_directory.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    everything = Std.ALL
+    elastic = ElasticConfig(
+        min_nodes=config.nodes,
+        max_nodes=config.nodes,
+        nproc_per_node=config.processes,
+        run_id=config.job or uuid.uuid4().hex[:12],
+        rdzv_backend="c10d",
+        rdzv_endpoint=config.rendezvous or "localhost:0",
+        rdzv_configs={"join_timeout": config.join_timeout, **_is_host(config)},
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=None if config.nodes > 1 else "127.0.0.1",
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(log_directory), redirects=everything, tee=everything if echo else Std.NONE
+        ),
+    )
+    try:
+        with _importable():
+            elastic_launch(elastic, sys.executable)("-u", "-m", module, *arguments)
+    except ChildFailedError as error:
+        raise WorkerFailed(_explain(error, log_directory, started, config)) from None
+    except SignalException as error:
+        if error.sigval.name == "SIGINT":
+            raise KeyboardInterrupt from None
+        raise WorkerFailed(f"the launcher was told to stop ({error.sigval.name}); the workers have ended.") from None
+    except (RendezvousError, DistError, TimeoutError) as error:
+        raise WorkerFailed(
+            f"the {config.nodes} hosts did not meet at {config.rendezvous or 'this machine'} within {config.join_timeout} s "
+            f"({type(error).__name__}: {str(error).strip() or 'no further word'}). Start the same command on every host, "
+            "check MASTER_ADDR and MASTER_PORT and that the port is open."
+        ) from None
+
+
+def _is_host(config: LaunchConfig) -> dict[str, Any]:
+    if config.nodes > 1 and config.node_rank is not None:
+        return {"is_host": config.node_rank == 0}
+    return {}
+
+
+def _explain(error: Any, log_directory: Path, started: float, config: LaunchConfig) -> str:
+    words = failure.first_words(log_directory, since=started)
+    ended = [(rank, item.exitcode, str(Path(item.error_file).with_name("stderr.log")) if "/" in item.error_file else str(log_directory))
+             for rank, item in error.failures.items() if item.exitcode < 0]  # fmt: skip
+    killed = failure.signal_words(ended)
+    if words is not None and (killed is None or not words["lost_peer"]):
+        text = failure.told(words)
+    elif killed is not None:
+        text = killed
+    else:
+        rank, first = error.get_first_failure()
+        text = f"rank {rank} ended with exit code {first.exitcode}.\nLogs: {log_directory}"
+    again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
+    return text + again
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """This package's source folder on the children's PYTHONPATH, for as long as they are started."""
+    source = str(Path(mm_ldlm.__file__).resolve().parent.parent)
+    before = os.environ.get("PYTHONPATH")
+    parts = [part for part in (before or "").split(os.pathsep) if part]
+    if source not in parts:
+        os.environ["PYTHONPATH"] = os.pathsep.join([source, *parts])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before

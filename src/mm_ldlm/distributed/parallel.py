@@ -1,0 +1,86 @@
+"""One module on many devices: DDP or FSDP2, and gradient accumulation without needless communication."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.errors import ConfigurationError
+
+
+class Parallel:
+    """A module made callable across ranks.
+
+    `module` is what the loop calls; `inner` the plain module that checkpoints and diagnoses see.
+    """
+
+    def __init__(self, inner: nn.Module, process: Process, *, strategy: str = "ddp", some_unused: bool = True) -> None:
+        """`some_unused`: not every trainable parameter takes part in every step (modes drawn by chance)."""
+        self.inner, self.process = inner, process
+        self.module: nn.Module = inner
+        self.strategy = strategy if process.world > 1 else "none"
+        if self.strategy == "ddp":
+            from torch.nn.parallel import DistributedDataParallel
+
+            self.module = DistributedDataParallel(
+                inner,
+                device_ids=[process.device] if process.device.type == "cuda" else None,
+                find_unused_parameters=some_unused,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        elif self.strategy not in ("none", "fsdp"):
+            raise ConfigurationError(f"training.parallel: 'ddp' or 'fsdp', found {strategy!r}.")
+
+    @contextlib.contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        """Gradients are exchanged in the last micro-batch's backward pass only."""
+        if self.strategy == "ddp" and not last:
+            with self.module.no_sync():  # type: ignore[operator]
+                yield
+            return
+        if self.strategy == "fsdp":
+            for module in self.inner.modules():
+                if hasattr(module, "set_requires_gradient_sync"):
+                    module.set_requires_gradient_sync(last, recurse=False)
+        yield
+
+    @property
+    def gradient_scale(self) -> float:
+        """DDP and FSDP average over ranks; a loss that is a share of the global sum is scaled by this to undo it."""
+        return float(self.process.world)
+
+
+def shard(module: nn.Module, blocks: list[nn.Module], process: Process, *, low_precision: torch.dtype | None) -> None:
+    """FSDP2: shard each block, then the rest, in place. Parameters become DTensors; optimizer and EMA are made after it."""
+    if process.world == 1:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(process.device.type, (process.world,))
+    policy = MixedPrecisionPolicy(param_dtype=low_precision, reduce_dtype=torch.float32)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (every rank must call it), or the tensor itself."""
+    whole: Any = getattr(tensor, "full_tensor", None)
+    return tensor if whole is None else whole()
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into a plain or sharded one, in place (every rank must call it)."""
+    if hasattr(target, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value.to(target.device, target.dtype), target.device_mesh, target.placements)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        target.copy_(value)

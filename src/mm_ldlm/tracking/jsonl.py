@@ -1,0 +1,119 @@
+"""`training_log.jsonl`: one JSON object a line, appended and flushed, so that it can be followed from anywhere.
+
+A line with "event" is an event, any other is metrics. After a resume or a roll-back steps come again: the last line of a
+step counts (`read_metrics`). JSON has no NaN: non-finite numbers are written as the words "nan", "inf", "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JsonlTracker:
+    """Appends to one file. Safe to call from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_with_newline(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._lock = threading.Lock()
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        self._write({"step": step, **values})
+
+    def event(self, step: int, kind: str, **words: Any) -> None:
+        self._write({"event": kind, "step": step, "time": round(time.time(), 3), **words})
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
+        with self._lock:
+            self._file.write(text + "\n")
+            self._file.flush()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a log, in order."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n") and line.strip()]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Metric lines by step, each step once (its last line), in order."""
+    found = {line["step"]: line for line in read_lines(path) if "event" not in line}
+    return [found[step] for step in sorted(found)]
+
+
+def read_events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Event lines in the order written, of one kind or of all."""
+    return [line for line in read_lines(path) if "event" in line and kind in (None, line["event"])]
+
+
+def number(value: Any) -> float | None:
+    """A logged value as a number; the words for non-finite numbers are understood, other words are None."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float)):
+        return float(value)
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value) if isinstance(value, str) else None
+
+
+def follow(
+    path: Path, *, stop: Callable[[], bool], interval: float = 0.5, from_start: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield new lines in batches as they are written (an empty batch each `interval` seconds when there are none).
+
+    Ends after `stop()` has become true and what was written until then has been yielded. The file may not exist yet.
+    """
+    position = 0 if from_start or not path.exists() else path.stat().st_size
+    while True:
+        stopping = stop()
+        lines, position = _read_from(path, position)
+        yield lines
+        if stopping and not lines:
+            return
+        if not lines:
+            time.sleep(interval)
+
+
+def _read_from(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(position)
+            data = file.read()
+    except FileNotFoundError:
+        return [], position
+    whole = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines() if line.strip()], position + len(whole)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def _end_with_newline(path: Path) -> None:
+    """A killed writer may leave half a line; ours must not be glued to it. The half is cut off."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, 2)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)

@@ -1,0 +1,125 @@
+"""The guard: what to do with a step, decided from numbers that all ranks hold alike.
+
+`Guard` sees only values that came out of an all-reduce, so every rank takes the same branch; it never sees a tensor. A
+poisoned step changes nothing: its gradients are dropped, and non-finite numbers never enter the window that later steps
+are judged by.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from typing import Any, Literal
+
+from mm_ldlm.training.config import GuardConfig
+
+Action = Literal["apply", "skip", "rollback", "stop"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What to do, and why in words (empty for an ordinary step)."""
+
+    action: Action
+    reason: str = ""
+    spike: bool = False
+    non_finite: bool = False
+
+
+class Guard:
+    """Counts and windows across steps. Windows are apart for each kind of step: modes have losses of different size."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        self.consecutive_skips = 0
+        self.consecutive_spikes = 0
+        self.rollbacks = 0
+        self._windows: dict[str, collections.deque[float]] = {}
+
+    def judge(
+        self, *, kind: str, loss: float, grad_norm: float, bad_ranks: list[int], overflow: bool = False
+    ) -> Verdict:
+        """Decide on one step.
+
+        Args:
+            kind: steps of one kind are compared with each other.
+            loss: the step's global loss. grad_norm: global, before clipping.
+            bad_ranks: ranks whose own loss was not finite.
+            overflow: fp16 gradients overflowed under a scale that will now be lowered: skipped, but no fault.
+        """
+        if not bad_ranks and math.isfinite(loss) and not math.isfinite(grad_norm) and overflow:
+            return Verdict("skip", "fp16 gradients overflowed; the scale is lowered", non_finite=False)
+        if bad_ranks or not math.isfinite(loss) or not math.isfinite(grad_norm):
+            what = f"loss is {loss}" if bad_ranks or not math.isfinite(loss) else f"gradient norm is {grad_norm}"
+            where = f" (rank {', '.join(map(str, bad_ranks))})" if bad_ranks else ""
+            self.consecutive_skips += 1
+            return self._escalate(f"{what}{where}", non_finite=True)
+        high = [
+            f"{name} {value:.4g} is {z:.1f} robust deviations above its median"
+            for name, value in (("loss", loss), ("gradient norm", grad_norm))
+            if (z := self._score(f"{kind}/{name}", value)) > self.config.spike_z
+        ]
+        self._admit(f"{kind}/loss", loss)
+        self._admit(f"{kind}/gradient norm", grad_norm)
+        if not high:
+            self.consecutive_skips = self.consecutive_spikes = 0
+            return Verdict("apply")
+        reason = "; ".join(high)
+        self.consecutive_spikes += 1
+        if self.consecutive_spikes >= self.config.spike_patience:
+            self.consecutive_spikes = 0
+            return self._give_up(f"{self.config.spike_patience} spikes in a row: {reason}", spike=True)
+        if self.config.spike_action == "skip":
+            self.consecutive_skips += 1
+            return self._escalate(reason, spike=True)
+        self.consecutive_skips = 0
+        return Verdict("apply", reason, spike=True)
+
+    def _escalate(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+        if self.consecutive_skips < self.config.max_consecutive_skips:
+            return Verdict("skip", reason, spike=spike, non_finite=non_finite)
+        reason = f"{self.consecutive_skips} steps skipped in a row, the last because {reason}"
+        return self._give_up(reason, spike=spike, non_finite=non_finite)
+
+    def _give_up(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+        if self.rollbacks >= self.config.max_rollbacks:
+            return Verdict("stop", f"{reason}; already rolled back {self.rollbacks} times", spike, non_finite)
+        return Verdict("rollback", reason, spike, non_finite)
+
+    def rolled_back(self) -> None:
+        """Start afresh after a roll-back; the number of roll-backs stays."""
+        self.rollbacks += 1
+        self.consecutive_skips = self.consecutive_spikes = 0
+        self._windows.clear()
+
+    def _score(self, name: str, value: float) -> float:
+        """(value − median) / (1.4826 · MAD) against the window; 0 while the window is short. Only upwards."""
+        window = self._windows.get(name, ())
+        if len(window) < max(self.config.spike_window // 4, 8):
+            return 0.0
+        middle = statistics.median(window)
+        spread = 1.4826 * statistics.median(abs(item - middle) for item in window)
+        return (value - middle) / max(spread, 0.01 * abs(middle), 1e-12)
+
+    def _admit(self, name: str, value: float) -> None:
+        if math.isfinite(value):
+            window = self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window))
+            window.append(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "consecutive_skips": self.consecutive_skips,
+            "consecutive_spikes": self.consecutive_spikes,
+            "rollbacks": self.rollbacks,
+            "windows": {name: list(window) for name, window in self._windows.items()},
+        }
+
+    def load(self, found: dict[str, Any]) -> None:
+        self.consecutive_skips = found["consecutive_skips"]
+        self.consecutive_spikes = found["consecutive_spikes"]
+        self.rollbacks = found["rollbacks"]
+        self._windows = {
+            name: collections.deque(values, maxlen=self.config.spike_window) for name, values in found["windows"].items()
+        }

@@ -1,0 +1,325 @@
+"""The loop, top to bottom, in the order in which things happen. It never knows what is being trained.
+
+One step: batch → forward and backward of each micro-batch → one all-reduce of all numbers → one read by the host → the
+guard's verdict, the same on all ranks → update, or none. Everything else happens at intervals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.parallel import Parallel
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.errors import TrainingDiverged
+from mm_ldlm.objectives.base import Batch, Objective
+from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.batches import Loader, Planned
+from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.diagnosis import diagnose
+from mm_ldlm.training.diagnostics import Diagnostics
+from mm_ldlm.training.guard import Guard, Verdict
+from mm_ldlm.training.keeper import Keeper
+from mm_ldlm.training.optim import Ema, Optimization
+from mm_ldlm.training.state import TrainingState, seed_dropout, step_seed
+from mm_ldlm.training.stepping import Averages, Tally, total
+
+Ending = Literal["finished", "stopped", "paused"]
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything the loop works with."""
+
+    config: TrainingConfig
+    seed: int
+    process: Process
+    parallel: Parallel
+    objective: Objective
+    optimization: Optimization
+    ema: Ema
+    scaler: Any
+    """torch.amp.GradScaler for fp16, else None"""
+    loader: Loader
+    state: TrainingState
+    guard: Guard
+    keeper: Keeper
+    tracker: Tracker
+    diagnostics: Diagnostics
+    asked_to_stop: Callable[[], bool]
+    """has this process been told to end (SIGTERM, SIGINT)?"""
+    validate: Callable[[], dict[str, float]] | None = None
+
+
+def run(parts: Run, *, pause_at: int | None = None) -> Ending:
+    """Train until `max_steps` (finished), a signal or `max_minutes` (stopped, finished), or `pause_at` steps (paused).
+
+    Raises:
+        TrainingDiverged: the guard gave up; its text holds the diagnosis.
+    """
+    config, state = parts.config, parts.state
+    last_step = config.max_steps if pause_at is None else min(pause_at, config.max_steps)
+    averages, clock = Averages(), Clock(parts)
+    parts.parallel.module.train()
+    batches = parts.loader.from_(state.epoch, state.batch_in_epoch)
+    reason = ""
+    try:
+        while state.step < last_step:
+            planned, micros = next(batches)
+
+            # -- forward and backward --------------------------------------------------------------------------------
+            lr = parts.optimization.set_lr(state.step, scale=state.lr_scale)
+            kind, tally = forward_backward(parts, micros)
+
+            # -- one all-reduce, one read: from here on every rank holds the same numbers ------------------------------
+            detailed = parts.diagnostics.due(state.step)
+            if detailed:
+                parts.diagnostics.before_update(parts)
+            if parts.scaler is not None:
+                for optimizer in parts.optimization.optimizers.values():
+                    parts.scaler.unscale_(optimizer)
+            found = agree(parts, tally, out_of_time=clock.out_of_time())
+            verdict = parts.guard.judge(
+                kind=kind, loss=found.loss, grad_norm=found.grad_norm, bad_ranks=found.bad_ranks,
+                overflow=parts.scaler is not None,
+            )  # fmt: skip
+
+            # -- update, or none ---------------------------------------------------------------------------------------
+            if verdict.action == "apply":
+                clipped = parts.optimization.clip(found.grad_norm)
+                parts.optimization.step(parts.scaler)
+                parts.ema.update(state.ema_updates)
+                state.ema_updates += 1
+                averages.add(kind, found.loss, found.losses)
+                clock.applied(found.grad_norm, clipped)
+                if verdict.spike:
+                    parts.tracker.event(state.step, "spike", reason=verdict.reason, epoch=planned.epoch, batch=planned.index)
+            elif verdict.non_finite and parts.guard.consecutive_skips == 1:
+                parts.diagnostics.written = diagnose(parts, micros, kind=kind, reason=verdict.reason)
+            if detailed:
+                parts.diagnostics.after_update(parts, applied=verdict.action == "apply")
+            if parts.scaler is not None:
+                parts.scaler.update()
+            parts.optimization.drop_gradients()
+
+            # -- count -------------------------------------------------------------------------------------------------
+            state.step += 1
+            state.draw += 1
+            state.epoch, state.batch_in_epoch = planned.epoch, planned.index + 1
+            state.rows += len(planned.rows)
+            state.tokens += planned.tokens
+            clock.stepped(planned)
+            if verdict.action != "apply":
+                skipped(parts, planned, verdict)
+            if verdict.action == "stop":
+                raise TrainingDiverged(last_words(parts, verdict))
+            if verdict.action == "rollback":
+                roll_back(parts, verdict)
+                averages.take()
+                continue
+
+            # -- at intervals ------------------------------------------------------------------------------------------
+            done = state.step >= config.max_steps
+            line: dict[str, float] = {}
+            if parts.validate is not None and (done or state.step % config.validate_every == 0):
+                line = {f"validation/{name}": value for name, value in parts.validate().items()}
+                parts.parallel.module.train()
+            if line or done or detailed or state.step % config.log_every == 0:
+                line |= averages.take() | clock.line(lr) | (parts.diagnostics.take() if detailed else {})
+                parts.tracker.metrics(state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line})
+            if done or found.stop or found.out_of_time or state.step == last_step or parts.keeper.due(state.step, found.minutes):
+                clock.settle()
+                parts.keeper.save(parts, line)
+            if found.stop or found.out_of_time:
+                reason = "asked to stop" if found.stop else f"max_minutes ({config.max_minutes:g}) are over"
+                break
+    finally:
+        batches.close()
+        clock.settle()
+        parts.keeper.wait()
+    if reason:
+        parts.tracker.event(state.step, "ended_early", reason=reason)
+    if found_failure := parts.keeper.failed():
+        raise found_failure
+    if state.step >= config.max_steps or reason.startswith("max_minutes"):
+        return "finished"
+    return "stopped" if reason else "paused"
+
+
+# -- one step ----------------------------------------------------------------------------------------------------------
+
+
+def forward_backward(parts: Run, micros: list[Batch]) -> tuple[str, Tally]:
+    """Accumulate the gradients of this rank's micro-batches; gradients travel between ranks in the last one only."""
+    state, process = parts.state, parts.process
+    seed = step_seed(parts.seed, state.draw)
+    seed_dropout(parts.seed, state.draw, rank=process.rank)
+    tally, kind = Tally(), ""
+    for number, micro in enumerate(micros):
+        batch = micro.to(process.device)
+        generator = RowGenerator(seed, batch.position_B)
+        kind = kind or parts.objective.kind(generator, step=state.step)
+        with parts.parallel.accumulate(last=number == len(micros) - 1):
+            with autocast(parts):
+                losses = parts.parallel.module(batch, generator, state.step)
+            loss = total(losses, parts.objective, batch)
+            scaled = loss * parts.parallel.gradient_scale
+            (scaled if parts.scaler is None else parts.scaler.scale(scaled)).backward()
+        tally.add(losses, loss)
+    return kind, tally
+
+
+@contextlib.contextmanager
+def autocast(parts: Run) -> Iterator[None]:
+    kind = parts.config.precision.autocast
+    if kind == "fp32":
+        yield
+        return
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    with torch.autocast(parts.process.device.type, dtype=dtype):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    """What all ranks know alike after the step's all-reduce."""
+
+    loss: float
+    losses: dict[str, tuple[float, float]]
+    grad_norm: float
+    bad_ranks: list[int]
+    stop: bool
+    out_of_time: bool
+    minutes: bool
+    """rank 0's clock says that a checkpoint is due"""
+
+
+def agree(parts: Run, tally: Tally, *, out_of_time: bool) -> Agreed:
+    """All-reduce losses, counts and flags as one small float64 tensor, and read it once."""
+    process = parts.process
+    numbers = tally.tensor()
+    norm = parts.optimization.norm()
+    flags = torch.zeros(3 + process.world, dtype=torch.float64)
+    flags[0] = float(parts.asked_to_stop())
+    flags[1] = float(process.is_main and out_of_time)
+    flags[2] = float(process.is_main and parts.keeper.minutes_over())
+    flags = flags.to(numbers.device, non_blocking=True)
+    flags[3 + process.rank] = (~torch.isfinite(numbers[0])).double()
+    together = torch.cat([flags, norm.detach().double().reshape(1) / process.world, numbers])
+    read: list[float] = collectives.sum_(together).tolist()
+    world = process.world
+    loss, losses = tally.split(read[4 + world :])
+    return Agreed(
+        loss=loss,
+        losses=losses,
+        grad_norm=read[3 + world],
+        bad_ranks=[rank for rank in range(world) if read[3 + rank] > 0],
+        stop=read[0] > 0,
+        out_of_time=read[1] > 0,
+        minutes=read[2] > 0,
+    )
+
+
+# -- when a step is refused --------------------------------------------------------------------------------------------
+
+
+def skipped(parts: Run, planned: Planned, verdict: Verdict) -> None:
+    parts.state.skipped += 1
+    parts.tracker.event(
+        parts.state.step - 1, "skip", reason=verdict.reason, epoch=planned.epoch, batch=planned.index,
+        rows=planned.rows[:64].tolist(), consecutive=parts.guard.consecutive_skips,
+    )  # fmt: skip
+
+
+def roll_back(parts: Run, verdict: Verdict) -> None:
+    """Weights, optimizer and step of the last good checkpoint, a lower rate, and data that go on instead of repeating."""
+    state = parts.state
+    before = dataclasses.replace(state)
+    step = parts.keeper.restore(parts)
+    state.draw, state.epoch, state.batch_in_epoch = before.draw, before.epoch, before.batch_in_epoch
+    state.skipped, state.seconds = before.skipped, before.seconds
+    state.rollbacks = before.rollbacks + 1
+    state.lr_scale = before.lr_scale * parts.config.guard.rollback_lr_factor
+    parts.guard.rollbacks = before.rollbacks
+    parts.guard.rolled_back()
+    parts.tracker.event(before.step, "rollback", to_step=step, lr_scale=state.lr_scale, reason=verdict.reason)
+
+
+def last_words(parts: Run, verdict: Verdict) -> str:
+    said = parts.diagnostics.written or "No single first cause was found: the values were finite and too large."
+    return (
+        f"training diverged at step {parts.state.step}: {verdict.reason}.\n{said}\n"
+        "Lower training.optimizer.lr or clip, lengthen the warm-up, or look at the rows that the log's skip events name. "
+        f"The last good checkpoint is kept: {parts.keeper.latest()}."
+    )
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds and tokens since the last log line."""
+
+    def __init__(self, parts: Run) -> None:
+        self.parts = parts
+        self._last = self._line_start = self._settled = time.perf_counter()
+        self._begun = parts.state.seconds
+        self._tokens = self._padded = self._steps = self._clips = 0
+        self._norms: list[float] = []
+        self._waited = parts.loader.waited
+        self._smooth: float | None = None
+
+    def out_of_time(self) -> bool:
+        limit = self.parts.config.max_minutes
+        return limit is not None and self.parts.state.seconds + time.perf_counter() - self._settled > limit * 60
+
+    def applied(self, grad_norm: float, clipped: bool) -> None:
+        self._norms.append(grad_norm)
+        self._clips += clipped
+
+    def stepped(self, planned: Planned) -> None:
+        self._tokens += planned.tokens
+        self._padded += len(planned.rows) * planned.length
+        self._steps += 1
+
+    def settle(self) -> None:
+        """Add the time since the last call to the run's seconds."""
+        now = time.perf_counter()
+        self.parts.state.seconds += now - self._settled
+        self._settled = now
+
+    def line(self, lr: float) -> dict[str, float]:
+        self.settle()
+        state, now = self.parts.state, time.perf_counter()
+        seconds = max(now - self._line_start, 1e-9)
+        left = self.parts.config.max_steps - state.step
+        found = {
+            "lr": lr,
+            "grad_norm": sum(self._norms) / len(self._norms) if self._norms else math.nan,
+            "grad_norm_max": max(self._norms, default=math.nan),
+            "clipped": self._clips / max(self._steps, 1),
+            "skipped": state.skipped,
+            "rollbacks": state.rollbacks,
+            "tokens": state.tokens,
+            "tokens_per_second": self._tokens / seconds,
+            "padding_share": 1 - self._tokens / max(self._padded, 1),
+            "seconds_per_step": seconds / max(self._steps, 1),
+            "waiting_share": (self.parts.loader.waited - self._waited) / seconds,
+            "seconds": state.seconds,
+            "seconds_left": left * seconds / max(self._steps, 1),
+        }
+        self._line_start, self._waited = now, self.parts.loader.waited
+        self._tokens = self._padded = self._steps = self._clips = 0
+        self._norms = []
+        return found
+
+

@@ -1,0 +1,87 @@
+"""What a run remembers between two steps, beside weights and optimizer; and the only place of global seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """Counters. `step` and `draw` differ only after a roll-back: the step goes back, the data do not."""
+
+    step: int = 0
+    """optimizer steps behind us, skipped ones included; the schedule's argument"""
+    draw: int = 0
+    """global batches drawn; with the seed it determines all noise of a step"""
+    epoch: int = 0
+    batch_in_epoch: int = 0
+    """of the next batch"""
+    rows: int = 0
+    tokens: int = 0
+    """valid tokens trained on"""
+    skipped: int = 0
+    rollbacks: int = 0
+    lr_scale: float = 1.0
+    seconds: float = 0.0
+    """in the loop, over all resumes"""
+    ema_updates: int = 0
+    best: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> TrainingState:
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in found.items() if key in known})
+
+
+def step_seed(seed: int, draw: int, name: str = "") -> int:
+    """The seed of everything random in one step (63 bits): a function of the run's seed and the batch's number."""
+    digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """Global generators. Only dropout and third-party code read them: our own noise comes by RowGenerator."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_dropout(seed: int, draw: int, *, rank: int) -> None:
+    """Dropout's masks as a function of the step, so that a resumed step draws the same; they differ between ranks."""
+    torch.manual_seed(step_seed(seed, draw, f"dropout/{rank}"))
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """The global generators' states as tensors."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(internal, dtype=torch.int64),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy_position": torch.tensor([int(position), int(has_gauss)], dtype=torch.int64),
+        "numpy_gauss": torch.tensor([float(cached)], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_states(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate((3, tuple(states["python"].tolist()), None))
+    position, has_gauss = states["numpy_position"].tolist()
+    keys = states["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, float(states["numpy_gauss"])))  # noqa: NPY002
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
