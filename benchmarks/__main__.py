@@ -1,8 +1,8 @@
 """Run every benchmark and write benchmarks/results.json: name → value, unit, the peer's value, ratio.
 
-`python -m benchmarks` runs all of them, `python -m benchmarks NAME ...` those modules; results of modules that did not run
-are kept. A benchmark is a module here with `run() -> list[dict]`, each dict holding `name`, `value`, `unit`, and, where there
-is a peer, `peer` (its name), `peer_value` and `ratio` (ours to the peer's, so that above 1 is better).
+`python -m benchmarks` runs all of them, `python -m benchmarks NAME ...` those modules; results of modules that did not
+run are kept. A benchmark is a module here with `run() -> list[dict]`, each dict holding `name`, `value`, `unit`, and,
+where there is a peer, `peer` (its name), `peer_value` and `ratio` (ours to the peer's, so that above 1 is better).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def collect(chosen: list[str], *, results: dict[str, Any]) -> dict[str, Any]:
         for row in importlib.import_module(f"benchmarks.{module}").run():
             entry = {field: row.get(field) for field in FIELDS}
             merged[row["name"]] = {**entry, **{key: row[key] for key in row if key not in (*FIELDS, "name")}}
-            peer = f"   {row['peer']}: {row.get('peer_value'):.6g}   ratio {row['ratio']:.3g}" if row.get("peer") else ""
+            peer = (
+                f"   {row['peer']}: {row.get('peer_value'):.6g}   ratio {row['ratio']:.3g}" if row.get("peer") else ""
+            )
             print(f"  {row['name']}: {row['value']:.6g} {row['unit']}{peer}", flush=True)
         print(f"  {time.perf_counter() - start:.0f} s", flush=True)
     merged["machine"] = {"cores": _cores(), "system": platform.system(), "python": platform.python_version()}

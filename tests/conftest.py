@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 for _name, _value in {
@@ -25,3 +30,41 @@ PROJECT = Path(__file__).resolve().parents[1]
 def project() -> Path:
     """The project's root."""
     return PROJECT
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder of its own: the checkout's sources and a copy of its configuration, with empty data."""
+    root = tmp_path_factory.mktemp("workshop")
+    for name in ("src", "pyproject.toml", ".telemetry"):
+        (root / name).symlink_to(PROJECT / name)
+    for name in ("conf", "notebooks"):
+        shutil.copytree(PROJECT / name, root / name, ignore=shutil.ignore_patterns("local", ".ipynb_checkpoints"))
+    (root / "conf" / "local").mkdir()
+    return root
+
+
+@pytest.fixture(scope="session")
+def finished(workshop: Path) -> Path:
+    """The workshop after one `kedro run --env=test`: every pipeline has run, every artifact is there."""
+    result = kedro("run", "--env=test", root=workshop)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return workshop
+
+
+def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user in the folder `root` would type it."""
+    return subprocess.run(
+        [sys.executable, "-m", "kedro", *arguments],
+        cwd=root,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture(scope="session")
+def run_kedro(workshop: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`kedro …` in the workshop."""
+    return functools.partial(kedro, root=workshop)

@@ -1,0 +1,90 @@
+"""Bad input through the front door: what a user gives wrongly is said before, or instead of, any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mm_ldlm.cli import purposeful
+from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError
+
+
+@pytest.fixture
+def refused(workshop: Path, tmp_path: Path) -> Callable[..., str]:
+    """Run a pipeline of the test environment with overrides; the message of the error that it must end in."""
+
+    def run(kind: type[MMLDLMError], pipeline: str = "ingestion", env: str = "test", **overrides: Any) -> str:
+        bootstrap_project(workshop)
+        runtime = {"data": str(tmp_path / "data"), "tracking": {"enabled": False}, **overrides}
+        with (
+            pytest.raises(Exception) as caught,
+            KedroSession.create(workshop, env=env, runtime_params=runtime) as session,
+        ):
+            session.run(pipeline_names=[pipeline])
+        error = purposeful(caught.value)
+        assert isinstance(error, kind), repr(caught.value)
+        if kind is ConfigurationError:
+            assert not (tmp_path / "data").exists(), "something ran before the parameters were refused"
+        return str(error)
+
+    return run
+
+
+def text_source(path: Path | str) -> dict[str, Any]:
+    return {"sources": [{"kind": "text", "path": str(path)}]}
+
+
+def test_a_misspelt_parameter(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, training={"optimizer": {"learning_rate": 1e-3}})
+    assert "parameter 'training.optimizer.learning_rate' is not known" in message
+    message = refused(ConfigurationError, trainig={"max_steps": 3})
+    assert "parameter 'trainig' is not known. Did you mean 'training'?" in message
+
+
+def test_a_wrong_value(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, "reporting", training={"max_steps": 0})
+    assert message.startswith("parameter 'training.max_steps'")
+    assert "found 0" in message
+
+
+def test_a_misspelt_environment(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, env="tset")
+    assert "environment 'tset' is not known. Did you mean 'test'?" in message
+
+
+def test_a_width_that_contradicts_the_encoder(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, "training", model={"latent_dim": 512})
+    assert "'model.latent_dim' is 512" in message
+    assert "384" in message
+
+
+def test_texts_longer_than_the_network(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, tokenizer={"max_length": 64}, model={"max_length": 32})
+    assert "'tokenizer.max_length' is 64" in message
+
+
+def test_a_missing_file(refused: Callable[..., str], tmp_path: Path) -> None:
+    message = refused(SourceError, ingestion=text_source(tmp_path / "no" / "corpus.txt"))
+    assert "corpus.txt" in message
+
+
+def test_an_empty_corpus(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert "empty" in refused(SourceError, ingestion=text_source(tmp_path / "empty.txt")).lower()
+
+
+def test_a_corpus_whose_lines_are_all_too_long(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("".join(f"{i} " + "word " * 200 + "\n" for i in range(50)))
+    message = refused(SourceError, ingestion=text_source(tmp_path / "long.txt"))
+    assert "tokenizer.max_length" in message or "long" in message
+
+
+def test_a_file_that_is_not_utf8(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("".join(f"größe Nummer {i}\n" for i in range(200)).encode("latin-1"))
+    message = refused(SourceError, ingestion=text_source(tmp_path / "latin.txt"))
+    assert "UTF-8" in message or "utf-8" in message

@@ -1,0 +1,265 @@
+"""The project as a user meets it: registry, catalog, lineage, notebook, documented commands, and a whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mm_ldlm.pipelines import MAIN
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+LAYERS = {
+    "01_raw": "raw",
+    "02_intermediate": "intermediate",
+    "03_primary": "primary",
+    "04_feature": "feature",
+    "05_model_input": "model_input",
+    "06_models": "models",
+    "07_model_output": "model_output",
+    "08_reporting": "reporting",
+}
+HEADLINES = {
+    "l2t.exact_match",
+    "l2t.token_accuracy",
+    "l2t.bleu",
+    "l2t.cosine",
+    "t2l.cosine",
+    "sts.starter.spearman",
+    "sts.starter.teacher_spearman",
+    "nll.per_token",
+    *(f"seconds.{name}" for name in MAIN if name != "reporting"),
+}
+
+
+@pytest.fixture
+def catalog_entries(project: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in sorted((project / "conf" / "base" / "catalog").glob("*.yml")):
+        found |= {name: entry for name, entry in yaml.safe_load(file.read_text()).items() if not name.startswith("_")}
+    return found
+
+
+def pipelines(project: Path) -> dict[str, Any]:
+    bootstrap_project(project)
+    from mm_ldlm.pipeline_registry import register_pipelines
+
+    return register_pipelines()
+
+
+# -- graph and catalog -------------------------------------------------------------------------------------------------
+
+
+def test_the_main_job_is_every_main_pipeline_in_order(project: Path) -> None:
+    found = pipelines(project)
+    assert set(found) == {"__default__", *MAIN, "sanity"}
+    assert {n.name for n in found["__default__"].nodes} == {n.name for name in MAIN for n in found[name].nodes}
+    order = {node.name: position for position, node in enumerate(found["__default__"].nodes)}
+    first, last = (found[name].nodes for name in ("ingestion", "reporting"))
+    assert max(order[n.name] for n in first) < min(order[n.name] for n in last)
+
+
+def test_every_node_is_named_and_tagged_by_its_pipeline(project: Path) -> None:
+    found = pipelines(project)
+    for name in (*MAIN, "sanity"):
+        for node in found[name].nodes:
+            assert name in node.tags, node.name
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", node.name), node.name
+
+
+def test_every_dataset_of_a_pipeline_is_in_the_catalog(project: Path, catalog_entries: dict[str, Any]) -> None:
+    for name, pipeline in pipelines(project).items():
+        wanted = {data for data in pipeline.datasets() if not data.startswith(("params:", "parameters"))}
+        assert wanted <= set(catalog_entries), (name, wanted - set(catalog_entries))
+
+
+def test_every_catalog_entry_is_used_resolves_and_has_the_layer_of_its_folder(
+    project: Path, workshop: Path, catalog_entries: dict[str, Any]
+) -> None:
+    used = set().union(*(pipeline.datasets() for pipeline in pipelines(project).values()))
+    bootstrap_project(workshop)
+    catalog = KedroSession.create(workshop, env="test").load_context().catalog
+    for name, entry in catalog_entries.items():
+        assert name in used, f"{name} is written or read by no pipeline"
+        folder = entry["filepath"].removeprefix("${_data}/").split("/")[0]
+        assert entry["filepath"].startswith("${_data}/"), name
+        assert entry["metadata"]["kedro-viz"]["layer"] == LAYERS[folder], name
+        assert str(workshop / "data" / "test") in str(catalog.get(name)._describe()["filepath"]), name
+
+
+def test_no_catalog_entry_is_a_pickle(catalog_entries: dict[str, Any]) -> None:
+    for name, entry in catalog_entries.items():
+        assert "ickle" not in json.dumps(entry), name
+
+
+def test_the_registry_lists_quickly_because_it_imports_nothing_heavy(run_kedro: Run) -> None:
+    result = run_kedro("registry", "list", PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 0, result.stderr
+    assert set(yaml.safe_load(result.stdout)) == {"__default__", *MAIN, "sanity"}
+    imported = set(re.findall(r"\| +(\S+)$", result.stderr, flags=re.MULTILINE))
+    assert not {"torch", "mlflow", "transformers", "datasets", "sentence_transformers"} & imported
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+def load(root: Path) -> Any:
+    bootstrap_project(root)
+    return KedroSession.create(root, env="test").load_context().catalog
+
+
+def test_kedro_run_leaves_every_artifact_and_the_headline_numbers(
+    finished: Path, catalog_entries: dict[str, Any]
+) -> None:
+    catalog = load(finished)
+    outputs = pipelines(finished)["__default__"].all_outputs()
+    assert [name for name in sorted(outputs) if not catalog.exists(name)] == []
+    metrics = catalog.load("metrics")
+    assert set(metrics) >= HEADLINES, HEADLINES - set(metrics)
+    assert all(isinstance(value, (int, float)) for value in metrics.values()), metrics
+    assert 0 <= metrics["l2t.token_accuracy"] <= 1
+    assert metrics["sts.starter.teacher_spearman"] > 50  # × 100
+    assert "<html" in catalog.load("report")[:1000].lower()
+
+
+def test_one_mlflow_run_holds_parameters_curves_headlines_and_report(finished: Path) -> None:
+    from mm_ldlm.tracking.mlflow import client
+
+    reference = load(finished).load("tracking_reference")
+    tracking = client(reference["tracking_uri"])
+    run = tracking.get_run(reference["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.max_steps"]
+    assert run.data.tags["environment"] == "test"
+    assert run.data.metrics["l2t.exact_match"] >= 0
+    assert len(tracking.get_metric_history(reference["run_id"], "loss")) > 1  # live, one for each logged step
+    assert "report.html" in {file.path for file in tracking.list_artifacts(reference["run_id"])}
+
+
+def test_each_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path) -> None:
+    for name in ("validation", "reporting"):
+        bootstrap_project(finished)
+        with KedroSession.create(finished, env="test", runtime_params={"tracking": {"enabled": False}}) as session:
+            session.run(pipeline_names=[name])
+
+
+def test_stores_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, Any]) -> None:
+    catalog = load(finished)
+    for name, entry in catalog_entries.items():
+        if entry["type"].endswith("StoreDataset") and catalog.exists(name):
+            preview = catalog.get(name).preview(nrows=3)
+            assert len(preview["data"]) <= 3, name
+            json.dumps(preview)
+
+
+def test_kedro_viz_builds_offline_with_layers(finished: Path, run_kedro: Run) -> None:
+    nowhere = "http://127.0.0.1:9"
+    result = run_kedro("viz", "build", "--env=test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
+    assert result.returncode == 0, result.stderr[-2000:]
+    drawn = json.loads((finished / "build" / "api" / "main").read_text())
+    assert set(drawn["layers"]) >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
+    assert {"records", "latents", "run", "report", "prepare_records"} <= {node["name"] for node in drawn["nodes"]}
+
+
+def test_the_notebook_walks_through_the_finished_run(finished: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "notebooks"],
+        cwd=finished,
+        env={**os.environ, "KEDRO_ENV": "test"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
+
+
+# -- documentation -----------------------------------------------------------------------------------------------------
+
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/*.md")
+
+
+def commands(project: Path) -> list[tuple[str, list[str]]]:
+    """Every line of a bash block in the documentation, without its comment, as words."""
+    found = []
+    for pattern in PAGES:
+        for page in sorted(project.glob(pattern)):
+            for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL):
+                for line in block.replace("\\\n", " ").splitlines():
+                    if words := shlex.split(line, comments=True):
+                        found.append((page.name, words))
+    return found
+
+
+def test_documented_kedro_commands_name_what_there_is(project: Path) -> None:
+    """Options exist, pipelines and environments are there, parameters parse: everything short of running them."""
+    from kedro.framework.cli.project import run as kedro_run
+
+    from mm_ldlm.parameters import check_parameters
+
+    environments = {path.name for path in (project / "conf").iterdir() if path.is_dir()} | {"local"}
+    seen = 0
+    for page, words in commands(project):
+        words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        if words[:2] != ["kedro", "run"]:
+            continue
+        seen += 1
+        options = kedro_run.make_context("run", words[2:]).params
+        names = [options["pipeline"]] if options["pipeline"] else options["pipelines"]
+        assert set(names) <= {*MAIN, "sanity", "__default__"}, (page, words)
+        assert (options["env"] or "local") in environments, (page, words)
+        check_parameters(merged(project, options["env"] or "base", options["params"]))
+    assert seen > 5
+
+
+def merged(project: Path, environment: str, runtime: dict[str, Any]) -> dict[str, Any]:
+    from kedro.config import OmegaConfigLoader
+
+    from mm_ldlm.settings import CONFIG_LOADER_ARGS
+
+    conf = project / "conf"
+    environment = environment if (conf / environment).is_dir() else "base"
+    loaded: dict[str, Any] = OmegaConfigLoader(
+        str(conf), env=environment, runtime_params=runtime, **CONFIG_LOADER_ARGS
+    )["parameters"]
+    return loaded
+
+
+def test_documented_make_targets_exist(project: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), flags=re.MULTILINE))
+    documented = {words[1] for _, words in commands(project) if words[0] == "make" and "=" not in words[1]}
+    assert {"run", "test"} <= documented
+    assert documented <= targets
+    for target in documented:
+        subprocess.run(["make", "--dry-run", target], cwd=project, check=True, capture_output=True)
+
+
+def test_documented_modules_and_scripts_exist(project: Path) -> None:
+    import importlib.util
+
+    for page, words in commands(project):
+        if "-m" in words and words[0] in ("python", "torchrun", "python3"):
+            module = words[words.index("-m") + 1]
+            assert importlib.util.find_spec(module), (page, words)
+
+
+def test_cheap_documented_commands_run(run_kedro: Run) -> None:
+    for words in (["registry", "list"], ["catalog", "describe-datasets"]):
+        result = run_kedro(*words)
+        assert result.returncode == 0, result.stderr
+
+
+def test_links_between_pages_lead_somewhere(project: Path) -> None:
+    for pattern in PAGES:
+        for page in project.glob(pattern):
+            for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
