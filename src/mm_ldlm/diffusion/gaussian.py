@@ -1,4 +1,4 @@
-"""Gaussian diffusion over standardised latents: forward process, exact conversions between parameterisations, loss weights.
+"""Gaussian diffusion over standardised latents: forward process, exact conversions of predictions, loss weights.
 
 s = signal(t), n = noise(t), both (B,); x_t = s·x_0 + n·ε. With a = s² + n² (1 where variance preserving):
 
@@ -34,10 +34,13 @@ def add_noise(x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_
     return _like(signal_B, x0_Bd) * x0_Bd + _like(noise_scale_B, x0_Bd) * noise_Bd
 
 
-def target(kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor) -> Tensor:
+def target(
+    kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor
+) -> Tensor:
     """What the network is to predict, from the true x_0 and ε (B, d).
 
-    eps is degenerate at zero SNR: there x_t *is* the target and copying it costs nothing, so nothing about x_0 is learned.
+    eps is degenerate at zero SNR: there x_t *is* the target, copying it costs nothing, and nothing about x_0 is
+    learned.
     """
     s, n = _like(signal_B, x0_Bd), _like(noise_scale_B, x0_Bd)
     if kind == "eps":
@@ -88,7 +91,7 @@ def convert(
 def to_x0(
     prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
 ) -> Tensor:
-    """x_0 (B, d) implied by a prediction of `kind`. From eps it is meaningless at zero SNR (finite, but noise / FLOOR)."""
+    """x_0 (B, d) implied by a prediction of `kind`. Meaningless from eps at zero SNR (finite, but noise / FLOOR)."""
     return convert(prediction_Bd, kind, "x0", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
 
 
@@ -116,8 +119,8 @@ def to_flow(
 def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameterisation, gamma: float = 5.0) -> Tensor:
     """min-SNR-γ (arXiv:2303.09556, §3.4): min(SNR, γ) in x_0, carried over to the loss of the parameterisation; or 1.
 
-    x0: min(SNR,γ) · eps: min(SNR,γ)/SNR · v: min(SNR,γ)/(SNR+1) · flow: min(SNR,γ)/(1+√SNR)². Finite for SNR 0 and ∞; v's form
-    assumes a variance preserving schedule.
+    x0: min(SNR,γ) · eps: min(SNR,γ)/SNR · v: min(SNR,γ)/(SNR+1) · flow: min(SNR,γ)/(1+√SNR)². Finite for SNR 0 and
+    ∞; v's form assumes a variance preserving schedule.
     """
     if kind == "uniform":
         return torch.ones_like(snr_B)
@@ -136,7 +139,10 @@ def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameteri
 
 
 def ddim_sigma(alpha_bar_t: Tensor, alpha_bar_s: Tensor, *, eta: float) -> Tensor:
-    """σ = η√((1−ᾱ_s)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_s) (DDIM, arXiv:2010.02502, eq. 16); η = 1 is DDPM's posterior deviation. 0 where 1 − ᾱ_t is 0."""
+    """σ = η√((1−ᾱ_s)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_s) (DDIM, arXiv:2010.02502, eq. 16); 0 where 1 − ᾱ_t is 0.
+
+    η = 1 is the deviation of DDPM's posterior.
+    """
     lost_t = 1 - alpha_bar_t
     ratio = torch.where(lost_t > 0, (1 - alpha_bar_s) / torch.where(lost_t > 0, lost_t, 1), 0)
     return eta * torch.sqrt(ratio * (1 - alpha_bar_t / alpha_bar_s).clamp(min=0))

@@ -16,7 +16,10 @@ from mm_ldlm.diffusion.schedules import MaskSchedule
 def mask_tokens(
     tokens_BL: Tensor, valid_BL: Tensor, t_B: Tensor, *, schedule: MaskSchedule, mask_id: int, generator: RowGenerator
 ) -> Tensor:
-    """q(x_t | x_0): every valid token becomes [MASK] independently with probability 1 − α_t (MDLM eq. 6). Takes one draw."""
+    """q(x_t | x_0): every valid token becomes [MASK] independently with probability 1 − α_t (MDLM eq. 6).
+
+    Takes one draw of the generator.
+    """
     uniform_BL = generator.uniform(tokens_BL.shape[1], dtype=torch.float32)
     masked_BL = (uniform_BL < schedule.mask_probability(t_B)[:, None]) & valid_BL
     return tokens_BL.masked_fill(masked_BL, mask_id)
@@ -25,7 +28,7 @@ def mask_tokens(
 def forbidden_bias(
     size: int, *, mask_id: int, pad_id: int, vocab_size: int | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """(size,) float32 to add to logits: −inf at [MASK], [PAD] and every id ≥ `vocab_size`, else 0 (SUBS, "zero masking probabilities")."""
+    """(size,) float32 to add to logits: −inf at [MASK], [PAD] and every id ≥ `vocab_size`, else 0 (half of SUBS)."""
     bias_V = torch.zeros(size, dtype=torch.float32, device=device)
     for forbidden in (mask_id, pad_id):
         if 0 <= forbidden < size:
@@ -38,9 +41,10 @@ def forbidden_bias(
 def subs_log_probs(
     logits_BLV: Tensor, noisy_BL: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None
 ) -> Tensor:
-    """log x_θ (B, L, V) in float32 under SUBS (MDLM §3.2.3): no mass on [MASK], [PAD] and ids ≥ `vocab_size`; unmasked positions copy themselves.
+    """log x_θ (B, L, V) in float32 under SUBS (MDLM §3.2.3).
 
-    A pad copies itself too. Ids ≥ V (a pad or mask id outside the head's vocabulary) have no column: a row of −inf.
+    No mass on [MASK], [PAD] and ids ≥ `vocab_size`; an unmasked position copies itself, and a pad copies
+    itself too. Ids ≥ V (a pad id outside the head's vocabulary) have no column: a row of −inf.
     """
     V = logits_BLV.shape[-1]
     bias_V = forbidden_bias(V, mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size, device=logits_BLV.device)
@@ -55,8 +59,8 @@ def token_nll(
 ) -> Tensor:
     """−log x_θ(target) at masked positions, float32, of the targets' shape. Logits (..., V), any leading shape.
 
-    Only for positions that are masked in the input: elsewhere SUBS makes the loss 0, and those positions need no logits.
-    A target that SUBS forbids gives +inf.
+    Only for positions that are masked in the input: elsewhere SUBS makes the loss 0, and no logits are needed. A
+    target that SUBS forbids gives +inf.
     """
     V = logits_NV.shape[-1]
     bias_V = forbidden_bias(V, mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size, device=logits_NV.device)
@@ -69,33 +73,37 @@ def loss_weight(t_B: Tensor, *, schedule: MaskSchedule) -> Tensor:
     return schedule.weight(t_B).float()
 
 
-# -- the reverse step -----------------------------------------------------------------------------------------------------
+# -- the reverse step ---------------------------------------------------------------------------------------------
 
 
 def reveal_probability(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:
     """P([MASK] at t is revealed by s < t) = (α_s − α_t)/(1 − α_t) (MDLM eq. 7); it stays with (1 − α_s)/(1 − α_t).
 
-    0 where nothing can be masked (α_t = 1). In the wider type of the two; use float64 for sampling. The last step passes α_s = 1 and so leaves no mask.
+    0 where nothing can be masked (α_t = 1). Use float64 for sampling. The last step passes α_s = 1 and leaves no mask.
     """
     lost = 1 - alpha_t
     return torch.where(lost > 0, (alpha_s - alpha_t) / torch.where(lost > 0, lost, 1), 0).clamp(0, 1)
 
 
 def remask_bound(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:
-    """σ_max = min(1, (1 − α_s)/α_t), the largest legal share of revealed tokens to mask again (ReMDM, arXiv:2503.00307, eq. 7)."""
+    """σ_max = min(1, (1 − α_s)/α_t), the largest legal share to mask again (ReMDM, arXiv:2503.00307)."""
     return torch.where(alpha_t > 0, (1 - alpha_s) / torch.where(alpha_t > 0, alpha_t, 1), 1).clamp(0, 1)
 
 
 def remask_reveal_probability(alpha_t: Tensor, alpha_s: Tensor, sigma: Tensor) -> Tensor:
-    """P([MASK] is revealed) when revealed tokens return to [MASK] with probability σ: (α_s − (1−σ)α_t)/(1 − α_t) (ReMDM eq. 6)."""
+    """P([MASK] is revealed) = (α_s − (1−σ)α_t)/(1 − α_t) when revealed tokens return to [MASK] with probability σ.
+
+    ReMDM, arXiv:2503.00307; at σ = 0 it is `reveal_probability`.
+    """
     lost = 1 - alpha_t
     return torch.where(lost > 0, (alpha_s - (1 - sigma) * alpha_t) / torch.where(lost > 0, lost, 1), 0).clamp(0, 1)
 
 
 def categorical(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw ids (...,) from `probs` (..., V) by inverting their cumulative sum at `uniform` (..., ) ∈ (0, 1), in float64 (arXiv:2409.02908).
+    """Draw ids (...,) from `probs` (..., V) by inverting their cumulative sum at `uniform` (...,) ∈ (0, 1).
 
-    The rows need not be normalised. An id with probability 0 is never drawn.
+    In float64: a Gumbel draw in float32 lowers the temperature unseen (arXiv:2409.02908). The rows need not be
+    normalised. An id with probability 0 is never drawn.
     """
     cumulative = probs.double().cumsum(-1)
     level = uniform.double()[..., None] * cumulative[..., -1:]

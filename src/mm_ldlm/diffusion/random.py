@@ -16,8 +16,8 @@ _WORD = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-# Weyl constants of the axes, last axis first: an element's counter is the sum of index × constant, so a longer last axis
-# moves nobody. (Odd, far apart: no two positions of a tensor that fits in memory share a counter.)
+# Weyl constants of the axes, last axis first: an element's counter is the sum of index × constant, so a longer last
+# axis moves nobody. (Odd, far apart: no two positions of a tensor that fits in memory share a counter.)
 _AXES = (_GAMMA, 0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
 
 

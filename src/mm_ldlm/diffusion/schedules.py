@@ -29,8 +29,8 @@ class MaskSchedule:
 
     log_linear: α = 1 − (1−ε)t.   cosine: α = ε + (1−ε)cos(πt/2).   geometric: σ = σ_min^(1−t) σ_max^t, α = exp(−σ).
 
-    `epsilon` is the share still kept at t = 1 (log_linear, cosine); `sigma_min` and `sigma_max` belong to geometric, whose α_0 is
-    exp(−σ_min), not 1: samplers end on α = 1 and not on alpha(0).
+    `epsilon` is the share still kept at t = 1 (log_linear, cosine); `sigma_min` and `sigma_max` belong to geometric,
+    whose α_0 is exp(−σ_min), not 1: samplers end on α = 1 and not on alpha(0).
     """
 
     name: MaskScheduleName = "log_linear"
@@ -108,9 +108,10 @@ class MaskSchedule:
 class GaussianSchedule:
     """x_t = signal(t)·x_0 + noise(t)·ε.
 
-    cosine: signal = cos((t+s)/(1+s)·π/2), s = 0.008 (Nichol, Dhariwal).   linear: log ᾱ = −∫β, β from `beta_min` to `beta_max` a step
-    over 1000 steps (DDPM).   sigmoid: Jabri et al., arXiv:2212.11972.   flow: signal = 1 − t, noise = t (rectified flow; not variance
-    preserving). The first three are variance preserving: signal² + noise² = 1 for every t (pitfalls row 19).
+    cosine: signal = cos((t+s)/(1+s)·π/2), s = 0.008 (arXiv:2102.09672). linear: log ᾱ = −∫β, β from `beta_min` to
+    `beta_max` a step over 1000 steps (DDPM). sigmoid: arXiv:2212.11972. flow: signal = 1 − t, noise = t (rectified
+    flow; not variance preserving). The first three are variance preserving: signal² + noise² = 1 for every t (pitfalls
+    row 19).
     """
 
     name: GaussianScheduleName = "cosine"

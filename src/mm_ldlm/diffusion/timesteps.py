@@ -9,8 +9,9 @@ from torch import Tensor
 def antithetic(u: Tensor | float, index_B: Tensor, total: int, t_min: float = 1e-3) -> Tensor:
     """t_i = t_min + (1 − t_min)·((u + i/total) mod 1), float32 (B,). MDLM's low-discrepancy sampler.
 
-    `u` is one uniform number, the same on all ranks (`RowGenerator.shared_uniform`); `index_B` the rows' positions in the global batch
-    of `total` rows. Each t_i alone is uniform on [t_min, 1]; together they form a comb, which takes most of the variance out of the mean of w(t)·CE.
+    `u` is one uniform number, the same on all ranks (`RowGenerator.shared_uniform`); `index_B` the rows' positions in
+    the global batch of `total` rows. Each t_i alone is uniform on [t_min, 1]; together they form a comb, which takes
+    most of the variance out of the mean of w(t)·CE.
     """
     if total <= 0 or not 0 <= t_min < 1:
         raise ValueError(f"total must be positive and t_min in [0, 1), found {total} and {t_min}.")

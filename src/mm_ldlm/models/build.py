@@ -24,8 +24,8 @@ def build_model(
 ) -> MMDiT:
     """An MMDiT with float32 parameters on `device`; "meta" gives shapes without values.
 
-    Values are drawn on the CPU, in the order of the modules, from `generator` (seed 0 when absent), so that they are the same for every
-    device; the global random state is not touched.
+    Values are drawn on the CPU, in the order of the modules, from `generator` (seed 0 when absent), so that they are
+    the same for every device; the global random state is not touched.
     """
     with torch.device("meta"):
         model = MMDiT(config, vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id, attention=attention)
@@ -37,7 +37,7 @@ def build_model(
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "init_weights"):
-                module.init_weights(generator)
+                module.init_weights(generator)  # type: ignore[operator]
     return model.to(device)
 
 

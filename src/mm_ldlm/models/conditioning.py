@@ -15,11 +15,12 @@ TIME_FEATURES = 256
 
 
 def sinusoid(t_B: Tensor, features: int = TIME_FEATURES, *, period: float = 10_000.0) -> Tensor:
-    """(B, features) float32: cos and sin of 1000·t at geometric frequencies. Unscaled times in [0, 1] would barely move the fast ones."""
+    """(B, features) float32: cos and sin of 1000·t at geometric frequencies.
+
+    Unscaled times in [0, 1] would barely move even the fast ones (pitfalls row 4).
+    """
     half = features // 2
-    frequency = torch.exp(
-        torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(period) / half)
-    )
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(period) / half))
     angle = (t_B.float() * 1000.0)[:, None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 

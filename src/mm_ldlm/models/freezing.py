@@ -98,8 +98,9 @@ def apply_mode_freezing(
     frozen = frozen_parts(mode, trained_parts=trained_parts) | extra
     if untrained := sorted((frozen & INPUT_PARTS) - trained_parts):
         raise FreezingError(
-            f"mode '{mode}' was asked to freeze {', '.join(untrained)}, which is randomly initialised: a frozen random input "
-            f"layer destroys what it reads. Load trained weights for {', '.join(untrained)} first, or leave it trainable."
+            f"mode '{mode}' was asked to freeze {', '.join(untrained)}, which is randomly initialised: a frozen random "
+            f"input layer destroys what it reads. Load trained weights for {', '.join(untrained)} first, "
+            "or leave it trainable."
         )
     for _, part, parameter in tagged_parameters(model):
         parameter.requires_grad_(part not in frozen)
@@ -177,15 +178,20 @@ class FreezingSnapshot:
 
 
 def verify_parameter_freezing(
-    model: nn.Module, snapshot: FreezingSnapshot, *, check_gradients: bool = True, idle_parts: frozenset[str] = frozenset()
+    model: nn.Module,
+    snapshot: FreezingSnapshot,
+    *,
+    check_gradients: bool = True,
+    idle_parts: frozenset[str] = frozenset(),
 ) -> FreezingTable:
     """List what trains and what is frozen, against a snapshot taken before the first step.
 
-    `idle_parts` have no loss by configuration (a weight of 0) and need no gradient. With `check_gradients=False` (before the first
-    step) only the frozen half is checked. At initialisation adaLN-Zero makes the inner gradients of the blocks exactly 0: observe a later step.
+    `idle_parts` have no loss by configuration (a weight of 0) and need no gradient. With `check_gradients=False`
+    (before the first step) only the frozen half is checked. At the start adaLN-Zero makes the gradients inside the
+    blocks exactly 0: observe a later step.
 
     Raises:
-        FreezingError: a frozen parameter moved, became trainable or had a gradient; a trainable one had none, or is new.
+        FreezingError: a frozen parameter moved, became trainable or had a gradient; a trainable one had none.
     """
     rows, faults = [], []
     for name, part, parameter in tagged_parameters(model):

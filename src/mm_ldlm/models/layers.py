@@ -1,7 +1,7 @@
 """The layers of MMDiT: one stream's weights, attention over all streams, a block of both.
 
-B batch, L positions of one stream, S positions of all streams, D width, H heads, E width of a head, C conditioning width.
-Norms, softmax and rotations are float32 under autocast; the residual stream stays float32.
+B batch, L positions of one stream, S positions of all streams, D width, H heads, E width of a head, C width of the
+conditioning. Norms, softmax and rotations are float32 under autocast; the residual stream stays float32.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.models.freezing import tag
+from mm_ldlm.models.fused import PrepareQKV
 from mm_ldlm.models.parameters import ModelConfig
 
 EPSILON = 1e-6
@@ -46,7 +47,7 @@ def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
 
 
 def rope_table(length: int, head_width: int, theta: float) -> Tensor:
-    """(length, 2, E/2) float32: cos and sin of position · theta^(−2i/E) (RoFormer, arXiv:2104.09864), computed in float64."""
+    """(length, 2, E/2) float32: cos and sin of position · theta^(−2i/E) (RoFormer, arXiv:2104.09864)."""
     frequency = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.stack([angle.cos(), angle.sin()], dim=1).float()
@@ -60,7 +61,7 @@ def rotate(x: Tensor, rope_L2e: Tensor) -> Tensor:
 
 
 class QKNorm(nn.Module):
-    """RMSNorm over each head's E coordinates with a learned scale per head and coordinate, for Q and K at once, in float32."""
+    """RMSNorm over each head's coordinates with a learned scale per head, for Q and K at once, in float32."""
 
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__()
@@ -71,6 +72,28 @@ class QKNorm(nn.Module):
 
     def forward(self, qk_BL2HE: Tensor) -> Tensor:
         return F.rms_norm(qk_BL2HE.float(), qk_BL2HE.shape[-1:], eps=EPSILON) * self.scale
+
+
+def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
+    """Raw (B, L_i, 3, H, E) of each stream → joint (B, S, 3, H, E), Q and K normalised and rotated in float32."""
+    first = qkvs[0]
+    by_hand = first.device.type == "cpu" and first.dtype == torch.float32 and not torch.compiler.is_compiling()
+    if by_hand and all(norm is not None for norm in norms):
+        pairs = [x for norm, qkv in zip(norms, qkvs, strict=True) if norm is not None for x in (norm.scale, qkv)]
+        return PrepareQKV.apply(EPSILON, ropes, *pairs)
+    return prepare_qkv_plainly(qkvs, norms, ropes)
+
+
+def prepare_qkv_plainly(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
+    """`prepare_qkv` in separate operations."""
+    ready = []
+    for qkv, norm, rope in zip(qkvs, norms, ropes, strict=True):
+        qk, v = qkv.split([2, 1], dim=2)
+        qk = qk.float() if norm is None else norm(qk)
+        if rope is not None:
+            qk = rotate(qk, rope)
+        ready.append(torch.cat([qk.to(v.dtype), v], dim=2))
+    return ready[0] if len(ready) == 1 else torch.cat(ready, dim=1)
 
 
 class Attention(nn.Module):
@@ -104,7 +127,7 @@ class Mlp(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return F.dropout(self.down(F.gelu(self.up(x_BLD), approximate="tanh")), self.dropout, self.training)
+        return F.dropout(self.down(F.gelu(self.up(x_BLD))), self.dropout, self.training)
 
 
 class Stream(nn.Module):
@@ -128,17 +151,10 @@ class Stream(nn.Module):
         """Shift, scale, gate of attention, then of the MLP, each (B, D); all 0 at the start (adaLN-Zero)."""
         return self.modulation(silu_c_BC).chunk(6, dim=-1)
 
-    def project(self, x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor, rope_L2e: Tensor | None) -> Tensor:
-        """Q, K and V, (B, L, 3, H, E)."""
+    def project(self, x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
+        """Raw Q, K and V, (B, L, 3, H, E)."""
         B, L, _ = x_BLD.shape
-        qkv = self.qkv(modulate(x_BLD, shift_BD, scale_BD)).view(B, L, 3, self.heads, self.head_width)
-        if self.qk_norm is None and rope_L2e is None:
-            return qkv
-        qk, v = qkv[:, :, :2], qkv[:, :, 2:]
-        qk = qk.float() if self.qk_norm is None else self.qk_norm(qk)
-        if rope_L2e is not None:
-            qk = rotate(qk, rope_L2e)
-        return torch.cat([qk.to(v.dtype), v], dim=2)
+        return self.qkv(modulate(x_BLD, shift_BD, scale_BD)).view(B, L, 3, self.heads, self.head_width)
 
     def finish(self, x_BLD: Tensor, attended_BLD: Tensor, modulations: tuple[Tensor, ...]) -> Tensor:
         """Both residuals: gate · out(attention), then gate · MLP."""
@@ -150,7 +166,7 @@ class Stream(nn.Module):
 
 
 class Block(nn.Module):
-    """Streams with their own weights and one attention over them all: two streams (text, latent), or one with both in it."""
+    """Streams with their own weights, one attention over all: two (text, latent), or one with both in it."""
 
     def __init__(self, config: ModelConfig, *, tail_parts: tuple[str | None, ...], fused: bool) -> None:
         super().__init__()
@@ -168,11 +184,11 @@ class Block(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Each x (B, L_i, D) → the same. A stream that is not wanted gives keys and values and comes back as it was."""
         modulations = [stream.modulations(silu_c_BC) for stream in self.streams]  # type: ignore[operator]
-        qkv = [
-            stream.project(x, mods[0], mods[1], rope)  # type: ignore[operator]
-            for stream, x, mods, rope in zip(self.streams, xs, modulations, ropes, strict=True)
+        qkvs = [
+            stream.project(x, mods[0], mods[1])  # type: ignore[operator]
+            for stream, x, mods in zip(self.streams, xs, modulations, strict=True)
         ]
-        joint_BS3HE = qkv[0] if len(qkv) == 1 else torch.cat(qkv, dim=1)
+        joint_BS3HE = prepare_qkv(qkvs, [stream.qk_norm for stream in self.streams], ropes)  # type: ignore[misc]
         q, k, v = joint_BS3HE.permute(2, 0, 3, 1, 4).unbind(0)
         attended_BSD = self.attention(q, k, v, key_mask).transpose(1, 2).flatten(2)
         parts = attended_BSD.split([x.shape[1] for x in xs], dim=1)

@@ -79,7 +79,7 @@ class LengthHead(nn.Module):
         self.outer = Linear(config.width, config.max_length, gain=0.0)
 
     def forward(self, latents_Bd: Tensor) -> Tensor:
-        return self.outer(F.gelu(self.inner(latents_Bd), approximate="tanh")).float()
+        return self.outer(F.gelu(self.inner(latents_Bd))).float()
 
 
 class MMDiT(nn.Module):
@@ -203,7 +203,7 @@ class MMDiT(nn.Module):
         """(B, 1, 1, L+K): pads are not read; latent tokens always are, so that no row is without a key."""
         if valid_BL is None:
             return None
-        # On the CPU looking costs nothing; on a GPU it would wait for the device, in a compiled graph it would break it.
+        # Looking costs nothing on the CPU; on a GPU it would wait for the device, and it would break a compiled graph.
         if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
             return None
         return F.pad(valid_BL, (0, self.config.latent_tokens), value=True)[:, None, None, :]

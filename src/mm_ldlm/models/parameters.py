@@ -49,7 +49,7 @@ class ModelConfig:
 
     @property
     def mlp_width(self) -> int:
-        return int(round(self.width * self.mlp_ratio))
+        return round(self.width * self.mlp_ratio)
 
     @property
     def condition_width(self) -> int:
