@@ -1,1 +1,1 @@
-"""Measurements against peers on the machine at hand. Each module has `run() -> list[dict]`; `make bench` runs them all."""
+"""Measurements against peers on the machine at hand. Each module has `run() -> list[dict]`; `make bench` runs them."""

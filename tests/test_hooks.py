@@ -58,6 +58,16 @@ def test_with_tracking_off_the_reference_is_empty(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", "1")
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
+    hooks.after_context_created(context(tmp_path))
+    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    assert not data.exists("tracking_reference")
+    assert not (tmp_path / "data").exists()
+
+
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> None:
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),

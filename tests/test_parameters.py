@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import ast
+import dataclasses
 import shutil
+import typing
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import yaml
 from kedro.config import OmegaConfigLoader
 
 import mm_ldlm.parameters
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import PositiveInt, _dataclasses_in, config
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import check_parameters, flatten
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -153,5 +157,33 @@ def test_a_key_set_in_base_stands_in_one_file(project: Path, tmp_path: Path) -> 
     copy = tmp_path / "conf"
     shutil.copytree(project / "conf", copy)
     (copy / "base" / "parameters" / "again.yml").write_text("seed: 3\n")
-    with pytest.raises(ValueError, match="Duplicate keys.*seed"):
+    with pytest.raises(ValueError, match=r"Duplicate keys.*seed"):
         parameters(tmp_path, "base")
+
+
+def fields_below(cls: Any) -> set[tuple[str, str]]:
+    """(class, field) of a section's dataclass and of every dataclass inside it."""
+    found: set[tuple[str, str]] = set()
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        found.add((cls.__name__, field.name))
+        for inner in _dataclasses_in(hints[field.name]):
+            found |= fields_below(inner)
+    return found
+
+
+def test_pitfall_15_every_key_is_read_somewhere(project: Path) -> None:
+    reads = Counter[str]()
+    for file in (project / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute):
+                reads[node.attr] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                reads[node.value] += 1  # getattr(config, "name"), dictionaries made of a config
+    unread = [
+        f"{name}.{field}"
+        for path in mm_ldlm.parameters.SECTIONS.values()
+        for name, field in sorted(fields_below(mm_ldlm.parameters._load(path)))
+        if not reads[field]
+    ]
+    assert unread == []

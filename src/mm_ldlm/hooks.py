@@ -67,6 +67,11 @@ class ProjectHooks:
         typed = check_parameters(parameters)
         self._catalog, self._run, self._clock, self._counted = catalog, None, {}, set()
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
+        from mm_ldlm.distributed.environment import hosts
+
+        if hosts().node_rank:  # of several hosts that started this command, the first owns the tracking and the outputs
+            log.info("host %s of %s: records nothing, the first host does", hosts().node_rank, hosts().nodes)
+            return
         if typed["tracking"].enabled:
             self._run = self._open_run(typed["tracking"], parameters, run_params)
         uri, run_id = self._run or (None, None)
