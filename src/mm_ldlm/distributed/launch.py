@@ -7,6 +7,7 @@ that launches them (no Kedro, no MLflow).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -79,6 +80,8 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
     from torch.distributed.launcher.api import elastic_launch
 
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):  # its words are ours below
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     log_directory.mkdir(parents=True, exist_ok=True)
     started = time.time()
     everything = Std.ALL
@@ -122,8 +125,11 @@ def _is_host(config: LaunchConfig) -> dict[str, Any]:
 
 def _explain(error: Any, log_directory: Path, started: float, config: LaunchConfig) -> str:
     words = failure.first_words(log_directory, since=started)
-    ended = [(rank, item.exitcode, str(Path(item.error_file).with_name("stderr.log")) if "/" in item.error_file else str(log_directory))
-             for rank, item in error.failures.items() if item.exitcode < 0]  # fmt: skip
+    ended = [
+        (rank, item.exitcode, _log_of(log_directory, item.local_rank))
+        for rank, item in error.failures.items()
+        if item.exitcode < 0
+    ]
     killed = failure.signal_words(ended)
     if words is not None and (killed is None or not words["lost_peer"]):
         text = failure.told(words)
@@ -131,9 +137,22 @@ def _explain(error: Any, log_directory: Path, started: float, config: LaunchConf
         text = killed
     else:
         rank, first = error.get_first_failure()
-        text = f"rank {rank} ended with exit code {first.exitcode}.\nLogs: {log_directory}"
+        text = f"rank {rank} ended with exit code {first.exitcode}{_last_line(log_directory, started)}\nLogs: {log_directory}"
     again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
     return text + again
+
+
+def _log_of(log_directory: Path, local_rank: int) -> str:
+    found = sorted(log_directory.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    return str(found[-1] if found else log_directory)
+
+
+def _last_line(log_directory: Path, started: float) -> str:
+    """What the ranks' error streams end with, for a rank that could not even record its error (an import that failed)."""
+    for path in sorted(log_directory.rglob("stderr.log")):
+        if path.stat().st_mtime >= started and (lines := path.read_text(errors="replace").strip().splitlines()):
+            return f": {lines[-1].strip()}"
+    return "."
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import datetime
 import os
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import Place
 from mm_ldlm.errors import WorkerFailed
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +103,8 @@ def die_with_parent() -> None:
     """Ask the kernel for SIGTERM when the launcher dies: a killed `kedro run` then leaves no orphaned ranks (Linux)."""
     if sys.platform != "linux":
         return
-    from torch._C import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-
     parent = os.getppid()
-    _prctl_pr_set_pdeathsig(signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
