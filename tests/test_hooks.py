@@ -64,8 +64,8 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
     hooks.after_context_created(context(tmp_path))
     hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
-    assert not data.exists("tracking_reference")
-    assert not (tmp_path / "data").exists()
+    hooks.after_pipeline_run()
+    assert list(tmp_path.glob("*")) == [tmp_path / "conf"]
 
 
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class ProjectHooks:
 
         if hosts().node_rank:  # of several hosts that started this command, the first owns the tracking and the outputs
             log.info("host %s of %s: records nothing, the first host does", hosts().node_rank, hosts().nodes)
+            self._catalog = None
             return
         if typed["tracking"].enabled:
             self._run = self._open_run(typed["tracking"], parameters, run_params)
