@@ -17,7 +17,7 @@ WIDTH, LENGTH = 6, 12
 class WordTokenizer:
     """One id per word: w0 … w19."""
 
-    words = [f"w{i}" for i in range(20)]
+    words = tuple(f"w{i}" for i in range(20))
     vocab_size, pad_id, mask_id, unk_id = 23, 20, 21, 22
     max_length = LENGTH
 

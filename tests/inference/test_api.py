@@ -26,7 +26,15 @@ def test_invert_writes_with_every_sampler(name, model, unit_latents):
     assert len(out) == 5
     assert all(20 not in row and 21 not in row for row in out.tokens)
     assert (out.network_calls >= 1).all()
-    assert list(out.to_frame().columns) == ["source", "text", "length", "log_prob", "network_calls", "encoder_calls", "latent"]
+    assert list(out.to_frame().columns) == [
+        "source",
+        "text",
+        "length",
+        "log_prob",
+        "network_calls",
+        "encoder_calls",
+        "latent",
+    ]
 
 
 @pytest.mark.parametrize("name", LATENT_SAMPLER_NAMES)
@@ -59,7 +67,8 @@ def test_batching_changes_nothing(model, unit_latents):
 
 
 @pytest.mark.parametrize(
-    ("length", "allowed"), [(5, {5}), ("argmax", set(range(1, 13))), ("sample", set(range(1, 13))), ("top-3", set(range(1, 13)))]
+    ("length", "allowed"),
+    [(5, {5}), ("argmax", set(range(1, 13))), ("sample", set(range(1, 13))), ("top-3", set(range(1, 13)))],
 )
 def test_lengths(length, allowed, model, unit_latents):
     out = model.invert(unit_latents(8), length=length)
@@ -98,7 +107,7 @@ def test_infill_keeps_what_is_given(model, unit_latents):
         assert out.tokens[0][2] == 3
         assert out.tokens[1][1:3] == (5, 6)
         assert len(out.tokens[1]) == 5
-    with pytest.raises(SamplingError, match="holds no '\\[MASK\\]'"):
+    with pytest.raises(SamplingError, match=r"holds no '\[MASK\]'"):
         model.infill("w1 w2")
 
 
@@ -158,9 +167,9 @@ def test_bad_requests_say_what_is_wrong(model, unit_latents, tmp_path):
         model.embed(["w1", "  "])
     with pytest.raises(SamplingError, match="has 13 tokens, but the model reads at most 12"):
         model.embed(" ".join(["w1"] * 13))
-    with pytest.raises(SamplingError, match="width 6 .*found shape \\(2, 5\\)"):
+    with pytest.raises(SamplingError, match=r"width 6 .*found shape \(2, 5\)"):
         model.invert(np.zeros((2, 5)))
-    with pytest.raises(SamplingError, match="1 of 3 vectors hold NaN or infinity \\(rows \\[1\\]\\)"):
+    with pytest.raises(SamplingError, match=r"1 of 3 vectors hold NaN or infinity \(rows \[1\]\)"):
         model.invert(np.array([[1.0] * 6, [np.nan] * 6, [1.0] * 6]))
     with pytest.raises(SamplingError, match="length must be 'argmax'"):
         model.invert(unit_latents(1), length="longest")

@@ -19,7 +19,7 @@ def rows():
 
 @pytest.fixture
 def constant_denoiser():
-    """The same law at every position and time; [MASK], [PAD] and ids beyond the vocabulary look most probable of all."""
+    """The same law at every position and time; [MASK], [PAD] and ids beyond the vocabulary look most probable."""
 
     def make(probabilities):
         logits_V = torch.full((HEAD,), 50.0)

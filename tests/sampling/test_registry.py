@@ -28,7 +28,11 @@ def test_every_text_sampler_fills_every_mask_and_nothing_else(name, schedule, co
     tokens = canvas(12, 1, 7, 5)
     tokens[0, 3], tokens[2, 0] = 4, 6  # given
     sample = sample_text(
-        _config(name, steps=6), context_denoiser(timed=True), tokens, schedule=MaskSchedule(name=schedule), generator=rows(4)
+        _config(name, steps=6),
+        context_denoiser(timed=True),
+        tokens,
+        schedule=MaskSchedule(name=schedule),
+        generator=rows(4),
     )
     given = tokens != MASK
     assert torch.equal(sample.tokens[given], tokens[given])
@@ -47,9 +51,7 @@ def test_a_sample_does_not_depend_on_its_batch(name, context_denoiser, rows, can
     config = _config(name, steps=9, block_length=4)
     together = sample_text(config, denoise, canvas(13, 4, 30, 9), generator=rows(4), **arguments)
     for row, length in enumerate((13, 4, 30, 9)):
-        alone = sample_text(
-            config, denoise, canvas(length), generator=rows(4).select(torch.tensor([row])), **arguments
-        )
+        alone = sample_text(config, denoise, canvas(length), generator=rows(4).select(torch.tensor([row])), **arguments)
         assert torch.equal(alone.tokens[0], together.tokens[row, :length])
         assert torch.equal(alone.steps[0], together.steps[row, :length])
         assert int(alone.calls_per_row[0]) == int(together.calls_per_row[row])
@@ -69,9 +71,7 @@ def test_seed_decides(name, context_denoiser, rows, canvas):
 @pytest.mark.parametrize("name", TEXT_SAMPLER_NAMES)
 def test_nothing_masked_costs_nothing(name, context_denoiser, rows):
     tokens = torch.tensor([[1, 2, 3, PAD]])
-    sample = sample_text(
-        _config(name), context_denoiser(), tokens, schedule=MaskSchedule(), generator=rows(1)
-    )
+    sample = sample_text(_config(name), context_denoiser(), tokens, schedule=MaskSchedule(), generator=rows(1))
     assert torch.equal(sample.tokens, tokens)
     assert sample.network_calls == 0
 

@@ -1,11 +1,12 @@
 """MMLDLM: a trained model's Python face.
 
-Latents at this edge are *raw*: the encoder's own vectors, as stores and `.npy` files hold them. Inside they are standardised.
+Latents at this edge are *raw*: the encoder's own vectors, as stores and `.npy` files hold them. Inside they are
+standardised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -27,6 +28,7 @@ from mm_ldlm.sampling.config import JOINT_SAMPLER_NAMES, LatentSamplerConfig, Se
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.inference.loading import Parts
     from mm_ldlm.objectives.multimodal import ObjectiveConfig
 
 Latents = npt.ArrayLike
@@ -49,9 +51,9 @@ class Encoder(Protocol):
 class MMLDLM:
     """Embeds, inverts, writes, fills, edits, interpolates and scores; batches by itself.
 
-    `MMLDLM.from_run(path)` builds one from a run folder alone. Samplers are chosen by name or by their typed parameters; a
-    `seed` and a row's place in the request decide a sample, whatever the batching. Every method that re-embeds or takes a
-    text for its latent needs the encoder.
+    `MMLDLM.from_run(path)` builds one from a run folder alone. Samplers are chosen by name or by their typed
+    parameters; a `seed` and a row's place in the request decide a sample, whatever the batching. Every method that
+    re-embeds or takes a text for its latent needs the encoder.
 
     Args:
         model: the network (`models.mmdit.MMDiT`), on the device where it is to run.
@@ -76,6 +78,8 @@ class MMLDLM:
 
         self.model, self.tokenizer, self.normaliser = model, tokenizer, normaliser
         self._encoder = encoder
+        self._load_encoder: Callable[[], Encoder] | None = None
+        self.parts: Parts | None = None
         self.network = Network(
             model,
             objective or ObjectiveConfig(),
@@ -112,14 +116,11 @@ class MMLDLM:
         from mm_ldlm.inference.loading import load_run
 
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        return cls(
-            parts.model,
-            parts.tokenizer,
-            parts.normaliser,
-            encoder or parts.encoder,
-            parts.objective,
-            batch_tokens=batch_tokens,
+        made = cls(
+            parts.model, parts.tokenizer, parts.normaliser, encoder, parts.objective, batch_tokens=batch_tokens
         )
+        made._load_encoder, made.parts = parts.load_encoder, parts
+        return made
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +141,8 @@ class MMLDLM:
         Raises:
             SamplingError: there is none, or its vectors have another width than the model's latents.
         """
+        if self._encoder is None and self._load_encoder is not None:
+            self._encoder = self._load_encoder()
         if self._encoder is None:
             raise SamplingError(
                 "this needs the encoder that made the latents, and the model was built without one: "
@@ -167,9 +170,11 @@ class MMLDLM:
         """Text back from embeddings.
 
         Args:
-            targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which are embedded by the teacher first.
+            targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which are embedded by the
+                teacher first.
             sampler: a name, or its typed parameters; `steps` overrides the steps of either.
-            length: 'argmax' or 'sample' of the length head given the latent, 'top-3' (any number: write each of the three
+            length: 'argmax' or 'sample' of the length head given the latent, 'top-3' (any number: write each of the
+                three
                 most probable lengths and keep the likeliest text), or a number of tokens.
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call a row.
@@ -226,8 +231,8 @@ class MMLDLM:
         """`n` texts with their latents, out of noise.
 
         `order` is 'together' (both clocks at once: ancestral in the text, DDIM in the latent, at the latent sampler's
-        steps), 'latent_first' (then the text given the latent) or 'text_first'. `steps` overrides both samplers'. Lengths
-        are drawn from the marginal law, or given the latent where that comes first.
+        steps), 'latent_first' (then the text given the latent) or 'text_first'. `steps` overrides both samplers'.
+        Lengths are drawn from the marginal law, or given the latent where that comes first.
         """
         if n < 1:
             raise SamplingError(f"n must be at least 1, found {n}.")
@@ -288,7 +293,9 @@ class MMLDLM:
         if len(raw_nd) == 1:
             raw_nd = np.repeat(raw_nd, len(listed), axis=0)
         if len(raw_nd) != len(listed):
-            raise SamplingError(f"edit: {len(listed)} sources but {len(raw_nd)} targets; give one each, or one for all.")
+            raise SamplingError(
+                f"edit: {len(listed)} sources but {len(raw_nd)} targets; give one each, or one for all."
+            )
         latents_nd = self._standardise(raw_nd)
         ids = self._encode(listed)
         masked, calls = editing.remask(
@@ -325,9 +332,7 @@ class MMLDLM:
         if path not in ("slerp", "lerp"):
             raise SamplingError(f"path must be 'slerp' or 'lerp', found {path!r}.")
         raw = np.stack([between(raw_a, raw_b, share) for share in shares], axis=1).reshape(-1, self.width)
-        written = self.invert(
-            raw.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed
-        )
+        written = self.invert(raw.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed)
         ends = [
             source
             for first, last in zip(sources_a, sources_b, strict=True)
@@ -471,5 +476,4 @@ def _text_config(sampler: TextSamplerConfig | str, steps: int | None) -> TextSam
 
 def _latent_config(sampler: LatentSamplerConfig | str, steps: int | None, draws: int | None) -> LatentSamplerConfig:
     config = parse(LatentSamplerConfig, {"name": sampler}, at="sampler") if isinstance(sampler, str) else sampler
-    changes = {key: value for key, value in (("steps", steps), ("draws", draws)) if value is not None}
-    return replace(config, **changes) if changes else config
+    return replace(config, steps=steps or config.steps, draws=draws or config.draws)

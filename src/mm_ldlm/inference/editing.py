@@ -51,8 +51,8 @@ def remask(
 ) -> tuple[list[list[int]], np.ndarray]:
     """Each text with a share `strength` of its tokens masked (rounded), and the network calls that choosing them cost.
 
-    For `least_likely`, each token is predicted under the target latent while half of the text, it among them, is masked;
-    the least probable are taken.
+    For `least_likely`, each token is predicted under the target latent while half of the text, it among them, is
+    masked; the least probable are taken.
     """
     from mm_ldlm.inference.batching import batches_by_length
     from mm_ldlm.inference.writing import pad

@@ -46,7 +46,9 @@ class LatentWriter:
 
     def given_lengths(self, lengths: Sequence[int], *, config: LatentSamplerConfig, seed: int) -> Drawn:
         """Latents of unknown texts. Where the network has a learned null text the lengths play no part."""
-        return self._draw([[self.network.mask_id] * length for length in lengths], config=config, seed=seed, unknown=True)
+        return self._draw(
+            [[self.network.mask_id] * length for length in lengths], config=config, seed=seed, unknown=True
+        )
 
     def generate(
         self,
@@ -76,9 +78,7 @@ class LatentWriter:
         written = writer.write(canvases, latents_nd=drawn.mean, sampler=text, seed=seed)
         return _with_calls(written, drawn.network_calls), drawn.mean
 
-    def _draw(
-        self, ids: Sequence[Sequence[int]], *, config: LatentSamplerConfig, seed: int, unknown: bool
-    ) -> Drawn:
+    def _draw(self, ids: Sequence[Sequence[int]], *, config: LatentSamplerConfig, seed: int, unknown: bool) -> Drawn:
         draws_Knd = torch.empty(config.draws, len(ids), self.network.width, device=self.network.device)
         calls = np.zeros(len(ids), dtype=np.int64)
         with self.network.evaluating():
@@ -106,7 +106,9 @@ class LatentWriter:
         draw = Draw(temperature=text.temperature, top_k=text.top_k, top_p=text.top_p)
         with self.network.evaluating():
             for batch in batches_by_length(lengths, batch_tokens=self.batch_tokens):
-                canvas = pad([[self.network.mask_id] * lengths[row] for row in batch], self.network.pad_id, self.network.device)
+                canvas = pad(
+                    [[self.network.mask_id] * lengths[row] for row in batch], self.network.pad_id, self.network.device
+                )
                 sample = joint.together(
                     self.network.joint_denoiser(),
                     canvas,
@@ -125,7 +127,9 @@ class LatentWriter:
         return Written(tuple(tokens), log_probs, calls, np.zeros(len(lengths), dtype=np.int64)), latents_nd
 
     def _generator(self, rows: Sequence[int], seed: int) -> RowGenerator:
-        return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.network.device)).fork("latent")
+        return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.network.device)).fork(
+            "latent"
+        )
 
 
 def _with_calls(written: Written, more: np.ndarray) -> Written:

@@ -80,7 +80,9 @@ class Network:
         return torch.log_softmax(out.length_logits_BN.float(), dim=-1)
 
     def text_denoiser(self, latents_Bd: Tensor | None, noise_Bd: Tensor | None = None) -> TextDenoiser:
-        """Text given latents (B, d), or given nothing; `noise_Bd` (B, d) stands for the latent where the null is unknown."""
+        """Text given latents (B, d), or given nothing; `noise_Bd` (B, d) stands for the latent where the null is
+        unknown.
+        """
         unconditional = self._text(None, noise_Bd) if self.knows_null_latent or noise_Bd is not None else None
         if latents_Bd is None and unconditional is None:
             raise ValueError("noise_Bd is needed: this network has no null latent.")
@@ -117,7 +119,12 @@ class Network:
         """Both from noise."""
 
         def predict(
-            tokens_BL: Tensor, t_text_B: Tensor, z_Bd: Tensor, t_latent_B: Tensor, asked_BL: Tensor, x0_Bd: Tensor | None
+            tokens_BL: Tensor,
+            t_text_B: Tensor,
+            z_Bd: Tensor,
+            t_latent_B: Tensor,
+            asked_BL: Tensor,
+            x0_Bd: Tensor | None,
         ) -> tuple[Tensor, Tensor]:
             out = self.model(
                 tokens_BL,

@@ -1,7 +1,7 @@
 """What comes back from `MMLDLM`: small frozen records, one entry per row of the request, each with a table of itself.
 
-n rows, d latent width, K draws. Calls are counted per row: evaluations of the network in which the row took part (a guided
-one counts 2), and sentences embedded for it.
+n rows, d latent width, K draws. Calls are counted per row: evaluations of the network in which the row took part (a
+guided one counts 2), and sentences embedded for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The likelihood bound of a text: what training minimises, measured with care.
 
-−log p(tokens | length, latent) ≤ E_t[w(t) · Σ over masked positions of −log x_θ] (mathematics §1, "evaluation"). Every row gets
-`draws` times, low-discrepancy over the row itself: t_k = (u + k/K) mod 1, scaled to [t_min, 1]. Sums are kept in float64.
+−log p(tokens | length, latent) ≤ E_t[w(t) · Σ over masked positions of −log x_θ] (mathematics §1, "evaluation").
+Every row gets `draws` times, low-discrepancy over the row itself: t_k = (u + k/K) mod 1, scaled to [t_min, 1]. Sums
+are kept in float64.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Bound:
 
     @property
     def standard_error_B(self) -> Tensor:
-        """Of the mean, as if the draws were independent; they are spread over t on purpose, so the true one is smaller."""
+        """Of the mean, as if the draws were independent; they are spread over t on purpose, so the true one is
+        smaller.
+        """
         if len(self.nll_KB) < 2:
             return torch.full_like(self.nll_KB[0], torch.nan)
         return self.nll_KB.std(dim=0) / len(self.nll_KB) ** 0.5

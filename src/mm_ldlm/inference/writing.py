@@ -1,6 +1,7 @@
 """From canvases to texts: lengths, batches, sampling, search; in token ids and standardised latents.
 
-A canvas is a list of ids in which `[MASK]` is to be written. Rows are numbered by their place in the request, and all their
+A canvas is a list of ids in which `[MASK]` is to be written. Rows are numbered by their place in the request, and all
+their
 randomness hangs on that number and the seed: batching changes nothing.
 """
 
@@ -128,8 +129,8 @@ class Writer:
         seed: int,
     ) -> Written:
         """For each row the text nearest to its target, from its K starting canvases (see `sampling.search`)."""
-        for row in canvases:
-            self._refuse_long(row, sampler)
+        for starts in canvases:
+            self._refuse_long(starts, sampler)
         freer = replace(sampler, temperature=config.temperature)
         tokens: list[tuple[int, ...]] = [()] * len(canvases)
         log_probs, nearest = np.zeros(len(canvases)), np.zeros(len(canvases))
@@ -215,8 +216,8 @@ class Writer:
         longest = max((len(canvas) for canvas in canvases), default=0)
         if longest > self.network.max_length and sampler.name != "blocks":
             raise SamplingError(
-                f"a text of {longest} tokens was asked for, but the model writes at most {self.network.max_length} at a "
-                f"time (model.max_length). Ask for a shorter one or use the sampler 'blocks'."
+                f"a text of {longest} tokens was asked for, but the model writes at most {self.network.max_length} "
+                f"at a time (model.max_length). Ask for a shorter one or use the sampler 'blocks'."
             )
 
 
@@ -231,12 +232,12 @@ def how_many_lengths(length: Length) -> int:
     head, _, tail = length.partition("-")
     if head == "top" and tail.isdigit() and int(tail) >= 1:
         return int(tail)
-    raise SamplingError(f"length must be 'argmax', 'sample', 'top-3' (any number) or a number of tokens, found {length!r}.")
+    raise SamplingError(
+        f"length must be 'argmax', 'sample', 'top-3' (any number) or a number of tokens, found {length!r}."
+    )
 
 
-def pad(
-    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int | None = None
-) -> Tensor:
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int | None = None) -> Tensor:
     """(B, L) int64 with `pad_id` after each row's end."""
     width = max((len(row) for row in rows), default=0) if width is None else width
     out = np.full((len(rows), max(width, 1)), pad_id, dtype=np.int64)

@@ -49,7 +49,9 @@ class TextSamplerConfig:
     clock: Clock | None = None
     """The time the network is told: the sampler's grid, or the share of masks it sees. None: the sampler's own way."""
     skip_idle: bool = False
-    """Draw first which tokens a step reveals, and call the network only where it reveals one: the same law, fewer calls."""
+    """Draw first which tokens a step reveals, and call the network only where it reveals one: the same law, fewer
+    calls.
+    """
     counts: Literal["linear", "cosine"] = "linear"
     """How many tokens each step of a count-driven order reveals."""
     threshold: Share = 0.9

@@ -1,7 +1,7 @@
 """Draws from categorical laws: temperature, top-k, top-p, guidance, and the inverse of the cumulative sum in float64.
 
-Gumbel noise in float32 is truncated, which lowers the temperature unseen (arXiv:2409.02908). Here one float64 uniform per
-position is looked up in a float64 cumulative sum, so no noise of the vocabulary's size is drawn at all.
+Gumbel noise in float32 is truncated, which lowers the temperature unseen (arXiv:2409.02908). Here one float64 uniform
+per position is looked up in a float64 cumulative sum, so no noise of the vocabulary's size is drawn at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Latent samplers: from noise to a standardised latent along any Gaussian schedule and parameterisation (mathematics §2).
+"""Latent samplers: from noise to a standardised latent along any Gaussian schedule and parameterisation (mathematics
+§2).
 
-Every sampler reads the network's output as a pair of estimates (x0, ε); `signal` and `noise` are the schedule's factors, x_t =
-signal·x_0 + noise·ε. Times run from `t_max` down to 0, evenly spaced; the network is never evaluated at t = 0, where ε has
-no meaning.
+Every sampler reads the network's output as a pair of estimates (x0, ε); `signal` and `noise` are the schedule's
+factors, x_t = signal·x_0 + noise·ε. Times run from `t_max` down to 0, evenly spaced; the network is never evaluated
+at t = 0, where ε has no meaning.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -95,7 +97,8 @@ class Estimator:
             self.calls += 1
         if self.denoise.parameterisation == "eps" and at.signal <= FLOOR:
             raise SamplingError(
-                f"an 'eps' network says nothing about x0 at t={at.t}, where no signal is left: set t_max below 1 (0.995)."
+                f"an 'eps' network says nothing about x0 at t={at.t}, where no signal is left: "
+                f"set t_max below 1 (0.995)."
             )
         factors = (torch.full_like(t_B, at.signal), torch.full_like(t_B, at.noise))
         x0_Bd, eps_Bd = to_x0_and_eps(
@@ -120,12 +123,16 @@ def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]
     return [*points[:-1], Point(0.0, 1.0, 0.0)]
 
 
-def ddim(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator, *, eta: float = 0.0) -> Tensor:
-    """`x_s = signal_s x0 + √(noise_s² − σ²) ε + σz`, σ = η·(noise_s/noise_t)·√(noise_t² − (signal_t/signal_s)² noise_s²).
+def ddim(
+    x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator, *, eta: float = 0.0
+) -> Tensor:
+    """`x_s = signal_s x0 + √(noise_s² − σ²) ε + σz`, σ = η·(noise_s/noise_t)·√(noise_t² − (signal_t/signal_s)²
+    noise_s²).
 
-    For a variance-preserving schedule σ is DDIM's own (arXiv:2010.02502, eq. 16). With the true ε it returns x_0 exactly.
+    For a variance-preserving schedule σ is DDIM's own (arXiv:2010.02502, eq. 16). With the true ε it returns x_0
+    exactly.
     """
-    for step, (now, then) in enumerate(zip(points, points[1:], strict=False)):
+    for step, (now, then) in enumerate(pairwise(points)):
         x0_Bd, eps_Bd = estimate(x_Bd, now)
         sigma = eta * _posterior_deviation(now, then)
         x_Bd = then.signal * x0_Bd + math.sqrt(max(then.noise**2 - sigma**2, 0.0)) * eps_Bd
@@ -135,8 +142,10 @@ def ddim(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowG
 
 
 def ddpm(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-    """A draw from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7; in the factors of arXiv:2107.00630, appendix A)."""
-    for step, (now, then) in enumerate(zip(points, points[1:], strict=False)):
+    """A draw from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7; in the factors of arXiv:2107.00630,
+    appendix A).
+    """
+    for step, (now, then) in enumerate(pairwise(points)):
         x0_Bd, _ = estimate(x_Bd, now)
         if then.noise <= 0:
             x_Bd = x0_Bd
@@ -155,7 +164,7 @@ def euler(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: Row
     """
     del generator  # the flow is deterministic
     y_Bd = x_Bd / (points[0].signal + points[0].noise)
-    for now, then in zip(points, points[1:], strict=False):
+    for now, then in pairwise(points):
         x0_Bd, eps_Bd = estimate(y_Bd * (now.signal + now.noise), now)
         y_Bd = y_Bd + (then.share - now.share) * (eps_Bd - x0_Bd)
     return y_Bd
@@ -168,7 +177,7 @@ def heun(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowG
     """
     del generator
     y_Bd = x_Bd / (points[0].signal + points[0].noise)
-    for now, then in zip(points, points[1:], strict=False):
+    for now, then in pairwise(points):
         x0_Bd, eps_Bd = estimate(y_Bd * (now.signal + now.noise), now)
         slope_Bd, stride = eps_Bd - x0_Bd, then.share - now.share
         guess_Bd = y_Bd + stride * slope_Bd
@@ -184,7 +193,7 @@ def dpmpp_2m(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: 
     del generator
     before_Bd: Tensor | None = None
     stride_before = math.inf
-    for now, then in zip(points, points[1:], strict=False):
+    for now, then in pairwise(points):
         x0_Bd, _ = estimate(x_Bd, now)
         stride = then.log_snr_half - now.log_snr_half
         data_Bd = x0_Bd
@@ -199,7 +208,9 @@ def dpmpp_2m(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: 
 
 
 def one_step(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-    """The network's first estimate of x0: regression, the baseline that a sampler has to beat. Whatever `steps`, one call."""
+    """The network's first estimate of x0: regression, the baseline that a sampler has to beat. Whatever `steps`, one
+    call.
+    """
     del generator
     return estimate(x_Bd, points[0])[0]
 

@@ -1,8 +1,8 @@
 """Text and latent out of noise together: both clocks at once, or one modality first and the other given it.
 
-The two orders are compositions of a text and a latent sampler; the marginal that comes first is read off the joint network
-by holding the other modality at all noise (UniDiffuser, arXiv:2303.06555). `together` walks both clocks down one grid at
-one network call a step.
+The two orders are compositions of a text and a latent sampler; the marginal that comes first is read off the joint
+network by holding the other modality at all noise (UniDiffuser, arXiv:2303.06555). `together` walks both clocks down
+one grid at one network call a step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,13 +72,11 @@ def together(
     canvas_BL, open_BL = tokens_BL, tokens_BL == denoise.mask_id
     log_probs_BL = torch.zeros(tokens_BL.shape, device=tokens_BL.device)
     steps_BL = torch.full_like(tokens_BL, -1)
-    bias_V = forbidden_bias(
-        denoise.vocab_size, mask_id=denoise.mask_id, pad_id=denoise.pad_id, device=tokens_BL.device
-    )
+    bias_V = forbidden_bias(denoise.vocab_size, mask_id=denoise.mask_id, pad_id=denoise.pad_id, device=tokens_BL.device)
     valid_B = (tokens_BL != denoise.pad_id).sum(dim=1).clamp_min(1)
     start_B = time_of_share(denoise.text_schedule, open_BL.sum(dim=1).double() / valid_B)
     memory_Bd: Tensor | None = None
-    for step, (now, then) in enumerate(zip(points, points[1:], strict=False)):
+    for step, (now, then) in enumerate(pairwise(points)):
         stream = generator.fork(step)
         t_text_B, s_text_B = (start_B * (1 - at / steps) for at in (step, step + 1))
         alpha_s_B = denoise.text_schedule.alpha(s_text_B) if step + 1 < steps else torch.ones_like(s_text_B)

@@ -30,7 +30,8 @@ def ancestral(
 ) -> TextSample:
     """The reverse process: each mask is revealed with probability `(α_s − α_t)/(1 − α_t)`, and then stays as it is.
 
-    Which masks a step reveals does not depend on the network, so `skip_idle` draws that first and evaluates only the rows
+    Which masks a step reveals does not depend on the network, so `skip_idle` draws that first and evaluates only the
+    rows
     in which something is revealed: token for token the same sample, at no more calls than tokens.
     """
     grid = make_grid(denoise, tokens_BL, schedule=schedule, steps=steps, open_BL=open_BL)
@@ -107,7 +108,7 @@ def refuse_time_dependence(denoise: TextDenoiser, tokens_BL: Tensor) -> None:
     gap = float((early_MV - late_MV).abs().max()) if early_MV.numel() else 0.0
     if not gap <= 1e-5:
         raise SamplingError(
-            f"sampler 'ddpm_cache' reuses the network's answer between times, but this network is not blind to the time: "
-            f"its logits at t=0.9 and t=0.1 differ by up to {gap:.3g}. Set clock to 'share', which tells it the time of "
-            f"its own share of masks, or use 'ancestral' with skip_idle."
+            f"sampler 'ddpm_cache' reuses the network's answer between times, but this network is not "
+            f"blind to the time: its logits at t=0.9 and t=0.1 differ by up to {gap:.3g}. Set clock to 'share', which "
+            f"tells it the time of its own share of masks, or use 'ancestral' with skip_idle."
         )

@@ -32,7 +32,8 @@ Counts = Literal["linear", "cosine"]
 def masks_left(open_B: Tensor, *, step: int, steps: int, counts: Counts) -> Tensor:
     """(B,) how many of `open_B` masks remain after `step`: the count schedule, rounded down, 0 after the last.
 
-    `linear` reveals equal numbers; `cosine` few at first, when the network sees little, and more later (arXiv:2202.04200).
+    `linear` reveals equal numbers; `cosine` few at first, when the network sees little, and more later
+    (arXiv:2202.04200).
     """
     progress = (step + 1) / steps
     left = 1 - progress if counts == "linear" else math.cos(progress * math.pi / 2)
@@ -215,7 +216,8 @@ def threshold(
 def entropy_prefix(entropy_AL: Tensor, *, bound: float) -> Tensor:
     """(A, L) bool: the largest prefix in order of entropy with `ΣH − max H ≤ bound`; +inf marks what is no candidate.
 
-    The first always fits (its ΣH is its max), and the left side grows along the order, so the prefix is what satisfies it.
+    The first always fits (its ΣH is its max), and the left side grows along the order, so the prefix is what
+    satisfies it.
     """
     sorted_AL, order_AL = entropy_AL.double().sort(dim=1, stable=True)
     finite_AL = torch.isfinite(sorted_AL)
@@ -278,7 +280,9 @@ def blocks(
     """
     length = tokens_BL.shape[1]
     if window is not None and block_length > window:
-        raise SamplingError(f"block_length {block_length} exceeds the {window} positions that the network sees at once.")
+        raise SamplingError(
+            f"block_length {block_length} exceeds the {window} positions that the network sees at once."
+        )
     masked_BL = tokens_BL == denoise.mask_id
     open_BL = masked_BL if open_BL is None else open_BL & masked_BL
     position_L = torch.arange(length, device=tokens_BL.device)

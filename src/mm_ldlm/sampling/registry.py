@@ -61,9 +61,7 @@ def sample_text(
 
     `window` is the network's own length, which only `blocks` can exceed.
     """
-    draw = Draw(
-        temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, guidance=config.guidance
-    )
+    draw = Draw(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, guidance=config.guidance)
     name = config.inner if config.name == "blocks" else config.name
     function, options = TEXT_SAMPLERS[name]
     settings: dict[str, Any] = {argument: getattr(config, key) for argument, key in options.items()}

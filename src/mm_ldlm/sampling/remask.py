@@ -1,8 +1,8 @@
 """ReMDM: the reverse process that takes revealed tokens back and writes them again (arXiv:2503.00307, mathematics §1).
 
-In a step from t to s a written token returns to `[MASK]` with probability σ ≤ σ_max = min(1, (1 − α_s)/α_t), and a mask is
-revealed with probability `(α_s − (1 − σ)α_t)/(1 − α_t)`: the share of masks stays the schedule's for every σ. Tokens
-given at the start are never taken back. The last step only reveals.
+In a step from t to s a written token returns to `[MASK]` with probability σ ≤ σ_max = min(1, (1 − α_s)/α_t), and a
+mask is revealed with probability `(α_s − (1 − σ)α_t)/(1 − α_t)`: the share of masks stays the schedule's for every σ.
+Tokens given at the start are never taken back. The last step only reveals.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _by_doubt(state: State) -> Tensor:
 
 
 def _grid_levels(grid: Grid) -> Callable[[int], Level]:
-    """α of the open positions: the schedule's own for a fully masked row, else 0 where the walk starts and 1 where it ends."""
+    """α of the open positions: the schedule's own for a fully masked row, else 0 where the walk starts and 1 where it
+    ends.
+    """
     first_B, last_B = grid.alpha(0), grid.alpha(grid.steps)
     whole_B = (grid.start_B >= 1) & (grid.end_B <= 0)
 

@@ -1,7 +1,9 @@
-"""Search with the encoder in hand: draw candidates, re-embed them, keep the nearest, re-mask their doubtful tokens, again.
+"""Search with the encoder in hand: draw candidates, re-embed them, keep the nearest, re-mask their doubtful tokens,
+again.
 
 What vec2text (arXiv:2310.06816) does with a corrector network, a masked diffusion model can do by itself: a text is put
-right where it was least certain. The encoder decides which candidate is nearest; its calls and the network's are counted.
+right where it was least certain. The encoder decides which candidate is nearest; its calls and the network's are
+counted.
 
 Rows are flat: N = targets × candidates. A search knows network and encoder as closures only.
 """
@@ -98,12 +100,12 @@ def search(
 ) -> SearchResult:
     """Search the text nearest to each target.
 
-    `canvases_BKL` are the K starting canvases of each of B targets (they may differ in length); what is `[MASK]` in them
-    may be written and re-written, anything else stays. Round by round, each target keeps its `beam` best candidates and
-    draws `candidates` children from them, with `remask_share` of their least certain tokens masked again; parents compete
-    with their children, so the best cosine never falls.
+    `canvases_BKL` are the K starting canvases of each of B targets (they may differ in length); what is `[MASK]` in
+    them may be written and re-written, anything else stays. Round by round, each target keeps its `beam` best
+    candidates and draws `candidates` children from them, with `remask_share` of their least certain tokens masked
+    again; parents compete with their children, so the best cosine never falls.
     """
-    B, K, L = canvases_BKL.shape
+    B, K, _ = canvases_BKL.shape
     device = canvases_BKL.device
     encoder = _Encoder(nearness, B, device)
     network_B = torch.zeros(B, dtype=torch.long, device=device)
@@ -132,9 +134,7 @@ def search(
             torch.cat([parents.log_probs, children.log_probs], dim=1),
             torch.cat([parents.cosines, children.cosines], dim=1),
         )
-        kept, writable_TWL = _best(
-            merged, torch.cat([writable_BKL[live], writable_TCL], dim=1), final.tokens.shape[1]
-        )
+        kept, writable_TWL = _best(merged, torch.cat([writable_BKL[live], writable_TCL], dim=1), final.tokens.shape[1])
         final = _Pool(
             final.tokens.index_copy(0, live, kept.tokens),
             final.log_probs.index_copy(0, live, kept.log_probs),

@@ -59,7 +59,9 @@ class TextSample:
     tokens: Tensor
     """(B, L) without any `[MASK]` that was open to the sampler."""
     log_probs: Tensor
-    """(B, L) float32: log-probability of each token, before temperature and filters, when it was revealed; 0 where given."""
+    """(B, L) float32: log-probability of each token, before temperature and filters, when it was revealed; 0 where
+    given.
+    """
     steps: Tensor
     """(B, L) the step that revealed each token; −1 where given."""
     calls_per_row: Tensor
@@ -142,9 +144,9 @@ def walk(
 ) -> TextSample:
     """Take up to `steps` steps from the masks of `tokens_BL` to text.
 
-    `time` gives the (B,) times told to the network, `ask` the positions, `keep` the (A, L) answers to write (None: all),
-    `remask` the (B, L) written tokens that return to `[MASK]` in the same step (decided before the step's reveals).
-    `open_BL` limits the sampler to part of the masks. Stops when nothing is left to write.
+    `time` gives the (B,) times told to the network, `ask` the positions, `keep` the (A, L) answers to write (None:
+    all), `remask` the (B, L) written tokens that return to `[MASK]` in the same step (decided before the step's
+    reveals). `open_BL` limits the sampler to part of the masks. Stops when nothing is left to write.
     """
     canvas_BL = tokens_BL
     open_BL = (tokens_BL == denoise.mask_id) if open_BL is None else open_BL & (tokens_BL == denoise.mask_id)
@@ -291,9 +293,7 @@ def make_grid(
 
 def share_clock(denoise: TextDenoiser, schedule: MaskSchedule) -> Callable[[State], Tensor]:
     """Tell the network the time at which as many masks as it sees are to be expected; blind to the sampler's own."""
-    return lambda state: time_of_share(
-        schedule, _share(denoise, state.tokens, state.tokens == denoise.mask_id)
-    )
+    return lambda state: time_of_share(schedule, _share(denoise, state.tokens, state.tokens == denoise.mask_id))
 
 
 def choose_clock(clock: Clock, denoise: TextDenoiser, grid: Grid) -> Callable[[State], Tensor]:
