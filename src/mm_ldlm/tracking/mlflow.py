@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +96,26 @@ def _artifacts(uri: str) -> str | None:
     if not uri.startswith(_SQLITE):
         return None
     return (Path(uri.removeprefix(_SQLITE)).parent / "mlartifacts").as_uri()
+
+
+def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Record the metric lines of a training log (`{"step": …, name: number, …}`), a thousand numbers in a request.
+
+    Events become the tag `last_event`.
+    """
+    from mlflow.entities import Metric
+
+    connected = client(uri)
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(key, float(value), now, int(line["step"]))
+        for line in lines
+        if "event" not in line
+        for key, value in line.items()
+        if key != "step" and isinstance(value, (int, float)) and math.isfinite(value)
+    ]
+    for start in range(0, len(metrics), 1000):
+        connected.log_batch(run_id, metrics=metrics[start : start + 1000])
+    for line in lines:
+        if "event" in line and line["event"] not in ("start", "checkpoint"):
+            connected.set_tag(run_id, "last_event", str(dict(line))[:_LONGEST_VALUE])

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.distributed import collectives

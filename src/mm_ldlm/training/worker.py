@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import platform
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,10 +43,8 @@ from mm_ldlm.training.keeper import Keeper, load_parameters
 from mm_ldlm.training.optim import Ema, Optimization
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
+from mm_ldlm.training.status import LOG, write_status
 from mm_ldlm.training.stepping import TrainStep
-
-LOG = "training_log.jsonl"
-STATUS = "status.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,16 +215,7 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
 
 def _status(directory: Path, process: Process, status: str, step: int, **more: Any) -> None:
     if process.is_main:
-        atomic.write_json(directory / STATUS, {"status": status, "step": step, "time": round(time.time(), 3), **more})
-
-
-def read_status(directory: Path) -> dict[str, Any]:
-    """{"status": running | finished | stopped | paused | failed | absent, "step": …}."""
-    try:
-        found: dict[str, Any] = json.loads((directory / STATUS).read_text(encoding="utf-8"))
-        return found
-    except FileNotFoundError:
-        return {"status": "absent", "step": 0}
+        write_status(directory, status, step, **more)
 
 
 @contextmanager
