@@ -68,7 +68,7 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     model, encoder, tokenizer, objective = (typed.get(key) for key in ("model", "encoder", "tokenizer", "objective"))
     width = _encoder_width(encoder) if encoder else None
-    if model and width is not None and model.latent_dim != width:
+    if model and encoder and width is not None and model.latent_dim != width:
         cut = f" cut by 'encoder.truncate_dim' ({encoder.truncate_dim})" if encoder.truncate_dim else ""
         found.append(
             f"parameter 'model.latent_dim' is {model.latent_dim}, but encoder '{encoder.name}'{cut} gives {width} "
@@ -93,7 +93,7 @@ def _encoder_width(encoder: Any) -> int | None:
 
     if encoder.truncate_dim is not None:
         return int(encoder.truncate_dim)
-    return int(REGISTRY[encoder.name].width) if encoder.name in REGISTRY else None
+    return REGISTRY[encoder.name].width if encoder.name in REGISTRY else None
 
 
 def flatten(parameters: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
