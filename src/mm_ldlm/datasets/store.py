@@ -54,7 +54,7 @@ class StoreDataset(AbstractDataset[Manifest, ShardStore]):
     def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
         """The first rows as a table for kedro-viz; long vectors and lists are shortened, with their length."""
         store = self.load()
-        table = store.take(range(min(nrows, len(store))))
+        table = store.table(range(min(nrows, len(store))))
         rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
         return TablePreview({"index": list(range(len(rows))), "columns": table.column_names, "data": rows})
 

@@ -12,14 +12,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.encoders.spec import REGISTRY, EncoderConfig, EncoderSpec
+from mm_ldlm.encoders.spec import REGISTRY, EncoderConfig, EncoderSpec, Pooling
 from mm_ldlm.errors import EncoderError
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _NOT_OURS = ["onnx/*", "openvino/*", "*/onnx/*", "*.msgpack", "*.h5", "*.ot"]
-_WEIGHTS = (["*.safetensors"], ["pytorch_model*.bin"])  # in order of preference; .bin is read by torch's weights-only loader
-_POOLING_KEYS = {
+_WEIGHTS = (
+    ["*.safetensors"],
+    ["pytorch_model*.bin"],
+)  # in order of preference; .bin is read by torch's weights-only loader
+_POOLING_KEYS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
@@ -82,13 +85,24 @@ def locate(config: EncoderConfig) -> Located:
     )
     truncate = None if config.truncate_dim == spec.width else config.truncate_dim
     if truncate is not None and spec.width is not None and truncate > spec.width:
-        raise EncoderError(f"encoder {config.name!r}: truncate_dim={truncate}, but its vectors have {spec.width} dimensions.")
+        raise EncoderError(
+            f"encoder {config.name!r}: truncate_dim={truncate}, but its vectors have {spec.width} dimensions."
+        )
     files = {str(path.relative_to(folder)): file_sha256(path) for path in _deciding_files(folder)}
     if not any(name.endswith((".safetensors", ".bin")) for name in files):
         raise EncoderError(f"encoder {config.name!r}: {folder} holds no weights (*.safetensors or pytorch_model*.bin).")
     parts = {
         field: getattr(spec, field)
-        for field in ("pooling", "prompt", "padding_side", "max_length", "normalised", "final_token", "language", "architecture")
+        for field in (
+            "pooling",
+            "prompt",
+            "padding_side",
+            "max_length",
+            "normalised",
+            "final_token",
+            "language",
+            "architecture",
+        )
     }
     identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
     return Located(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
@@ -125,7 +139,9 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
             f"hub ({type(error).__name__}); on a machine with network run `hf download {source}"
             f"{f' --revision {revision}' if revision else ''} --local-dir FOLDER`, copy the folder here and set encoder.path to it."
         ) from error
-    raise EncoderError(f"encoder {name!r}: {source} holds no weights (*.safetensors or pytorch_model*.bin) in {folder}.")
+    raise EncoderError(
+        f"encoder {name!r}: {source} holds no weights (*.safetensors or pytorch_model*.bin) in {folder}."
+    )
 
 
 def _check_digests(spec: EncoderSpec, folder: Path) -> None:
@@ -181,14 +197,20 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
     own = folder / "sentence_bert_config.json"
     limit = (_read_json(own) if own.is_file() else {}).get("max_seq_length")
     whole = dataclasses.replace(whole, prompt=prompt, max_length=int(limit or 512), normalised=kinds[-1] == "Normalize")
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0]["path"] or not limit:
+    if (
+        kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+        or modules[0]["path"]
+        or not limit
+    ):
         return whole
     pooling = _read_json(folder / modules[1]["path"] / "config.json")
     mode = pooling.get("pooling_mode")
     modes = [value for key, value in _POOLING_KEYS.items() if pooling.get(key)]
     if isinstance(mode, str):
-        modes = [{"lasttoken": "last"}.get(mode, mode)]
-    elif any(value is True for key, value in pooling.items() if key.startswith("pooling_mode_") and key not in _POOLING_KEYS):
+        modes = ["mean" if mode == "mean" else "cls" if mode == "cls" else "last"]
+    elif any(
+        value is True for key, value in pooling.items() if key.startswith("pooling_mode_") and key not in _POOLING_KEYS
+    ):
         return whole
     includes_prompt = pooling.get("include_prompt", True)
     if len(modes) != 1 or modes[0] not in ("mean", "cls") or (prompt and not includes_prompt):
@@ -200,4 +222,6 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EncoderError(f"{path} cannot be read as JSON ({error}). The model's folder is damaged; fetch it again.") from None
+        raise EncoderError(
+            f"{path} cannot be read as JSON ({error}). The model's folder is damaged; fetch it again."
+        ) from None

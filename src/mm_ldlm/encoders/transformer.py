@@ -120,9 +120,7 @@ class TransformerEncoder:
                 extra["position_ids"] = (mask_BL.long().cumsum(1) - 1).clamp(min=0)
         hidden_BLd = self.model(input_ids=ids_BL, **extra).last_hidden_state
         vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
-        return pooling.finish(
-            vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised
-        )
+        return pooling.finish(vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised)
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """(n, d) float32, order kept; the next window is tokenised while this one computes."""
@@ -146,12 +144,14 @@ class TransformerEncoder:
             return None
         wanted = self.tokenizer.convert_tokens_to_ids(token)
         if wanted is None or wanted == self.tokenizer.unk_token_id != self.tokenizer.eos_token_id:
-            raise EncoderError(f"encoder {self.spec.name!r}: its tokenizer has no token {token}, which the spec pools at.")
+            raise EncoderError(
+                f"encoder {self.spec.name!r}: its tokenizer has no token {token}, which the spec pools at."
+            )
         return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
 
 
 def choose_device(wanted: str) -> str:
-    """"auto": the current GPU where there is one, else the CPU."""
+    """ "auto": the current GPU where there is one, else the CPU."""
     if wanted != "auto":
         return wanted
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,7 +175,9 @@ def _load_model(located: Located) -> Any:
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-    loader = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[located.spec.architecture]
+    loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
+        located.spec.architecture
+    ]
     quiet = {"add_pooling_layer": False} if _has_pooler(located) else {}
     try:
         model, report = loader.from_pretrained(

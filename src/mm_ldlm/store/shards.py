@@ -15,7 +15,7 @@ import mmap
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -155,7 +155,7 @@ class ShardStore:
         self._columns: dict[tuple[type, str], Any] = {}
 
     @classmethod
-    def open(cls, directory: str | Path, kind: str | None = None) -> ShardStore:
+    def open(cls, directory: str | Path, kind: str | None = None) -> Self:
         """Open the finished store in `directory`.
 
         Raises:
@@ -330,7 +330,11 @@ class ShardStore:
         self._opened[shard] = arrays
         return arrays
 
-    def take(self, rows: Rows) -> pa.Table:
+    def take(self, rows: Rows) -> Any:
+        """The rows asked for, in that order: a table here, what a row means in the readers of a kind."""
+        return self.table(rows)
+
+    def table(self, rows: Rows) -> pa.Table:
         """All columns of the rows asked for, in that order."""
         rows = self.rows(rows)
         pieces, places = [], []

@@ -1,0 +1,239 @@
+"""Records to latents: shards in the records' order, resumable, the same bytes from any number of processes.
+
+The workspace while it is being filled:
+
+    part-000000.arrow …        finished shards
+    .extract/plan.json         what is being made, from what: shards of another plan are refused
+    .extract/part-000000.json  name, rows, bytes and checksum of a finished shard, written after it
+    .extract/rank-0.json       progress of one process
+    manifest.json              last of all; `.extract` then goes
+
+A shard is encoded by itself: its sentences are sorted by length and batched among themselves, so its bytes depend neither on
+the other shards nor on who encodes it. On the CPU the number of threads enters the arithmetic, so it is part of the plan and
+fixed in every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mm_ldlm.config import to_dict
+from mm_ldlm.distributed.launch import LaunchConfig, launch
+from mm_ldlm.encoders import EncoderConfig, Located, locate
+from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.latents import store as latent_store
+from mm_ldlm.latents.plan import ExtractConfig, Plan, make_plan
+from mm_ldlm.store import Manifest, Shard, ShardStore, atomic
+from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.shards import shard_name
+
+__all__ = ["ExtractConfig", "extract"]
+logger = logging.getLogger(__name__)
+
+
+def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfig, workspace: Path) -> Manifest:
+    """Fill `workspace` with the latents of `records` and commit it; what is already there of the same making is kept.
+
+    Raises:
+        FingerprintError: the workspace holds latents of other records, another encoder or other parameters.
+        EncoderError: the encoder cannot be loaded, or gave numbers that are not finite.
+        WorkerFailed: a process ended; everything finished so far is kept.
+    """
+    workspace.mkdir(parents=True, exist_ok=True)
+    located = locate(encoder)
+    plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
+    done = _adopt(plan)
+    missing = [number for number in range(plan.shards) if number not in done]
+    if missing:
+        _write_plan(plan, located)
+        started = time.monotonic()
+        processes = min(config.processes or _processes(encoder, config), len(missing))
+        kept = plan.shards - len(missing)
+        logger.info(
+            "embedding %s rows with %s: %d of %d shards to do, %d process(es)",
+            plan.rows, located.spec.name, len(missing), plan.shards, processes,
+        )  # fmt: skip
+        rows = sum(stop - start for start, stop in map(plan.bounds, missing))
+        with _watch(plan, rows, shown=config.progress):
+            if processes == 1:
+                from mm_ldlm.latents.worker import encode_shards
+
+                encode_shards(plan, missing, located=located, rank=0)
+            else:
+                job = plan.side / "job.json"
+                atomic.write_json(job, {"plan": plan.plain(), "missing": missing})
+                launch(
+                    "mm_ldlm.latents.worker", [str(job)],
+                    config=LaunchConfig(processes=processes), log_directory=plan.side / "logs",
+                )  # fmt: skip
+        seconds = time.monotonic() - started
+        logger.info("embedded %d rows in %.0f s, %.0f a second (%d shards kept)", rows, seconds, rows / seconds, kept)
+    return _commit(plan, located)
+
+
+# -- what is already there ---------------------------------------------------------------------------------------------
+
+
+def _adopt(plan: Plan) -> dict[int, Shard]:
+    """Finished shards of this plan by number. Refuses what others made; removes what nobody vouches for."""
+    atomic.remove_temporaries(plan.workspace)
+    claims: dict[int, Shard] = {}
+    if Manifest.exists(plan.workspace):
+        manifest = Manifest.read(plan.workspace)
+        _same(plan, manifest.fingerprints)
+        claims = dict(enumerate(manifest.shards))
+    elif (plan.side / "plan.json").is_file():
+        _same(plan, json.loads((plan.side / "plan.json").read_text(encoding="utf-8"))["fingerprints"])
+        for path in plan.side.glob("part-*.json"):
+            shard = Shard(**json.loads(path.read_text(encoding="utf-8")))
+            claims[int(path.stem.removeprefix("part-"))] = shard
+    found = {number: shard for number, shard in claims.items() if _unharmed(plan, number, shard)}
+    if Manifest.exists(plan.workspace) and len(found) < plan.shards:
+        # From here on the sidecars vouch for the shards, so that a kill during the repair loses nothing.
+        _remember(plan, found)
+        (plan.workspace / "manifest.json").unlink()
+    for path in plan.workspace.glob("part-*.arrow"):
+        if path.name not in {shard.name for shard in found.values()}:
+            path.unlink()
+    return found
+
+
+def _same(plan: Plan, found: dict[str, str]) -> None:
+    for name, wanted in plan.fingerprints.items():
+        if found.get(name) != wanted:
+            what = {
+                "records": "other records", "encoder": "another encoder (or other weights, tokenizer, prompt, length, dtype)",
+                "parameters": "other embedding parameters",
+            }[name]  # fmt: skip
+            raise FingerprintError(
+                f"{plan.workspace} holds latents of {what}: {name} {found.get(name)}, asked for is {wanted}. Nothing was "
+                "touched. Go back to what made them, or remove the directory to embed everything again."
+            )
+
+
+def _unharmed(plan: Plan, number: int, shard: Shard) -> bool:
+    path = plan.workspace / shard.name
+    start, stop = plan.bounds(number)
+    if shard.name != shard_name(number) or shard.rows != stop - start:
+        return False
+    if not path.is_file() or path.stat().st_size != shard.bytes:
+        return False
+    whole = file_sha256(path) == shard.sha256
+    if not whole:
+        logger.warning("%s: checksum differs, this shard is embedded again", path)
+    return whole
+
+
+def _remember(plan: Plan, found: dict[int, Shard]) -> None:
+    for number, shard in found.items():
+        atomic.write_json(plan.sidecar(number), dataclasses.asdict(shard))
+    atomic.write_json(plan.side / "plan.json", {"fingerprints": plan.fingerprints})
+
+
+def _write_plan(plan: Plan, located: Located) -> None:
+    plan.side.mkdir(exist_ok=True)
+    for stale in plan.side.glob("rank-*.json"):
+        stale.unlink()
+    atomic.write_json(plan.side / "plan.json", {"fingerprints": plan.fingerprints, "encoder": located.describe()})
+
+
+def _commit(plan: Plan, located: Located) -> Manifest:
+    """The manifest, then no more scaffolding. A store that was complete keeps the manifest it has."""
+    if Manifest.exists(plan.workspace):
+        shutil.rmtree(plan.side, ignore_errors=True)
+        return Manifest.read(plan.workspace)
+    shards, non_finite = [], 0
+    examples: list[str] = []
+    for number in range(plan.shards):
+        path = plan.sidecar(number)
+        if not path.is_file():
+            raise StoreError(f"{plan.workspace}: shard {number} was not written although every process ended well.")
+        shards.append(Shard(**json.loads(path.read_text(encoding="utf-8"))))
+    width = located.width
+    for shard in shards:
+        column = latent_store.LatentStore(plan.workspace, Manifest(kind="latents", rows=shard.rows, shards=(shard,)))
+        vectors = column.fixed("latent").shard(0)
+        width = vectors.shape[1]
+        bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+        non_finite += len(bad)
+        examples += column.ids(bad[: 10 - len(examples)]) if len(examples) < 10 else []
+    manifest = Manifest(
+        kind=latent_store.KIND,
+        rows=plan.rows,
+        shards=tuple(shards),
+        fingerprints=plan.fingerprints,
+        meta={
+            "columns": ["id", "latent"], "width": width, "dtype": plan.dtype, "shard_rows": plan.shard_rows,
+            "encoder": located.describe(), "encoder_config": _identity(plan.encoder),
+            "non_finite": {"count": non_finite, "ids": examples},
+        },
+    )  # fmt: skip
+    if not shards:
+        empty = latent_store.schema(width or 1, plan.dtype)
+        atomic.write_bytes(plan.workspace / "schema.arrow", memoryview(empty.serialize()))
+    manifest.write(plan.workspace)
+    shutil.rmtree(plan.side, ignore_errors=True)
+    return manifest
+
+
+def _identity(encoder: EncoderConfig) -> dict[str, Any]:
+    """The encoder's parameters without this machine's paths and devices: stores made on two machines are equal."""
+    plain: dict[str, Any] = to_dict(encoder)
+    return {key: value for key, value in plain.items() if key not in ("path", "device")}
+
+
+# -- processes ----------------------------------------------------------------------------------------------------------
+
+
+def _processes(encoder: EncoderConfig, config: ExtractConfig) -> int:
+    import torch
+
+    if encoder.device in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return max(1, len(os.sched_getaffinity(0)) // config.threads) if encoder.device in ("auto", "cpu") else 1
+
+
+@contextlib.contextmanager
+def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
+    """A bar over all processes, fed by what each writes to its progress file."""
+    from tqdm import tqdm
+
+    stop = threading.Event()
+    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=not shown, mininterval=1.0) as bar:
+
+        def look(seconds: float | None) -> Callable[[], None]:
+            def loop() -> None:
+                while not stop.wait(seconds):
+                    _advance(bar, plan)
+
+            return loop
+
+        thread = threading.Thread(target=look(0.5), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            _advance(bar, plan)
+
+
+def _advance(bar: Any, plan: Plan) -> None:
+    done = 0
+    for path in plan.side.glob("rank-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            done += int(json.loads(path.read_text(encoding="utf-8"))["rows"])
+    if done > bar.n:
+        bar.update(done - bar.n)

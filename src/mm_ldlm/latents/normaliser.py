@@ -1,0 +1,262 @@
+"""The latent normaliser: what makes an encoder's vectors fit for unit Gaussian noise (mathematics §2).
+
+Fitted on the training split in one streaming pass with float64 accumulators, saved as an artifact of its own, and inverted
+after sampling. Shapes: n rows, d width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store import ShardStore, atomic
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["standard", "robust", "whitening"]
+Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
+Matrix = npt.NDArray[np.float64]
+FORMAT_VERSION = 1
+_NORMAL_IQR = 1.3489795003921634  # of a unit normal
+_READ_ROWS = 16_384
+
+
+@config
+class NormaliserConfig:
+    """How latents are standardised.
+
+    Attributes:
+        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349) or
+            "whitening" (mean, and the full covariance turned into the identity).
+        robust_rows: "robust" needs its rows at once; beyond this many it uses an even sample of them.
+    """
+
+    kind: Kind = "standard"
+    robust_rows: PositiveInt = 200_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Normaliser:
+    """z = (x - mean) / scale, or z = (x - mean) W for whitening; `invert` undoes it.
+
+    Attributes:
+        kind: how it was fitted.
+        mean_d: (d,) float64; the median for "robust".
+        scale_d: (d,) float64, positive; ones for "whitening".
+        unit_norm: the encoder's vectors have length 1, so inverted ones are scaled to it.
+        rows: it was fitted on.
+        matrix_dd: (d, d) float64 W, for "whitening".
+        inverse_dd: (d, d) float64, its inverse.
+        constant: dimensions that never varied; standardised to 0, inverted to their value.
+    """
+
+    kind: str
+    mean_d: Matrix
+    scale_d: Matrix
+    unit_norm: bool
+    rows: int = 0
+    matrix_dd: Matrix | None = None
+    inverse_dd: Matrix | None = None
+    constant: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return len(self.mean_d)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of every number in it."""
+        digest = hashlib.sha256(json.dumps(self._about(), sort_keys=True).encode())
+        for _, array in sorted(self._arrays().items()):
+            digest.update(np.ascontiguousarray(array, "<f8").tobytes())
+        return digest.hexdigest()[:32]
+
+    def standardise(self, x: Vectors) -> Vectors:
+        """Encoder vectors (..., d) to model space, computed in float64 for numpy and in the tensor's own type for torch."""
+        if isinstance(x, np.ndarray):
+            self._check(x.shape)
+            z = (x.astype(np.float64) - self.mean_d) / self.scale_d
+            return self._as(x, z @ self.matrix_dd if self.matrix_dd is not None else z)
+        self._check(tuple(x.shape))
+        z_t = (x - self._on(x, self.mean_d)) / self._on(x, self.scale_d)
+        return z_t @ self._on(x, self.matrix_dd) if self.matrix_dd is not None else z_t
+
+    def invert(self, z: Vectors) -> Vectors:
+        """Model space (..., d) back to encoder vectors; of length 1 where the encoder's are."""
+        if isinstance(z, np.ndarray):
+            self._check(z.shape)
+            y = z.astype(np.float64)
+            y = y @ self.inverse_dd if self.inverse_dd is not None else y
+            x = y * self.scale_d + self.mean_d
+            if self.unit_norm:
+                x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+            return self._as(z, x)
+        self._check(tuple(z.shape))
+        y_t = z @ self._on(z, self.inverse_dd) if self.inverse_dd is not None else z
+        x_t = y_t * self._on(z, self.scale_d) + self._on(z, self.mean_d)
+        return x_t / x_t.norm(dim=-1, keepdim=True).clamp(min=1e-12) if self.unit_norm else x_t
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> None:
+        """`normaliser.safetensors` (float64), then `normaliser.json`."""
+        from safetensors.numpy import save
+
+        directory = Path(directory)
+        atomic.write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
+        about = {"format_version": FORMAT_VERSION, **self._about(), "fingerprint": self.fingerprint}
+        atomic.write_json(directory / "normaliser.json", about)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Normaliser:
+        """Raises StoreError when it is missing, damaged or of another format."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        directory = Path(directory)
+        try:
+            about = json.loads((directory / "normaliser.json").read_text(encoding="utf-8"))
+            arrays = load((directory / "normaliser.safetensors").read_bytes())
+            if about["format_version"] != FORMAT_VERSION:
+                raise StoreError(
+                    f"{directory}: normaliser of format {about['format_version']}, expected {FORMAT_VERSION}."
+                )
+            found = cls(
+                kind=about["kind"],
+                unit_norm=about["unit_norm"],
+                rows=about["rows"],
+                constant=tuple(about["constant"]),
+                **arrays,
+            )
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{error.filename}: no such file. Run the validation pipeline: it fits the normaliser."
+            ) from None
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise StoreError(
+                f"{directory}: not a readable normaliser ({error}). Run the validation pipeline again."
+            ) from None
+        if found.fingerprint != about["fingerprint"]:
+            raise StoreError(
+                f"{directory}: the numbers are not those that were saved. Run the validation pipeline again."
+            )
+        return found
+
+    def _arrays(self) -> dict[str, Matrix]:
+        found = {"mean_d": self.mean_d, "scale_d": self.scale_d}
+        if self.matrix_dd is not None and self.inverse_dd is not None:
+            found |= {"matrix_dd": self.matrix_dd, "inverse_dd": self.inverse_dd}
+        return {name: np.ascontiguousarray(array, np.float64) for name, array in found.items()}
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "unit_norm": self.unit_norm, "rows": self.rows, "width": self.width, "constant": list(self.constant)
+        }  # fmt: skip
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if not shape or shape[-1] != self.width:
+            raise StoreError(
+                f"the normaliser was fitted on {self.width} dimensions, found vectors of shape {tuple(shape)}."
+            )
+
+    @staticmethod
+    def _as(like: npt.NDArray[Any], value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return value.astype(like.dtype if like.dtype.kind == "f" else np.float64)
+
+    @staticmethod
+    def _on(x: torch.Tensor, array: Matrix | None) -> torch.Tensor:
+        import torch
+
+        return torch.as_tensor(array, dtype=x.dtype, device=x.device)
+
+
+def fit(latents: ShardStore, *, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool) -> Normaliser:
+    """Fit on these rows of a latent store (the training split's).
+
+    Raises:
+        StoreError: no rows, or a number among them that is not finite.
+    """
+    if not len(rows):
+        raise StoreError("the normaliser has no rows to be fitted on: the training split of the index is empty.")
+    if config.kind == "robust":
+        return _fit_robust(latents, rows, config, unit_norm)
+    mean_d, moments = _moments(_pieces(latents, rows), full=config.kind == "whitening")
+    count = len(rows)
+    if config.kind == "whitening":
+        return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
+    deviation = np.sqrt(moments / max(count - 1, 1))
+    return _per_dimension("standard", mean_d, deviation, rows=count, unit_norm=unit_norm)
+
+
+def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
+    column = latents.fixed("latent")
+    rows = np.sort(rows)
+    for start in range(0, len(rows), _READ_ROWS):
+        piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
+        if not np.isfinite(piece).all():
+            bad = rows[start + int(np.flatnonzero(~np.isfinite(piece).all(1))[0])]
+            raise StoreError(
+                f"{latents.directory}: row {bad} holds a number that is not finite; validate before fitting."
+            )
+        yield piece
+
+
+def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
+    """Mean and sum of squared deviations (or of their outer products) in one pass: Chan et al., pairwise updates."""
+    count = 0
+    mean_d: Matrix = np.zeros(1)
+    moments: Matrix = np.zeros(1)
+    for piece in pieces:
+        own_mean = piece.mean(0)
+        centred = piece - own_mean
+        own = centred.T @ centred if full else np.einsum("nd,nd->d", centred, centred)
+        if count == 0:
+            count, mean_d, moments = len(piece), own_mean, own
+            continue
+        delta = own_mean - mean_d
+        total = count + len(piece)
+        between = np.outer(delta, delta) if full else delta * delta
+        moments = moments + own + between * (count * len(piece) / total)
+        mean_d = mean_d + delta * (len(piece) / total)
+        count = total
+    return mean_d, moments
+
+
+def _fit_robust(
+    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool
+) -> Normaliser:
+    chosen = (
+        rows if len(rows) <= config.robust_rows else rows[np.linspace(0, len(rows) - 1, config.robust_rows).astype(int)]
+    )
+    values = np.concatenate(list(_pieces(latents, chosen)))
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+    return _per_dimension("robust", median, (high - low) / _NORMAL_IQR, rows=len(rows), unit_norm=unit_norm)
+
+
+def _per_dimension(kind: str, centre_d: Matrix, scale_d: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
+    constant = scale_d <= 1e-12 * max(float(scale_d.max()), 1e-300)
+    safe = np.where(constant, 1.0, scale_d)
+    return Normaliser(kind, centre_d, safe, unit_norm, rows, constant=tuple(np.flatnonzero(constant).tolist()))
+
+
+def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
+    """W = V diag(1/√λ): the data's own axes, each with unit variance. Axes without variance keep their scale."""
+    values, axes = np.linalg.eigh(covariance_dd)
+    values, axes = values[::-1], axes[:, ::-1]
+    flat = values <= 1e-10 * max(float(values.max()), 1e-300)
+    deviation = np.sqrt(np.where(flat, 1.0, values))
+    return Normaliser(
+        "whitening", mean_d, np.ones_like(mean_d), unit_norm, rows,
+        matrix_dd=axes / deviation, inverse_dd=(axes * deviation).T.copy(),
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""The latent store: `id` and `latent`, one row a record, in the records' order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store import ShardStore
+from mm_ldlm.store.columns import Rows
+
+KIND = "latents"
+StoredType = Literal["float32", "float16"]
+
+
+def schema(width: int, dtype: StoredType) -> pa.Schema:
+    """Columns of a latent store of `width` numbers a row."""
+    value = pa.float32() if dtype == "float32" else pa.float16()
+    return pa.schema([("id", pa.string()), ("latent", pa.list_(value, width))])
+
+
+def table(ids: list[str], vectors_nd: npt.NDArray[Any], *, dtype: StoredType) -> pa.Table:
+    """(n, d) vectors and their ids as rows of a latent store."""
+    width = vectors_nd.shape[1]
+    flat = pa.array(np.ascontiguousarray(vectors_nd, np.dtype(dtype)).reshape(-1))
+    return pa.Table.from_arrays(
+        [pa.array(ids, pa.string()), pa.FixedSizeListArray.from_arrays(flat, width)], schema=schema(width, dtype)
+    )
+
+
+class LatentStore(ShardStore):
+    """A finished store of kind "latents"; rows come out as float32 whatever is stored."""
+
+    @classmethod
+    def open(cls, directory: str | Path, kind: str | None = KIND) -> Self:
+        """See `ShardStore.open`; also refuses a store whose manifest promises another width than its shards hold."""
+        store = super().open(directory, kind)
+        promised = store.manifest.meta.get("width")
+        if len(store) and promised is not None and promised != store.width:
+            raise StoreError(f"{directory}: the manifest promises width {promised}, the shards hold {store.width}.")
+        return store
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.fixed("latent").width
+
+    @property
+    def dtype(self) -> str:
+        """As stored: "float32" or "float16"."""
+        return self.fixed("latent").dtype.name
+
+    def take(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """(n, d) float32, in the order asked for."""
+        return self.fixed("latent").take(rows).astype(np.float32, copy=False)
+
+    def __getitem__(self, rows: Rows) -> npt.NDArray[np.float32]:
+        return self.fixed("latent")[rows].astype(np.float32, copy=False)
+
+    def ids(self, rows: Rows) -> list[str]:
+        """n ids."""
+        return self.strings("id").take(rows)
