@@ -80,6 +80,12 @@ def test_every_held_out_word_is_a_training_word(by_split: dict[str, list[Starter
         assert not set().union(*(words(s.text) for s in by_split[split])) - known
 
 
+def test_a_small_training_split_holds_out_only_its_own_words() -> None:
+    small = list(generate_starter_corpus(seed=3, num_train=400, num_validation=100, num_test=100))
+    known = set().union(*(words(s.text) for s in small if s.split == "train"))
+    assert all(words(s.text) <= known for s in small)
+
+
 def test_articles_capitals_and_stops(corpus: list[StarterSentence]) -> None:
     for s in corpus:
         for article, following in re.findall(r"\b([Aa]n?) ([a-z]+)", s.text):
@@ -94,6 +100,7 @@ def test_articles_capitals_and_stops(corpus: list[StarterSentence]) -> None:
 def test_adjectives_choose_the_article() -> None:
     assert add_adjective("an apple", "ripe") == "a ripe apple"
     assert add_adjective("a coat", "expensive") == "an expensive coat"
+    assert add_adjective("a hat", "ugly") == "an ugly hat"
     assert add_adjective("some bread", "fresh") == "some fresh bread"
 
 

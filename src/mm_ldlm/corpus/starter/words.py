@@ -70,11 +70,11 @@ COLORS = "red, blue, green, yellow, black, white"
 
 # nouns : adjectives that may stand before any of them : adjectives for "the ... was ..."; either list may be empty
 _LIKENESSES = f"""
-soup, pasta, rice : hot, spicy : delicious, salty, cold, spicy
-cake, pizza, cookies, apple pie : huge, delicious : delicious, burnt, sweet
-bread : fresh : fresh, burnt
-apple, apples, cherries, pears, banana, strawberries : ripe, sweet : sweet, rotten
-orange, sandwich, salad, ice cream, chocolate, chicken : : delicious, expensive
+soup, pasta, rice : hot, spicy : delicious, cold, spicy
+cake, pizza, cookies, apple pie : huge, delicious : delicious, sweet
+bread : fresh : fresh
+apple, apples, cherries, pears, strawberries : ripe, sweet : sweet, rotten
+orange, salad, chocolate, chicken : : delicious, expensive
 fish, eggs, cheese, mushrooms : fresh, cheap : fresh, expensive, delicious, rotten
 tomatoes, potatoes : : fresh, cheap, rotten
 coffee, tea, milk : hot, cold : hot, cold, sweet
@@ -82,28 +82,28 @@ lemonade, orange juice : cold, sweet : cold, sweet
 wine : cheap, expensive : sweet, cheap, expensive
 novel, letter, poem, story, song, movie, email : long, short, sad, funny : long, short, sad, funny, boring
 newspaper, report, play : : long, boring, strange
-coat, scarf, hat, dress, sweater, jacket, shirt, shoes, gloves, socks : {COLORS} : {COLORS}, expensive
-car, truck, bicycle, boat, chair, door, bench, carpet : {COLORS}, old : {COLORS}, old, dirty
-motorcycle, tractor, fence, gate, umbrella, vase, bus, bed : {COLORS} : {COLORS}, old, expensive
+coat, scarf, hat, dress, sweater, jacket, shirt, gloves, socks : {COLORS} : {COLORS}, expensive
+car, truck, bicycle, boat, chair, door, carpet : {COLORS}, old : {COLORS}, old, dirty
+motorcycle, tractor, fence, umbrella, vase, bus, bed : {COLORS} : {COLORS}, old, expensive
 clock, camera, radio, computer, guitar, lamp, mirror : old, new, expensive : old, expensive, broken
-phone, wallet, passport, ticket, present : : expensive, strange, lost
-sink, pipe, shower, engine : old, dirty, broken : old, dirty, new
+phone, wallet, ticket, present : : expensive, strange, lost
+sink, pipe, shower : old, dirty, broken : old, dirty, new
 necklace, ring, key, coins, crown : golden, tiny, strange : golden, tiny, strange
-painting, diamond : famous, strange, tiny : famous, strange, expensive
-bag, suitcase, box, basket, bucket : heavy, empty, red, black : heavy, empty, dirty
+painting, diamond : strange, tiny : strange, expensive
+suitcase, box, basket, bucket : heavy, empty, red, black : heavy, empty, dirty
 cups, plates, pots : dirty, blue, white : old, dirty, broken, blue
 windows, floor, stairs, bathroom : dirty : dirty, old
-horse, dog, cat, rabbit, goat, cow, donkey : white, brown, black, old : hungry, old, sick, friendly, white, black
-parrot, ducks, sheep : hungry, noisy : hungry, noisy, friendly
-bird, bear, lion, owl : strange, huge, tiny : strange, hungry
+horse, dog, cat, rabbit, goat, cow, donkey : white, brown, black, old : hungry, old, sick, white, black
+parrot, ducks, sheep : hungry, noisy : hungry, noisy
+bird, bear, owl : strange, huge, tiny : strange, hungry
 salmon, crab, octopus : huge, tiny, strange : huge, tiny, heavy
 tree, apple tree, roof, ladder : tall, old : tall, old
 roses, tulips, flowers, flower : red, yellow, white : beautiful, tall, red, white
-house, bridge, cabin, tower, wall : tiny, strange, wooden : tall, tiny, strange, dangerous
-museum, castle, temple, zoo, lighthouse, factory : old, strange, famous : old, strange, famous, beautiful
+house, bridge, cabin, tower, wall : tiny, strange : tall, tiny, strange, dangerous
+museum, castle, zoo, lighthouse, factory : old, strange : old, strange, beautiful
 portrait, dragon, sunset, map : beautiful, strange : beautiful, strange
 hole, tunnel, well : deep : deep, dangerous, dark
-patient, child, baby, tourist, soldier : sick, tired : sick, tired, hungry
+patient, child, tourist, soldier : sick, tired : sick, tired, hungry
 """
 
 _ATTRIBUTES: dict[str, tuple[str, ...]] = {}
@@ -115,8 +115,8 @@ for _line in _LIKENESSES.strip().splitlines():
 _CLASHES = {
     "roof": ("tall",), "ladder": ("old",), "bridge": ("tiny", "tall"), "wall": ("tiny",), "tower": ("tiny",),
     "motorcycle": ("white",), "tractor": ("black", "white"), "bicycle": ("old",), "goat": ("old",), "rabbit": ("old",),
-    "owl": ("huge",), "bird": ("huge",), "bear": ("tiny",), "lion": ("tiny",), "cow": ("white",),
-    "map": ("sad",), "sunset": ("strange",), "milk": ("sweet",), "diamond": ("strange",), "engine": ("new",),
+    "owl": ("huge",), "bird": ("huge",), "bear": ("tiny",), "cow": ("white",),
+    "map": ("sad",), "sunset": ("strange",), "milk": ("sweet",), "diamond": ("strange",),
 }  # fmt: skip
 
 
@@ -133,7 +133,16 @@ def predicates_for(noun: str) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------- times
 
 # Not one time stands in two places: an embedding hardly tells "yesterday, Anna ..." from "Anna ... yesterday".
-TIMES = ("yesterday", "this morning", "at noon", "on Sunday", "on Friday", "after lunch", "before dinner", "last week")
+TIMES = (
+    "yesterday",
+    "this morning",
+    "on Monday",
+    "on Sunday",
+    "on Friday",
+    "after lunch",
+    "before dinner",
+    "last week",
+)
 FRONTED_TIMES = (
     "on a hot day", "one cold morning", "after the storm", "during the holidays", "before sunrise",
     "late in the evening", "on my birthday",
