@@ -1,0 +1,126 @@
+"""Schedules against their closed forms, derivatives by autograd, ends, monotonicity."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_ldlm.config import parse
+from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
+from mm_ldlm.errors import ConfigurationError
+
+MASK = ["log_linear", "cosine", "geometric"]
+GAUSSIAN = ["cosine", "linear", "sigmoid", "flow"]
+t64 = torch.linspace(1e-3, 1, 2000, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MASK)
+def test_mask_schedule_is_consistent(name):
+    schedule = MaskSchedule(name=name)
+    t = t64.clone().requires_grad_()
+    alpha = schedule.alpha(t)
+    (slope,) = torch.autograd.grad(alpha.sum(), t)
+    assert torch.allclose(schedule.alpha_prime(t64), slope, rtol=1e-9)
+    assert torch.allclose(schedule.mask_probability(t64), 1 - alpha, rtol=1e-6)
+    assert torch.allclose(schedule.weight(t64), -slope / (1 - alpha), rtol=1e-6)
+    assert torch.allclose(schedule.sigma(t64), -alpha.log(), rtol=1e-7, atol=1e-12)
+    assert torch.allclose(schedule.inverse(alpha), t64, atol=1e-6)
+    assert (alpha.diff() < 0).all()
+    assert (alpha >= 0).all()
+    assert (alpha <= 1).all()
+
+
+def test_log_linear_weight_is_one_over_t():
+    schedule = MaskSchedule()
+    assert torch.allclose(schedule.weight(t64), 1 / t64, rtol=1e-12)
+    assert float(schedule.alpha(torch.tensor(1.0))) == pytest.approx(1e-3)
+    assert float(schedule.alpha(torch.tensor(0.0))) == 1
+
+
+def test_geometric_ends_are_the_papers():
+    schedule = MaskSchedule(name="geometric")
+    assert float(schedule.sigma(torch.tensor(0.0))) == pytest.approx(1e-4, rel=1e-5)
+    assert float(schedule.sigma(torch.tensor(1.0))) == pytest.approx(20, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "sigmoid"])
+def test_pitfall_19_schedules_preserve_variance(name):
+    schedule = GaussianSchedule(name=name)
+    for t in (t64, torch.linspace(0, 1, 1001)):
+        total = schedule.signal(t).square() + schedule.noise(t).square()
+        assert torch.allclose(total, torch.ones_like(total), atol=1e-6)
+    assert schedule.variance_preserving
+    assert not GaussianSchedule(name="flow").variance_preserving
+
+
+def test_gaussian_schedules_closed_forms():
+    cosine = GaussianSchedule().alpha_bar(t64)
+    assert torch.allclose(cosine, torch.cos((t64 + 0.008) / 1.008 * math.pi / 2) ** 2, atol=1e-12)
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+    ddpm = torch.cumprod(1 - betas, 0)
+    linear = GaussianSchedule(name="linear").alpha_bar(torch.arange(1, 1001, dtype=torch.float64) / 1000)
+    assert (linear - ddpm).abs().max() < 2e-3
+    flow = GaussianSchedule(name="flow")
+    assert torch.equal(flow.signal(t64), 1 - t64)
+    assert torch.equal(flow.noise(t64), t64)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_gaussian_ends_and_order(name):
+    schedule = GaussianSchedule(name=name)
+    ends = torch.tensor([0.0, 1.0])
+    signal, noise = schedule.signal(ends), schedule.noise(ends)
+    assert signal[0] > 0.999
+    assert noise[0] < 0.02
+    assert signal[1] < 0.01
+    assert noise[1] > 0.999
+    assert torch.isfinite(signal).all()
+    assert torch.isfinite(noise).all()
+    assert (schedule.snr(t64).diff() < 0).all()
+    assert torch.allclose(schedule.snr(t64), (schedule.signal(t64) / schedule.noise(t64)) ** 2)
+
+
+@given(
+    name=st.sampled_from(GAUSSIAN),
+    times=st.lists(st.floats(0, 1), min_size=2, max_size=8),
+)
+def test_pitfall_05_a_rows_noise_does_not_depend_on_its_neighbours(name, times):
+    schedule = GaussianSchedule(name=name)
+    together = schedule.signal(torch.tensor(times)), schedule.noise(torch.tensor(times))
+    for i, t in enumerate(times):
+        alone = torch.tensor([t])
+        assert schedule.signal(alone)[0] == pytest.approx(float(together[0][i]), abs=1e-6)
+        assert schedule.noise(alone)[0] == pytest.approx(float(together[1][i]), abs=1e-6)
+
+
+def test_each_parameter_has_an_effect():
+    t = torch.tensor([0.3, 0.9])
+    assert not torch.equal(MaskSchedule(epsilon=0.1).alpha(t), MaskSchedule().alpha(t))
+    assert not torch.equal(MaskSchedule(name="cosine", epsilon=0.1).alpha(t), MaskSchedule(name="cosine").alpha(t))
+    for key, value in {"sigma_min": 1e-2, "sigma_max": 5.0}.items():
+        changed = MaskSchedule(name="geometric", **{key: value})
+        assert not torch.equal(changed.alpha(t), MaskSchedule(name="geometric").alpha(t))
+    changes = [("cosine", "offset", 0.1), ("linear", "beta_min", 1e-3), ("linear", "beta_max", 0.03)]
+    changes += [("sigmoid", "sigmoid_start", -1.0), ("sigmoid", "sigmoid_end", 1.0)]
+    for name, key, value in changes:
+        assert not torch.equal(
+            GaussianSchedule(name=name, **{key: value}).signal(t), GaussianSchedule(name=name).signal(t)
+        )
+
+
+@pytest.mark.parametrize(
+    ("cls", "bad"),
+    [
+        (MaskSchedule, {"name": "loglinear"}),
+        (MaskSchedule, {"epsilon": 1.0}),
+        (MaskSchedule, {"sigma_min": 30.0}),
+        (GaussianSchedule, {"name": "cosin"}),
+        (GaussianSchedule, {"beta_min": 0.5}),
+        (GaussianSchedule, {"sigmoid_start": 4.0}),
+    ],
+)
+def test_bad_parameters_are_refused(cls, bad):
+    with pytest.raises(ConfigurationError, match=r"objective\.schedule"):
+        parse(cls, bad, at="objective.schedule")
