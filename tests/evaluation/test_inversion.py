@@ -30,7 +30,11 @@ def rows_of(references, hypotheses, **options):
         return [ids.setdefault(word, len(ids)) for word in text.split()]
 
     return inv.score_rows(
-        references, hypotheses, reference_ids=[number(t) for t in references], hypothesis_ids=[number(t) for t in hypotheses], **options
+        references,
+        hypotheses,
+        reference_ids=[number(t) for t in references],
+        hypothesis_ids=[number(t) for t in hypotheses],
+        **options,
     )
 
 
@@ -51,7 +55,20 @@ def test_token_set_f1_is_of_sets_of_words():
 def test_bleu_equals_the_command_line(tmp_path):
     (tmp_path / "ref").write_text("\n".join(REFERENCES) + "\n")
     (tmp_path / "hyp").write_text("\n".join(HYPOTHESES) + "\n")
-    command = [sys.executable, "-m", "sacrebleu", str(tmp_path / "ref"), "-i", str(tmp_path / "hyp"), "-m", "bleu", "chrf", "-b", "-w", "6"]
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        str(tmp_path / "ref"),
+        "-i",
+        str(tmp_path / "hyp"),
+        "-m",
+        "bleu",
+        "chrf",
+        "-b",
+        "-w",
+        "6",
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bleu, chrf = (float(word) for word in printed.replace("[", " ").replace("]", " ").replace(",", " ").split())
     rows = rows_of(REFERENCES, HYPOTHESES)
@@ -62,7 +79,16 @@ def test_bleu_equals_the_command_line(tmp_path):
 def test_summary_has_every_metric_with_an_interval_around_it():
     rows = rows_of(REFERENCES * 20, HYPOTHESES * 20, cosine=np.full(80, 0.9))
     found = inv.summarise(rows, replicates=100)
-    assert set(found) == {"exact_match", "token_accuracy", "token_set_f1", "bleu", "sentence_bleu", "chrf", "rouge_l", "cosine"}
+    assert set(found) == {
+        "exact_match",
+        "token_accuracy",
+        "token_set_f1",
+        "bleu",
+        "sentence_bleu",
+        "chrf",
+        "rouge_l",
+        "cosine",
+    }
     assert found["exact_match"].value == 0.25
     for value in found.values():
         assert value.low - 1e-9 <= value.value <= value.high + 1e-9

@@ -109,7 +109,6 @@ def test_standard_error_of_a_rate_covers():
 
 
 def test_a_token_outside_the_vocabulary_is_refused():
-    _, log_probs = law()
     with pytest.raises(EvaluationError, match="outside its vocabulary"):
         draw([[1, 3, 9]], lambda noisy, masked, t, rows: torch.full((int(masked.sum()), 4), -math.log(4)), draws=16)
 

@@ -15,7 +15,9 @@ def synthetic(count=200, width=16, seed=0, subsets=None):
     gold = generator.integers(0, 6, size=count).astype(float)
     for i in range(count):
         vectors[f"sentence b {i}"] += gold[i] * vectors[f"sentence a {i}"]
-    pairs = from_pairs("synthetic", [(f"sentence a {i}", f"sentence b {i}", gold[i]) for i in range(count)], subsets=subsets)
+    pairs = from_pairs(
+        "synthetic", [(f"sentence a {i}", f"sentence b {i}", gold[i]) for i in range(count)], subsets=subsets
+    )
     return pairs, lambda sentences: np.array([vectors[s] for s in sentences], dtype=np.float32)
 
 
@@ -25,8 +27,12 @@ def test_equals_sentence_transformers_evaluator():
     pairs, encode = synthetic()
     ours = sts.score_encoder(pairs, encode, replicates=50)
     evaluator = EmbeddingSimilarityEvaluator(
-        list(pairs.first), list(pairs.second), pairs.gold_N.tolist(), show_progress_bar=False,
-        similarity_fn_names=["cosine", "dot", "manhattan", "euclidean"], write_csv=False,
+        list(pairs.first),
+        list(pairs.second),
+        pairs.gold_N.tolist(),
+        show_progress_bar=False,
+        similarity_fn_names=["cosine", "dot", "manhattan", "euclidean"],
+        write_csv=False,
     )
     theirs = evaluator(EncoderAdapter(encode))
     for kind in ("cosine", "dot", "manhattan", "euclidean"):
@@ -45,7 +51,9 @@ def test_all_mean_and_weighted_mean_differ_as_defined():
 
 def test_ratio_of_an_encoder_to_itself_is_exactly_one():
     pairs, encode = synthetic()
-    scores, ratios = sts.compare_encoders(pairs, {"teacher": encode, "copy": encode}, reference="teacher", replicates=50)
+    scores, ratios = sts.compare_encoders(
+        pairs, {"teacher": encode, "copy": encode}, reference="teacher", replicates=50
+    )
     assert ratios["copy"].low == ratios["copy"].high == 1
     assert scores["teacher"].spearman == scores["copy"].spearman
 
@@ -74,7 +82,7 @@ def test_pitfall_13_non_finite_embeddings_are_refused(poison):
 
 
 def test_pitfall_13_zero_and_collapsed_vectors_are_refused():
-    pairs, encode = synthetic()
+    pairs, _ = synthetic()
     with pytest.raises(EvaluationError, match="zero vectors"):
         sts.score_encoder(pairs, lambda s: np.zeros((len(s), 4)))
     with pytest.raises(EvaluationError, match="collapsed"):

@@ -66,7 +66,9 @@ def test_semeval_refuses_unequal_files(tmp_path):
 
 def test_sick_both_shapes(tmp_path):
     old = tmp_path / "SICK_test_annotated.txt"
-    old.write_text("pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta\tb\t4.5\tNEUTRAL\n2\tc\td\t1\tX\n")
+    old.write_text(
+        "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta\tb\t4.5\tNEUTRAL\n2\tc\td\t1\tX\n"
+    )
     assert read_sick(old).gold_N.tolist() == [4.5, 1.0]
     new = tmp_path / "SICK.txt"
     new.write_text(

@@ -1,7 +1,8 @@
 """Anything that encodes, in the clothes that `sentence_transformers` evaluators and `mteb` expect.
 
-Both call `encode(sentences, **options)` with options that differ by version; what does not change vectors (batch size, progress
-bar, prompts for tasks we have none for) is accepted, what would change them silently (`output_value="token_embeddings"`) is refused.
+Both call `encode(sentences, **options)` with options that differ by version; what does not change vectors (batch
+size, progress bar, prompts for tasks we have none for) is accepted, what would change them silently
+(`output_value="token_embeddings"`) is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from mm_ldlm.errors import EvaluationError
 class EncoderAdapter:
     """Wraps `encode(list of str) → (n, d)` (an `Encoder`, or `MMLDLM.embed`) for other people's evaluators.
 
-    mteb ≥ 2 passes batches as an iterable of {"text": [...]} with task metadata; mteb 1 and sentence-transformers pass strings.
+    mteb ≥ 2 passes batches as an iterable of {"text": [...]} with task metadata; mteb 1 and sentence-transformers
+    pass strings.
     """
 
     similarity_fn_name = "cosine"
 
-    def __init__(self, encode: Callable[[Sequence[str]], np.ndarray], *, name: str = "mm-ldlm", revision: str = "local") -> None:
+    def __init__(
+        self, encode: Callable[[Sequence[str]], np.ndarray], *, name: str = "mm-ldlm", revision: str = "local"
+    ) -> None:
         self._encode = encode
         self.name, self.revision = name, revision
         self.model_card_data = _Card()
@@ -79,7 +83,9 @@ class EncoderAdapter:
         from mteb.models.model_meta import ModelMeta
 
         fields: dict[str, Any] = dict.fromkeys(ModelMeta.model_fields)
-        return ModelMeta(**fields | {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"]})
+        return ModelMeta(
+            **fields | {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"]}
+        )
 
 
 class _Card:

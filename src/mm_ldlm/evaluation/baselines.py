@@ -1,4 +1,5 @@
-"""What inversion has to beat: the nearest training sentence, and a bag of words read off the latent by linear regression.
+"""What inversion has to beat: the nearest training sentence, and a bag of words read off the latent by linear
+regression.
 
 Both see the training split only. Their outputs are scored by the same `score_rows` as the model's.
 """
@@ -14,17 +15,21 @@ from mm_ldlm.errors import EvaluationError
 
 
 def nearest_training_rows(query_Nd: np.ndarray, train_Md: np.ndarray, *, block: int = 256) -> np.ndarray:
-    """(N,) row of the training latent with the highest cosine to each query: the answer of a model that only remembers."""
+    """(N,) row of the training latent with the highest cosine to each query: the answer of a model that only
+    remembers."""
     if len(train_Md) == 0:
         raise EvaluationError("the nearest-sentence baseline needs training latents, found none.")
     train_Md = train_Md / np.linalg.norm(train_Md, axis=1, keepdims=True)
     query_Nd = query_Nd / np.linalg.norm(query_Nd, axis=1, keepdims=True)
-    return np.concatenate([np.argmax(query_Nd[i : i + block] @ train_Md.T, axis=1) for i in range(0, len(query_Nd), block)])
+    return np.concatenate(
+        [np.argmax(query_Nd[i : i + block] @ train_Md.T, axis=1) for i in range(0, len(query_Nd), block)]
+    )
 
 
 @dataclass(frozen=True)
 class BagOfWords:
-    """Ridge regression from latents to token presence and to length; the found tokens stand in the order of their usual places.
+    """Ridge regression from latents to token presence and to length; the found tokens stand in the order of their
+    usual places.
 
     weight_dV, bias_V: scores of presence. place_V: mean relative position of each token in training (0 first, 1 last).
     """
@@ -41,14 +46,20 @@ class BagOfWords:
         """Closed form in float64; `ridge` is relative to the mean eigenvalue of the latents' covariance."""
         if len(latents_Md) != len(tokens) or len(tokens) == 0:
             raise EvaluationError(f"bag of words: {len(latents_Md)} latents, {len(tokens)} token rows.")
-        token_V, flat = np.unique(np.concatenate([np.asarray(row, dtype=np.int64) for row in tokens]), return_inverse=True)
+        token_V, flat = np.unique(
+            np.concatenate([np.asarray(row, dtype=np.int64) for row in tokens]), return_inverse=True
+        )
         length_M = np.array([len(row) for row in tokens])
         row_of = np.repeat(np.arange(len(tokens)), length_M)
         present_MV = np.zeros((len(tokens), len(token_V)))
         present_MV[row_of, flat] = 1.0
         starts = np.concatenate([[0], np.cumsum(length_M)[:-1]])
-        relative = (np.arange(len(flat)) - np.repeat(starts, length_M)) / np.maximum(1, np.repeat(length_M, length_M) - 1)
-        place_V = np.bincount(flat, weights=relative, minlength=len(token_V)) / np.bincount(flat, minlength=len(token_V))
+        relative = (np.arange(len(flat)) - np.repeat(starts, length_M)) / np.maximum(
+            1, np.repeat(length_M, length_M) - 1
+        )
+        place_V = np.bincount(flat, weights=relative, minlength=len(token_V)) / np.bincount(
+            flat, minlength=len(token_V)
+        )
         x_Md = np.asarray(latents_Md, dtype=np.float64)
         mean_d = x_Md.mean(axis=0)
         x_Md = x_Md - mean_d
@@ -63,7 +74,9 @@ class BagOfWords:
     def predict(self, latents_Nd: np.ndarray) -> list[list[int]]:
         """As many tokens as the regressed length, the most present ones, each once."""
         latents_Nd = np.asarray(latents_Nd, dtype=np.float64)
-        length_N = np.clip(np.rint(latents_Nd @ self.length_weight_d + self.length_bias), 1, len(self.token_V)).astype(int)
+        length_N = np.clip(np.rint(latents_Nd @ self.length_weight_d + self.length_bias), 1, len(self.token_V)).astype(
+            int
+        )
         score_NV = latents_Nd @ self.weight_dV + self.bias_V
         rows = []
         for score_V, length in zip(score_NV, length_N, strict=True):

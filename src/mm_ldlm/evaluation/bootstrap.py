@@ -1,8 +1,8 @@
 """Percentile bootstrap (Efron 1979), vectorised over replicates and seeded.
 
-A replicate is a row of *counts*: how often each item was drawn. Means, ratios, rank correlations and corpus BLEU are all
-functions of such counts, so that one set of draws serves every statistic of a set, and two systems scored on the same items
-are compared on the same draws (a paired bootstrap) merely by using the same seed.
+A replicate is a row of *counts*: how often each item was drawn. Means, ratios, rank correlations and corpus BLEU are
+all functions of such counts, so that one set of draws serves every statistic of a set, and two systems scored on the
+same items are compared on the same draws (a paired bootstrap) merely by using the same seed.
 
 Shapes: R replicates, N items, S statistics.
 """
@@ -85,7 +85,9 @@ def interval(value: float, values_R: np.ndarray, *, level: float = 0.95) -> Inte
     """
     if not np.isfinite(value) or not np.isfinite(values_R).all():
         bad = int((~np.isfinite(values_R)).sum())
-        raise EvaluationError(f"bootstrap: the value is {value} and {bad} of {len(values_R)} replicates are not finite.")
+        raise EvaluationError(
+            f"bootstrap: the value is {value} and {bad} of {len(values_R)} replicates are not finite."
+        )
     low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(value), float(low), float(high), level)
 
@@ -116,8 +118,8 @@ def ratio_interval(
 class SpearmanOfCounts:
     """Spearman's ρ (average ranks for ties, as scipy's) of every replicate at once, without sorting any of them.
 
-    In a resample the average rank of a value is (draws of smaller values) + (draws of equal values + 1) / 2: a cumulative
-    sum over the items sorted once. Called with counts (r, N) → ρ (r,).
+    In a resample the average rank of a value is (draws of smaller values) + (draws of equal values + 1) / 2: a
+    cumulative sum over the items sorted once. Called with counts (r, N) → ρ (r,).
     """
 
     def __init__(self, x_N: np.ndarray, y_N: np.ndarray) -> None:

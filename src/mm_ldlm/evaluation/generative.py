@@ -1,7 +1,7 @@
 """Texts made from nothing: how another language model rates them, and whether they still differ from one another.
 
-Generative perplexity alone is not reported anywhere: it falls when diversity collapses (arXiv:2409.02908). `GenerativeScore`
-has no constructor without token entropy, distinct-n and self-BLEU.
+Generative perplexity alone is not reported anywhere: it falls when diversity collapses (arXiv:2409.02908).
+`GenerativeScore` has no constructor without token entropy, distinct-n and self-BLEU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from mm_ldlm.evaluation.perplexity import Estimate, per_token
 
 @dataclass(frozen=True, kw_only=True)
 class Diversity:
-    """entropy_sample: mean entropy (nats) of a text's own token histogram, the figure of the diffusion papers. entropy_corpus: of all
-    tokens together. distinct: share of different n-grams among all n-grams, n = 1…4. self_bleu: mean BLEU-4 (0 to 100)
-    of a text against the others; 100 means that all say the same. unique: share of different texts."""
+    """entropy_sample: mean entropy (nats) of a text's own token histogram, the figure of the diffusion papers.
+    entropy_corpus: of all tokens together. distinct: share of different n-grams among all n-grams, n = 1…4.
+    self_bleu: mean BLEU-4 (0 to 100) of a text against the others; 100 means that all say the same. unique: share of
+    different texts."""
 
     texts: int
     entropy_sample: float
@@ -46,11 +48,14 @@ class GenerativeScore:
 def diversity(token_rows: Sequence[Sequence[int | str]], *, self_bleu_texts: int = 200, seed: int = 0) -> Diversity:
     """Diversity of texts given as tokens (ids or words).
 
-    Self-BLEU (Zhu et al. 2018) is computed on at most `self_bleu_texts` texts drawn with `seed`: each against all the others.
+    Self-BLEU (Zhu et al. 2018) is computed on at most `self_bleu_texts` texts drawn with `seed`: each against all the
+    others.
     """
     rows = [list(row) for row in token_rows]
     if len(rows) < 2 or not all(rows):
-        raise EvaluationError(f"diversity needs at least two texts, none empty; found {len(rows)}, {sum(not r for r in rows)} empty.")
+        raise EvaluationError(
+            f"diversity needs at least two texts, none empty; found {len(rows)}, {sum(not r for r in rows)} empty."
+        )
     everything: Counter = Counter()
     for row in rows:
         everything.update(row)
@@ -76,9 +81,11 @@ def distinct_n(rows: Sequence[Sequence], n: int) -> float:
 
 
 def self_bleu(rows: Sequence[Sequence], *, texts: int = 200, seed: int = 0, order: int = 4) -> float:
-    """Mean BLEU-`order` of each chosen text against all the other chosen ones, 0 to 100; exponential smoothing as in sacrebleu.
+    """Mean BLEU-`order` of each chosen text against all the other chosen ones, 0 to 100; exponential smoothing as in
+    sacrebleu.
 
-    One pass: for each n-gram the largest and second largest count over texts tell the clipping count "without this text".
+    One pass: for each n-gram the largest and second largest count over texts tell the clipping count "without this
+    text".
     """
     from sacrebleu.metrics import BLEU
 
@@ -109,7 +116,9 @@ def self_bleu(rows: Sequence[Sequence], *, texts: int = 200, seed: int = 0, orde
         rest = np.delete(lengths, index)
         nearest = int(min(rest, key=lambda size: (abs(size - lengths[index]), size)))
         scores.append(
-            BLEU.compute_bleu(correct, total, int(lengths[index]), nearest, smooth_method="exp", effective_order=True).score
+            BLEU.compute_bleu(
+                correct, total, int(lengths[index]), nearest, smooth_method="exp", effective_order=True
+            ).score
         )
     return float(np.mean(scores))
 
@@ -122,19 +131,22 @@ class CausalModel:
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
-            self.model = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision).to(device).eval()
+            model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision)
+            self.model = model.to(device).eval()
         except (OSError, ValueError) as error:
             raise EvaluationError(
-                f"the causal model '{name_or_path}' cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]}). "
-                "Give a hub name that this machine can reach or has in its cache, or a local folder with model and tokenizer."
+                f"the causal model '{name_or_path}' cannot be loaded "
+                f"({type(error).__name__}: {str(error).splitlines()[0]}). "
+                "Give a hub name that this machine can reach or has in its cache, or a local folder with model and "
+                "tokenizer."
             ) from error
         self.name, self.device = name_or_path, device
 
     def nll(self, texts: Sequence[str], *, batch_size: int = 16) -> tuple[np.ndarray, np.ndarray]:
         """(nats per text, scored tokens per text) in the model's own tokens.
 
-        Where the tokenizer has a start token, it is put in front and every token of the text is scored; where not, the first token
-        is context only. Texts longer than the model's window are refused rather than cut.
+        Where the tokenizer has a start token, it is put in front and every token of the text is scored; where not,
+        the first token is context only. Texts longer than the model's window are refused rather than cut.
         """
         import torch
         import torch.nn.functional as F
@@ -144,7 +156,9 @@ class CausalModel:
         rows = [([start] if start is not None else []) + list(row) for row in rows]
         window = getattr(self.model.config, "max_position_embeddings", None)
         if window and (longest := max(map(len, rows))) > window:
-            raise EvaluationError(f"'{self.name}' reads {window} tokens, a text has {longest}; use a model with a longer window.")
+            raise EvaluationError(
+                f"'{self.name}' reads {window} tokens, a text has {longest}; use a model with a longer window."
+            )
         nll_N, count_N = np.zeros(len(rows)), np.zeros(len(rows))
         order = np.argsort([len(row) for row in rows], kind="stable")
         for begin in range(0, len(rows), batch_size):
@@ -159,7 +173,9 @@ class CausalModel:
                 logits_BLV = self.model(
                     input_ids=ids_BL.to(self.device), attention_mask=valid_BL.long().to(self.device)
                 ).logits.float()
-            loss_BL = F.cross_entropy(logits_BLV[:, :-1].transpose(1, 2).cpu(), ids_BL[:, 1:], reduction="none").double()
+            loss_BL = F.cross_entropy(
+                logits_BLV[:, :-1].transpose(1, 2).cpu(), ids_BL[:, 1:], reduction="none"
+            ).double()
             scored_BL = valid_BL[:, 1:]
             nll_N[chosen] = (loss_BL * scored_BL).sum(dim=1).numpy()
             count_N[chosen] = scored_BL.sum(dim=1).numpy()
@@ -167,15 +183,25 @@ class CausalModel:
 
 
 def generative_score(
-    texts: Sequence[str], model: CausalModel, *, token_rows: Sequence[Sequence[int | str]] | None = None, batch_size: int = 16,
-    self_bleu_texts: int = 200, seed: int = 0,
+    texts: Sequence[str],
+    model: CausalModel,
+    *,
+    token_rows: Sequence[Sequence[int | str]] | None = None,
+    batch_size: int = 16,
+    self_bleu_texts: int = 200,
+    seed: int = 0,
 ) -> GenerativeScore:
-    """Generative perplexity of `texts` under `model`, with their diversity (on `token_rows`, or on the model's tokens)."""
+    """Generative perplexity of `texts` under `model`, with their diversity (on `token_rows`, or on the model's
+    tokens)."""
     nll_N, count_N = model.nll(texts, batch_size=batch_size)
     kept = count_N > 0  # a text of one token scores nothing where there is no start token
     if not kept.any():
         raise EvaluationError("none of the generated texts has a token to score.")
-    rows = token_rows if token_rows is not None else [model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
+    rows = (
+        token_rows
+        if token_rows is not None
+        else [model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
+    )
     return GenerativeScore(
         nll_per_token=per_token(nll_N[kept], count_N[kept]),
         diversity=diversity(rows, self_bleu_texts=self_bleu_texts, seed=seed),

@@ -1,16 +1,16 @@
 """How well texts come back from their embeddings: one row of evidence per sentence, and summaries of such rows.
 
-Everything is computed from a table with one row per sentence (`score_rows`), which is also what is stored: a later run can be
-compared with this one sentence by sentence, and a corpus BLEU can be resampled, because the table carries each sentence's
-n-gram counts.
+Everything is computed from a table with one row per sentence (`score_rows`), which is also what is stored: a later
+run can be compared with this one sentence by sentence, and a corpus BLEU can be resampled, because the table carries
+each sentence's n-gram counts.
 
-What "exact" means: the token ids agree. That is equality of everything the tokenizer can express (an uncased tokenizer cannot
-express case); the decoded strings are what BLEU, chrF, ROUGE-L and F1 see, on both sides.
+What "exact" means: the token ids agree. That is equality of everything the tokenizer can express (an uncased
+tokenizer cannot express case); the decoded strings are what BLEU, chrF, ROUGE-L and F1 see, on both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,8 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Interval, interval, mean_interval, ratio_interval, replicates_of
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
-"""A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to 4."""
+"""A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to
+4."""
 
 
 def score_rows(
@@ -33,16 +34,22 @@ def score_rows(
     cosine: np.ndarray | None = None,
     ids: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """One row per sentence: id, reference, hypothesis, exact, matches, positions, length, set F1, ROUGE-L, BLEU counts, cosine.
+    """One row per sentence: id, reference, hypothesis, exact, matches, positions, length, set F1, ROUGE-L, BLEU
+    counts, cosine.
 
     Args:
-        reference_ids, hypothesis_ids: token ids without specials; `matches` counts positions where both agree and `positions`
+        reference_ids, hypothesis_ids: token ids without specials; `matches` counts positions where both agree and
+        `positions`
             is the longer of the two lengths, so that every missing or surplus token is an error.
         cosine: (n,) cosine of the re-embedded hypothesis to the source latent; left out where no encoder was at hand.
         ids: record ids, by which two runs are paired; positions when missing.
     """
     count = len(references)
-    lengths = {"hypotheses": len(hypotheses), "reference_ids": len(reference_ids), "hypothesis_ids": len(hypothesis_ids)}
+    lengths = {
+        "hypotheses": len(hypotheses),
+        "reference_ids": len(reference_ids),
+        "hypothesis_ids": len(hypothesis_ids),
+    }
     if cosine is not None:
         lengths["cosine"] = len(cosine)
     if wrong := {name: n for name, n in lengths.items() if n != count}:
@@ -85,7 +92,8 @@ def position_matches(reference: Sequence[int], hypothesis: Sequence[int]) -> tup
 def token_set_f1(reference: str, hypothesis: str) -> float:
     """vec2text's token F1 (Morris et al. 2023, arXiv:2310.06816): F1 between the two *sets* of words.
 
-    Words are NLTK's (Treebank rules with its later additions), as there; sentences are not split first, because that needs a
+    Words are NLTK's (Treebank rules with its later additions), as there; sentences are not split first, because that
+    needs a
     downloaded model: only full stops inside a text can differ. Two empty texts score 1.
     """
     truth, guess = set(words(reference)), set(words(hypothesis))
@@ -124,9 +132,7 @@ def bleu_of_statistics(stats: np.ndarray) -> float:
     from sacrebleu.metrics import BLEU
 
     sys_len, ref_len, *grams = (int(value) for value in stats)
-    return float(
-        BLEU.compute_bleu(grams[:4], grams[4:], sys_len=sys_len, ref_len=ref_len, smooth_method="exp").score
-    )
+    return float(BLEU.compute_bleu(grams[:4], grams[4:], sys_len=sys_len, ref_len=ref_len, smooth_method="exp").score)
 
 
 def rouge_l(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
@@ -158,9 +164,7 @@ def bleu_of_counts(rows: pd.DataFrame) -> Callable[[np.ndarray], np.ndarray]:
     return lambda counts_RN: np.array([bleu_of_statistics(stats) for stats in np.rint(counts_RN @ stats_NS)])
 
 
-def summarise(
-    rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
-) -> dict[str, Interval]:
+def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
     """Headline numbers of a table of rows, each with its interval (chrF, which has none of its own, repeats its value).
 
     Shares, F1, ROUGE-L and cosine between 0 and 1; BLEU and chrF between 0 and 100. `bleu` is the corpus score,
@@ -185,7 +189,8 @@ def summarise(
 
 
 def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200, seed: int = 0) -> pd.DataFrame:
-    """One line per bucket of reference length (tokens): label, rows, exact match with interval, token accuracy, BLEU, cosine.
+    """One line per bucket of reference length (tokens): label, rows, exact match with interval, token accuracy, BLEU,
+    cosine.
 
     `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
     """
@@ -197,7 +202,10 @@ def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200
             exact = mean_interval(part["exact"].to_numpy(float), replicates=replicates, seed=seed)
             line = {"tokens": f"{low}–{high}" if low < high else str(high), "rows": len(part)}
             line |= {"exact_match": exact.value, "low": exact.low, "high": exact.high}
-            line |= {"token_accuracy": part["matches"].sum() / max(1, part["positions"].sum()), "bleu": corpus_bleu(part)}
+            line |= {
+                "token_accuracy": part["matches"].sum() / max(1, part["positions"].sum()),
+                "bleu": corpus_bleu(part),
+            }
             if "cosine" in part:
                 line["cosine"] = part["cosine"].mean()
             lines.append(line)
@@ -205,13 +213,18 @@ def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200
     return pd.DataFrame(lines)
 
 
-def memorised(outputs: Sequence[str], training_texts: Sequence[str]) -> np.ndarray:
+def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarray:
     """(n,) bool: which outputs are training sentences, compared without case and with runs of space as one.
 
-    On held-out sources a high share means that the model recites its training set instead of reading the latent.
+    Training texts are read once and not kept. On held-out sources a high share means that the model recites its
+    training set instead of reading the latent.
     """
-    seen = {normal_form(text) for text in training_texts}
-    return np.array([normal_form(text) in seen for text in outputs], dtype=bool)
+    asked = [normal_form(text) for text in outputs]
+    wanted, found = set(asked), set()
+    for text in training_texts:
+        if (form := normal_form(text)) in wanted:
+            found.add(form)
+    return np.array([form in found for form in asked], dtype=bool)
 
 
 def normal_form(text: str) -> str:

@@ -1,13 +1,14 @@
 """The bound on the negative log-likelihood of texts, with and without their latents, honestly counted.
 
-One sentence costs `length NLL + token bound` nats: the model's length head pays for the length (there is no end token), the
-diffusion bound for the tokens. The bound (MDLM, arXiv:2406.07524, eq. 10; LLaDA, arXiv:2502.09992) is
+One sentence costs `length NLL + token bound` nats: the model's length head pays for the length (there is no end
+token), the diffusion bound for the tokens. The bound (MDLM, arXiv:2406.07524, eq. 10; LLaDA, arXiv:2502.09992) is
 
     ∫₀¹ (1/m) E[ Σ_{masked} −log p(token | rest) ] dm
 
-in the *masked share* m itself: every schedule gives the same bound, so evaluation draws m, stratified over each row's draws, masks
-each valid token with probability m and tells the network the time at which its schedule masks that share. Nothing is cut
-off at either end, so the estimate is unbiased for a network at hand; float64 sums; standard errors over sentences.
+in the *masked share* m itself: every schedule gives the same bound, so evaluation draws m, stratified over each row's
+draws, masks each valid token with probability m and tells the network the time at which its schedule masks that
+share. Nothing is cut off at either end, so the estimate is unbiased for a network at hand; float64 sums; standard
+errors over sentences.
 
 Shapes: N sentences, D draws, L tokens, B = rows in a batch, V vocabulary.
 """
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     import torch
 
 LogProbs = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "np.ndarray"], "torch.Tensor"]
-"""(noisy_BL, masked_BL, t_B, rows) → log p_MV at the M masked positions, row by row, normalised, nothing on mask and pad;
-`rows` (B,) index the set, for the caller's latents."""
+"""(noisy_BL, masked_BL, t_B, rows) → log p_MV at the M masked positions, row by row, normalised, nothing on mask and
+pad; `rows` (B,) index the set, for the caller's latents."""
 
 
 @dataclass(frozen=True)
 class BoundDraws:
     """Every draw of the bound.
 
-    nll_ND: the draw's estimate of the sentence's token bound, nats. share_ND: masked share m asked for. masked_ND: tokens that were
-    masked. cross_entropy_ND: Σ −log p over them. correct_ND: how many of them the mode of p hits. length_N: tokens per sentence.
+    nll_ND: the draw's estimate of the sentence's token bound, nats. share_ND: masked share m asked for. masked_ND:
+    tokens that were masked. cross_entropy_ND: Σ −log p over them. correct_ND: how many of them the mode of p hits.
+    length_N: tokens per sentence.
     """
 
     nll_ND: np.ndarray
@@ -85,8 +87,8 @@ def bound_draws(
 ) -> BoundDraws:
     """Draw the bound for each sentence `draws` times.
 
-    Rows are batched by length, but masks depend on (seed, row, draw) only. `time_of_share` maps masked shares to the network's
-    time (see `schedule_time`).
+    Rows are batched by length, but masks depend on (seed, row, draw) only. `time_of_share` maps masked shares to the
+    network's time (see `schedule_time`).
     """
     import torch
     from tqdm import tqdm
@@ -126,8 +128,8 @@ def bound_draws(
             if not np.isfinite(loss_M).all():
                 bad = rows[np.unique(line_M[~np.isfinite(loss_M)])]
                 raise EvaluationError(
-                    f"the bound is not finite on {len(bad)} sentences (first: row {bad[0]}): the model gives some of their "
-                    "tokens probability 0. Are they outside its vocabulary?"
+                    f"the bound is not finite on {len(bad)} sentences (first: row {bad[0]}): the model gives some of "
+                    "their tokens probability 0. Are they outside its vocabulary?"
                 )
             result["cross_entropy"][rows, draw] = np.bincount(line_M, weights=loss_M, minlength=len(rows))
             hit_M = (log_p_MV.argmax(-1) == target_M).numpy()
@@ -166,7 +168,11 @@ def network_log_probs(network: Any, latents_Nd: torch.Tensor | None, *, seed: in
             noisy_BL.to(device), t_B.to(device), torch.arange(len(rows), device=device), masked_BL.to(device)
         )
         bias_V = forbidden_bias(
-            logits_MV.shape[-1], mask_id=network.mask_id, pad_id=network.pad_id, vocab_size=network.vocab_size, device=device
+            logits_MV.shape[-1],
+            mask_id=network.mask_id,
+            pad_id=network.pad_id,
+            vocab_size=network.vocab_size,
+            device=device,
         )
         return torch.log_softmax(logits_MV.float() + bias_V, dim=-1)
 
@@ -182,14 +188,17 @@ def length_nll(network: Any, length_N: np.ndarray, latents_Nd: torch.Tensor | No
         if latents_Nd is None:
             log_p_NL = network.length_log_probs(None, rows=1).expand(rows, -1)
         else:
-            parts = [network.length_log_probs(part.to(network.device), rows=len(part)) for part in latents_Nd.split(1024)]
+            parts = [
+                network.length_log_probs(part.to(network.device), rows=len(part)) for part in latents_Nd.split(1024)
+            ]
             log_p_NL = torch.cat(parts)
         index_N1 = torch.as_tensor(length_N - 1, dtype=torch.int64, device=log_p_NL.device)[:, None]
         return -log_p_NL.gather(1, index_N1)[:, 0].double().cpu().numpy()
 
 
 def schedule_time(alpha: Callable[[Any], Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """The inverse of a decreasing α(t) by bisection: masked share m → t in [0, 1] with 1 − α(t) = m (t = 1 past its end)."""
+    """The inverse of a decreasing α(t) by bisection: masked share m → t in [0, 1] with 1 − α(t) = m (t = 1 past its
+    end)."""
     import torch
 
     def time_of_share(share_B: np.ndarray) -> np.ndarray:
@@ -230,8 +239,8 @@ class LanguageModelScore:
     """Unconditional and conditional cost of the same sentences, and what lies between them.
 
     nll_*: nats per token, length included. perplexity_*: exp of them. bits_*: the latent's information as the drop from
-    unconditional to conditional cost, in bits, per token and per sentence (paired, so its error is that of the differences).
-    Both are upper bounds, so their difference is an estimate of the information and no bound on it.
+    unconditional to conditional cost, in bits, per token and per sentence (paired, so its error is that of the
+    differences). Both are upper bounds, so their difference is an estimate of the information and no bound on it.
     """
 
     sentences: int
@@ -259,7 +268,8 @@ def language_model_score(
     length_unconditional_N: np.ndarray,
     length_given_latent_N: np.ndarray,
 ) -> LanguageModelScore:
-    """Put the two bounds and the two length costs (nats per sentence) together; all on the same sentences in the same order."""
+    """Put the two bounds and the two length costs (nats per sentence) together; all on the same sentences in the same
+    order."""
     length_N = unconditional.length_N
     if not np.array_equal(length_N, given_latent.length_N):
         raise EvaluationError("the two bounds are of different sentences.")
@@ -279,7 +289,8 @@ def language_model_score(
 
 
 def by_time(draws: BoundDraws, *, buckets: int = 10) -> pd.DataFrame:
-    """By bucket of masked share: draws, masked tokens, cross-entropy and accuracy per masked token, nats the bucket adds per token.
+    """By bucket of masked share: draws, masked tokens, cross-entropy and accuracy per masked token, nats the bucket
+    adds per token.
 
     The last column sums to the token bound per token when buckets hold equally many draws (they do, up to rounding).
     """

@@ -1,6 +1,8 @@
-"""Quality of generated latents against the encoder's own: closeness, retrieval, neighbourhoods, distribution, calibration.
+"""Quality of generated latents against the encoder's own: closeness, retrieval, neighbourhoods, distribution,
+calibration.
 
-Shapes: N texts, d latent width, K samples per text, M candidates. All arithmetic in float64 on raw (encoder-space) vectors.
+Shapes: N texts, d latent width, K samples per text, M candidates. All arithmetic in float64 on raw (encoder-space)
+vectors.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def squared_error(generated_Nd: np.ndarray, real_Nd: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """rank_N: rank of each query's own target among the candidates, 1 = nearest; ties count half (a collapsed model ranks in the middle,
-    not first)."""
+    """rank_N: rank of each query's own target among the candidates, 1 = nearest; ties count half (a collapsed model
+    ranks in the middle, not first)."""
 
     rank_N: np.ndarray
     candidates: int
@@ -85,14 +87,16 @@ def retrieval(
 
 @dataclass(frozen=True)
 class Neighbourhoods:
-    """rank_correlation_N: per text, Spearman between its cosines to all others in generated and in real space. overlap_at: share of the
-    k nearest neighbours that both spaces agree on."""
+    """rank_correlation_N: per text, Spearman between its cosines to all others in generated and in real space.
+    overlap_at: share of the k nearest neighbours that both spaces agree on."""
 
     rank_correlation_N: np.ndarray
     overlap_at: dict[int, float]
 
 
-def neighbourhoods(generated_Nd: np.ndarray, real_Nd: np.ndarray, *, ks: tuple[int, ...] = (1, 5, 10), limit: int = 1000) -> Neighbourhoods:
+def neighbourhoods(
+    generated_Nd: np.ndarray, real_Nd: np.ndarray, *, ks: tuple[int, ...] = (1, 5, 10), limit: int = 1000
+) -> Neighbourhoods:
     """Whether the generated space keeps the real one's neighbourhoods (first `limit` texts)."""
     from scipy.stats import rankdata
 
@@ -106,11 +110,15 @@ def neighbourhoods(generated_Nd: np.ndarray, real_Nd: np.ndarray, *, ks: tuple[i
     centred = [rank - rank.mean(axis=1, keepdims=True) for rank in ranks]
     scale = np.sqrt((centred[0] ** 2).sum(axis=1) * (centred[1] ** 2).sum(axis=1))
     if (scale == 0).any():
-        raise EvaluationError("neighbourhoods: a text is equally near to all others in one of the spaces (collapsed latents).")
+        raise EvaluationError(
+            "neighbourhoods: a text is equally near to all others in one of the spaces (collapsed latents)."
+        )
     correlation = (centred[0] * centred[1]).sum(axis=1) / scale
     order = [np.argsort(-side, axis=1) for side in sides]
     overlap = {
-        k: float(np.mean([len(set(x[:k]) & set(y[:k])) / k for x, y in zip(*order, strict=True)])) for k in ks if k < count
+        k: float(np.mean([len(set(x[:k]) & set(y[:k])) / k for x, y in zip(*order, strict=True)]))
+        for k in ks
+        if k < count
     }
     return Neighbourhoods(correlation, overlap)
 
@@ -154,9 +162,10 @@ def effective_rank(eigenvalues_d: np.ndarray) -> float:
 class Calibration:
     """How far K samples per text tell the truth about their own uncertainty.
 
-    cosine_single, cosine_mean: cosine to the target of one sample, of the mean of K. spread_to_error: standard deviation among samples ÷ error of
-    their mean, corrected by √(1 + 1/K); 1 is calibrated, below 1 overconfident (Fortin et al. 2014). rank_share:
-    (K + 1,) histogram of the target's rank among the samples over all coordinates; flat is calibrated, a U overconfident.
+    cosine_single, cosine_mean: cosine to the target of one sample, of the mean of K. spread_to_error: standard
+    deviation among samples ÷ error of their mean, corrected by √(1 + 1/K); 1 is calibrated, below 1 overconfident
+    (Fortin et al. 2014). rank_share: (K + 1,) histogram of the target's rank among the samples over all coordinates;
+    flat is calibrated, a U overconfident.
     """
 
     samples: int
@@ -175,7 +184,9 @@ def calibration(samples_KNd: np.ndarray, real_Nd: np.ndarray) -> Calibration:
     error = np.sqrt(((mean_Nd - real_Nd) ** 2).mean())
     spread = np.sqrt(samples_KNd.var(axis=0, ddof=1).mean() * (1 + 1 / count))
     if error == 0:
-        raise EvaluationError("calibration: the samples' mean equals the target exactly; were targets given as samples?")
+        raise EvaluationError(
+            "calibration: the samples' mean equals the target exactly; were targets given as samples?"
+        )
     below_Nd = (samples_KNd < real_Nd).sum(axis=0)
     return Calibration(
         samples=count,

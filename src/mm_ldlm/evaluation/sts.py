@@ -1,11 +1,12 @@
 """Semantic textual similarity: correlation of a similarity of embeddings with graded human (or constructed) gold.
 
-The whole set, always; no sampling, no substitute values. Scores are Spearman and Pearson × 100 of four similarities: cosine,
-dot, and negative Manhattan and Euclidean distances, the definitions of sentence-transformers' EmbeddingSimilarityEvaluator,
-with which a test holds this harness equal to 1e-4.
+The whole set, always; no sampling, no substitute values. Scores are Spearman and Pearson × 100 of four similarities:
+cosine, dot, and negative Manhattan and Euclidean distances, the definitions of sentence-transformers'
+EmbeddingSimilarityEvaluator, with which a test holds this harness equal to 1e-4.
 
 Over subsets (SemEval 2012 to 2016): "all" correlates the concatenation of the subsets (SimCSE and most tables since);
-"mean" is the plain mean of the subsets' correlations and "weighted mean" weighs them by their number of pairs (both SentEval).
+"mean" is the plain mean of the subsets' correlations and "weighted mean" weighs them by their number of pairs (both
+SentEval).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class StsScore:
     """One encoder on one set; correlations × 100.
 
     spearman, pearson: by similarity ("cosine", "dot", "manhattan", "euclidean") over the concatenation ("all").
-    subset_spearman, mean_spearman, weighted_mean_spearman: of the cosine. replicates_R: Spearman of the cosine per resample,
-    on draws that depend on set and seed only, so that two encoders' replicates are paired.
+    subset_spearman, mean_spearman, weighted_mean_spearman: of the cosine. replicates_R: Spearman of the cosine per
+    resample, on draws that depend on set and seed only, so that two encoders' replicates are paired.
     """
 
     set_name: str
@@ -59,7 +60,9 @@ def similarities(a_Nd: np.ndarray, b_Nd: np.ndarray, *, name: str = "sts") -> di
         if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
             raise EvaluationError(f"{name}: {bad} of {len(vectors)} embeddings of the {side} side are not finite.")
         if zero := int((np.linalg.norm(vectors, axis=1) == 0).sum()):
-            raise EvaluationError(f"{name}: {zero} embeddings of the {side} side are zero vectors; they have no cosine.")
+            raise EvaluationError(
+                f"{name}: {zero} embeddings of the {side} side are zero vectors; they have no cosine."
+            )
     dot_N = (a_Nd * b_Nd).sum(axis=1)
     return {
         "cosine": dot_N / (np.linalg.norm(a_Nd, axis=1) * np.linalg.norm(b_Nd, axis=1)),
@@ -78,7 +81,9 @@ def correlate(similarity_N: np.ndarray, gold_N: np.ndarray, *, name: str = "sts"
     from scipy.stats import pearsonr, spearmanr
 
     if np.ptp(similarity_N) == 0:
-        raise EvaluationError(f"{name}: all {len(similarity_N)} similarities equal {similarity_N[0]:.6g}: collapsed embeddings.")
+        raise EvaluationError(
+            f"{name}: all {len(similarity_N)} similarities equal {similarity_N[0]:.6g}: collapsed embeddings."
+        )
     return 100 * float(spearmanr(similarity_N, gold_N).statistic), 100 * float(pearsonr(similarity_N, gold_N).statistic)
 
 
@@ -87,19 +92,23 @@ def score_vectors(
 ) -> StsScore:
     """Score vectors of the two sides of a set."""
     if len(a_Nd) != len(pairs):
-        raise EvaluationError(f"STS set '{pairs.name}': {len(pairs)} pairs, {len(a_Nd)} vectors; the set is scored whole.")
+        raise EvaluationError(
+            f"STS set '{pairs.name}': {len(pairs)} pairs, {len(a_Nd)} vectors; the set is scored whole."
+        )
     alike = similarities(a_Nd, b_Nd, name=f"STS set '{pairs.name}'")
     both = {kind: correlate(values, pairs.gold_N, name=f"STS set '{pairs.name}'") for kind, values in alike.items()}
     cosine_N = alike["cosine"]
-    options = {"replicates": replicates, "seed": seed}
-    spearman_R = 100 * replicates_of(SpearmanOfCounts(cosine_N, pairs.gold_N), len(pairs), **options)
-    pearson_R = 100 * replicates_of(PearsonOfCounts(cosine_N, pairs.gold_N), len(pairs), **options)
-    subsets = _over_subsets(pairs, cosine_N, replicates=replicates, seed=seed, level=level) if len(pairs.subsets) > 1 else {}
+    spearman, pearson = SpearmanOfCounts(cosine_N, pairs.gold_N), PearsonOfCounts(cosine_N, pairs.gold_N)
+    spearman_R = 100 * replicates_of(spearman, len(pairs), replicates=replicates, seed=seed)
+    pearson_R = 100 * replicates_of(pearson, len(pairs), replicates=replicates, seed=seed)
+    subsets = (
+        _over_subsets(pairs, cosine_N, replicates=replicates, seed=seed, level=level) if len(pairs.subsets) > 1 else {}
+    )
     return StsScore(
         set_name=pairs.name,
         pairs=len(pairs),
-        spearman={kind: spearman for kind, (spearman, _) in both.items()},
-        pearson={kind: pearson for kind, (_, pearson) in both.items()},
+        spearman={kind: value for kind, (value, _) in both.items()},
+        pearson={kind: value for kind, (_, value) in both.items()},
         spearman_interval=interval(both["cosine"][0], spearman_R, level=level),
         pearson_interval=interval(both["cosine"][1], pearson_R, level=level),
         replicates_R=spearman_R,
@@ -108,7 +117,9 @@ def score_vectors(
     )
 
 
-def score_encoder(pairs: StsSet, encode: Encode, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> StsScore:
+def score_encoder(
+    pairs: StsSet, encode: Encode, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> StsScore:
     """Embed every distinct sentence of the set once, then score. Whatever `encode` raises, is raised."""
     a_Nd, b_Nd = embed_pairs(pairs, encode)
     return score_vectors(pairs, a_Nd, b_Nd, replicates=replicates, seed=seed, level=level)
@@ -142,7 +153,9 @@ def compare_encoders(
 
 def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, *, replicates: int, seed: int, level: float) -> dict:
     names, label_N = pairs.subsets, np.array(pairs.subset_N)
-    by_name, draws, sizes = {}, [], []
+    by_name: dict[str, float] = {}
+    draws: list[np.ndarray] = []
+    sizes: list[int] = []
     for name in names:
         rows = np.flatnonzero(label_N == name)
         by_name[name], _ = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")

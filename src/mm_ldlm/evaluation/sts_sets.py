@@ -1,8 +1,8 @@
 """Readers of STS sets in the formats in which their makers published them, and the definitions of "all" and "mean".
 
-A set is read whole or not at all: a line that cannot be read, a gold score outside its scale, an input file without its scores
-are errors with file and line. The one exception is SemEval's own: in 2015 and 2016 many pairs of an input file were never
-annotated (an empty line in the gs file) and do not belong to the set.
+A set is read whole or not at all: a line that cannot be read, a gold score outside its scale, an input file without
+its scores are errors with file and line. The one exception is SemEval's own: in 2015 and 2016 many pairs of an input
+file were never annotated (an empty line in the gs file) and do not belong to the set.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ class StsSource:
 
     format:
         starter  the generated set that belongs to the starter corpus
-        stsb     STS-B: the original tab-separated file, GLUE's, or a CSV "sentence 1, sentence 2, score" with or without header
-        semeval  a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year
+        stsb     STS-B: the original tab-separated file, GLUE's, or a CSV "sentence 1, sentence 2, score" with or
+        without header semeval  a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year
         sick     SICK.txt or SICK_test_annotated.txt
         hub      a data set of the hub, or a folder saved by `datasets`
     name: the name in the metrics. path: file, folder, or hub name. split: for sick and hub.
-    subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else all found.
+    subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else all
+    found.
     """
 
     format: StsFormat
@@ -137,8 +138,9 @@ def from_pairs(name: str, pairs: Sequence[tuple[str, str, float]], *, subsets: S
 def read_stsb(path: Path, *, name: str = "stsb") -> StsSet:
     """STS-B in any of its published shapes; tabs or commas are told apart by the first line.
 
-    Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2 [, sources]. GLUE TSV: a header that names
-    sentence1, sentence2, score. CSV: sentence 1, sentence 2, score, quoted where needed, header or not. Gold 0 to 5.
+    Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2 [, sources]. GLUE TSV: a header
+    that names sentence1, sentence2, score. CSV: sentence 1, sentence 2, score, quoted where needed, header or not.
+    Gold 0 to 5.
     """
     text = _read(path)
     first_line = text.split("\n", 1)[0]
@@ -151,7 +153,9 @@ def read_stsb(path: Path, *, name: str = "stsb") -> StsSet:
     if "sentence1" in header and "sentence2" in header:
         gold_name = next((n for n in ("score", "similarity_score", "label") if n in header), None)
         if gold_name is None:
-            raise EvaluationError(f"{path}: the header {header} names no score column (score, similarity_score, label).")
+            raise EvaluationError(
+                f"{path}: the header {header} names no score column (score, similarity_score, label)."
+            )
         columns = (header.index("sentence1"), header.index("sentence2"), header.index(gold_name))
         rows = rows[1:]
     else:
@@ -174,7 +178,9 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
     Raises:
         EvaluationError: when a subset is missing on either side, or the two files differ in length.
     """
-    inputs = {p.name.removeprefix("STS.input.").removesuffix(".txt"): p for p in sorted(folder.rglob("STS.input.*.txt"))}
+    inputs = {
+        p.name.removeprefix("STS.input.").removesuffix(".txt"): p for p in sorted(folder.rglob("STS.input.*.txt"))
+    }
     inputs.pop("ALL", None)  # STS12 ships the concatenation as a file of its own
     if not inputs:
         raise EvaluationError(f"{folder}: no STS.input.*.txt below it; expected SemEval's own folder of one year.")
@@ -198,7 +204,9 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
                 continue
             cells = line.split("\t")
             if len(cells) < 2:
-                raise EvaluationError(f"{source}:{number}: expected two sentences separated by a tab, found {line!r:.80}.")
+                raise EvaluationError(
+                    f"{source}:{number}: expected two sentences separated by a tab, found {line!r:.80}."
+                )
             pairs.append((cells[0].strip(), cells[1].strip(), _score(gold, gold_path, number, low=0, high=5)))
             labels.append(subset)
     return from_pairs(name, pairs, subsets=labels)
@@ -208,11 +216,14 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
 
 
 def read_sick(path: Path, *, name: str = "sickr", split: str = "test") -> StsSet:
-    """SICK's tab file by its header: sentence_A, sentence_B, relatedness_score (1 to 5); `SemEval_set`, where present, selects."""
+    """SICK's tab file by its header: sentence_A, sentence_B, relatedness_score (1 to 5); `SemEval_set`, where
+    present, selects."""
     rows = [(n, row) for n, row in _csv_rows(_read(path), {"delimiter": "\t", "quoting": csv.QUOTE_NONE}) if row]
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     if absent := [c for c in ("sentence_A", "sentence_B", "relatedness_score") if c not in header]:
-        raise EvaluationError(f"{path}: columns {absent} are missing from the header {header}; expected SICK's tab file.")
+        raise EvaluationError(
+            f"{path}: columns {absent} are missing from the header {header}; expected SICK's tab file."
+        )
     a, b, gold = (header.index(c) for c in ("sentence_A", "sentence_B", "relatedness_score"))
     which = header.index("SemEval_set") if "SemEval_set" in header else None
     pairs, seen = [], set()
@@ -237,20 +248,25 @@ def _hub(source: StsSource) -> StsSet:
 
     target = source.path or HUB_SETS[source.name]
     try:
-        if Path(target).is_dir() and ((Path(target) / "dataset_dict.json").exists() or (Path(target) / "state.json").exists()):
+        if Path(target).is_dir() and (
+            (Path(target) / "dataset_dict.json").exists() or (Path(target) / "state.json").exists()
+        ):
             loaded = datasets.load_from_disk(target)
             rows = loaded[source.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         else:
             rows = datasets.load_dataset(target, split=source.split, revision=source.revision)
     except Exception as error:  # the hub fails in many ways; all of them mean the same to the caller
         raise EvaluationError(
-            f"STS set '{source.name}': '{target}' (split '{source.split}') cannot be loaded: {type(error).__name__}: {error}. "
+            f"STS set '{source.name}': '{target}' (split '{source.split}') cannot be loaded: "
+            f"{type(error).__name__}: {error}. "
             "Without the hub, give a folder saved by `datasets`, or the original files, as `path`."
         ) from error
     names = set(rows.column_names)
     gold = next((c for c in ("score", "similarity_score", "relatedness_score", "label") if c in names), None)
     if not {"sentence1", "sentence2"} <= names or gold is None:
-        raise EvaluationError(f"STS set '{source.name}': expected sentence1, sentence2, score; '{target}' has {sorted(names)}.")
+        raise EvaluationError(
+            f"STS set '{source.name}': expected sentence1, sentence2, score; '{target}' has {sorted(names)}."
+        )
     subsets = rows["subset"] if "subset" in names else None
     pairs = list(zip(rows["sentence1"], rows["sentence2"], map(float, rows[gold]), strict=True))
     return from_pairs(source.name, pairs, subsets=subsets)
@@ -259,13 +275,8 @@ def _hub(source: StsSource) -> StsSet:
 def _starter(name: str, seed: int) -> StsSet:
     from mm_ldlm.corpus.starter import generate_starter_sts
 
-    pairs = []
-    for item in generate_starter_sts(seed=seed):
-        if isinstance(item, dict):
-            pairs.append((str(item["sentence1"]), str(item["sentence2"]), float(item["score"])))
-        else:
-            pairs.append((str(item[0]), str(item[1]), float(item[2])))
-    return from_pairs(name, pairs)
+    made = generate_starter_sts(seed=seed)
+    return from_pairs(name, [(pair.sentence1, pair.sentence2, float(pair.score)) for pair in made])
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

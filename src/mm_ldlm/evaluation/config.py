@@ -1,0 +1,151 @@
+"""Typed parameters of the evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, config
+from mm_ldlm.evaluation.sts_sets import StsSource
+from mm_ldlm.sampling.config import LatentSamplerConfig, SearchConfig, TextSamplerConfig
+
+
+@config
+class BootstrapConfig:
+    """replicates: resamples behind every interval. level: of the interval."""
+
+    replicates: PositiveInt = 1000
+    level: Share = 0.95
+
+    def __post_init__(self) -> None:
+        if self.replicates < 20:
+            raise ValueError(f"an interval needs at least 20 replicates, found {self.replicates}")
+        if not 0.5 <= self.level < 1:
+            raise ValueError(f"level must lie between 0.5 and 1, found {self.level}")
+
+
+@config
+class SweepPoint:
+    """One way of inverting, a point of the table "quality against calls"."""
+
+    label: str
+    sampler: TextSamplerConfig
+    length: str | int = "argmax"
+    search: SearchConfig | None = None
+
+
+@config
+class InversionConfig:
+    """sweep: ways of inverting, tried on the first `sweep_sentences` held-out sentences; `reference` names the one
+    that the others' exact match is held against (null: the last). length_edges: inclusive upper ends, in tokens.
+    baseline_rows: training sentences that the two baselines see (0 leaves them out)."""
+
+    sweep: tuple[SweepPoint, ...] = ()
+    sweep_sentences: PositiveInt = 128
+    reference: str | None = None
+    length_edges: tuple[PositiveInt, ...] = (6, 9, 12, 16)
+    baseline_rows: NonNegativeInt = 20_000
+
+    def __post_init__(self) -> None:
+        labels = [point.label for point in self.sweep]
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"sweep: two points share a label: {labels}")
+        if self.reference is not None and self.reference not in labels:
+            raise ValueError(f"reference '{self.reference}' is no label of the sweep: {labels}")
+        if list(self.length_edges) != sorted(set(self.length_edges)):
+            raise ValueError(f"length_edges must rise, found {list(self.length_edges)}")
+
+
+@config
+class StsConfig:
+    """sets: what is scored, each whole. sampler: how the model embeds, beside the teacher and the one-step
+    regression. too_long: a sentence of more tokens than the model reads is cut to its first ones (and counted), as
+    encoders do, or refused."""
+
+    sets: tuple[StsSource, ...] = ()
+    sampler: LatentSamplerConfig = LatentSamplerConfig(name="ddim", steps=8)
+    too_long: Literal["truncate", "refuse"] = "truncate"
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sets]
+        if len(set(names)) != len(names):
+            raise ValueError(f"sets: two share a name: {names}")
+
+
+@config
+class TextFile:
+    """Other text for the zero-shot bound: one sentence a line (gz or not), the first `limit` that fit the model."""
+
+    name: str
+    path: str
+    limit: PositiveInt = 1000
+
+
+@config
+class LikelihoodConfig:
+    """draws: of the bound per sentence. sentences: held-out ones. buckets: of the masked share. other_texts:
+    zero-shot."""
+
+    sentences: PositiveInt = 500
+    draws: PositiveInt = 4
+    batch_size: PositiveInt = 64
+    buckets: PositiveInt = 10
+    other_texts: tuple[TextFile, ...] = ()
+
+
+@config
+class GenerationConfig:
+    """causal_model: folder or hub name of a causal language model that rates the unconditional samples; null leaves
+    generative perplexity out (diversity is always reported). mauve needs the package mauve-text."""
+
+    causal_model: str | None = None
+    revision: str | None = None
+    batch_size: PositiveInt = 16
+    self_bleu_texts: PositiveInt = 200
+    mauve: bool = False
+    mauve_model: str = "gpt2-large"
+
+
+@config
+class LatentsConfig:
+    """candidates: among how many each generated latent has to find its own target. calibration_*: K samples per text
+    on how many texts (0 leaves it out)."""
+
+    candidates: PositiveInt = 10_000
+    neighbourhood_sentences: PositiveInt = 500
+    calibration_sentences: NonNegativeInt = 64
+    calibration_samples: PositiveInt = 6
+
+    def __post_init__(self) -> None:
+        if self.calibration_sentences and self.calibration_samples < 2:
+            raise ValueError("calibration_samples must be at least 2")
+
+
+@config
+class EvaluationConfig:
+    """What is measured, on how much. checkpoint: 'latest', 'best' or a folder name."""
+
+    checkpoint: str = "latest"
+    use_ema: bool = True
+    device: str | None = None
+    progress: bool = True
+    bootstrap: BootstrapConfig = BootstrapConfig()
+    inversion: InversionConfig = InversionConfig()
+    sts: StsConfig = StsConfig()
+    likelihood: LikelihoodConfig = LikelihoodConfig()
+    generation: GenerationConfig = GenerationConfig()
+    latents: LatentsConfig = LatentsConfig()
+
+
+@config
+class ReportingConfig:
+    """examples: rows of each kind in the report's table. compare: other runs beside this one: run folders, folders
+    with a metrics.json, or MLflow run ids. smoothing: of the training curves, 0 to below 1."""
+
+    title: str = "MM-LDLM"
+    examples: PositiveInt = 40
+    compare: tuple[str, ...] = ()
+    smoothing: NonNegativeFloat = 0.9
+
+    def __post_init__(self) -> None:
+        if self.smoothing >= 1:
+            raise ValueError(f"smoothing must be below 1, found {self.smoothing}")

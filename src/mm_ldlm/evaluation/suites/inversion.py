@@ -1,0 +1,224 @@
+"""Texts back from held-out latents: the headline, the sweep over ways of inverting, baselines, memorisation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation import inversion as inv
+from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
+from mm_ldlm.evaluation.bootstrap import Interval, interval, paired_difference, replicates_of
+from mm_ldlm.evaluation.config import BootstrapConfig, InversionConfig, SweepPoint
+from mm_ldlm.evaluation.heldout import Sentences, token_rows
+
+
+def untrained(model: Any) -> str | None:
+    """Why this run cannot invert, or None."""
+    known = tuple(model.network.objective.modes)
+    return (
+        None if "l2t" in known else f"this run was not trained to write texts from latents (modes: {', '.join(known)})"
+    )
+
+
+def score(model: Any, sentences: Sentences, samples: pd.DataFrame) -> pd.DataFrame:
+    """The table of evidence for samples that `sentences` were rebuilt into (columns text, and tokens and cosine where
+    kept)."""
+    if "cosine" in samples.columns and samples["cosine"].notna().all():
+        cosine_n = samples["cosine"].to_numpy(float)
+    else:
+        cosine_n = reembedding_cosine(model, samples["text"].tolist(), sentences.latents_nd)
+    return rows_of_outputs(
+        model,
+        ids=sentences.ids,
+        references=sentences.tokens,
+        outputs=token_rows(samples, model.tokenizer),
+        cosine=cosine_n,
+    )
+
+
+def rows_of_outputs(
+    model: Any,
+    *,
+    ids: Sequence[str],
+    references: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    cosine: np.ndarray | None,
+) -> pd.DataFrame:
+    """Score rows from token ids on both sides; strings are what the tokenizer makes of them."""
+    return inv.score_rows(
+        model.tokenizer.decode_batch([list(row) for row in references]),
+        model.tokenizer.decode_batch([list(row) for row in outputs]),
+        reference_ids=references,
+        hypothesis_ids=outputs,
+        cosine=cosine,
+        ids=ids,
+    )
+
+
+def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray:
+    """(n,) cosine of the teacher's vector of each output to the source latent; an empty output scores 0."""
+    filled = [i for i, text in enumerate(texts) if text.strip()]
+    found_n = np.zeros(len(texts))
+    if filled:
+        vectors = np.asarray(model.encode([texts[i] for i in filled]), dtype=np.float64)
+        targets = np.asarray(latents_nd, dtype=np.float64)[filled]
+        norm = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
+        found_n[filled] = (vectors * targets).sum(axis=1) / norm
+    return found_n
+
+
+def headline(rows: pd.DataFrame, *, config: InversionConfig, bootstrap: BootstrapConfig, seed: int) -> dict[str, Any]:
+    """Metrics with intervals and the table by length."""
+    found = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
+    by_length = inv.by_length(rows, edges=config.length_edges, seed=seed)
+    return {
+        "sentences": len(rows),
+        "metrics": {name: value.as_dict() for name, value in found.items()},
+        "by_length": by_length.to_dict(orient="records"),
+    }
+
+
+# -- the sweep -------------------------------------------------------------------------------------------------------
+
+
+def sweep(
+    model: Any, sentences: Sentences, *, config: InversionConfig, bootstrap: BootstrapConfig, seed: int, progress: bool
+) -> list[dict[str, Any]]:
+    """One line per way of inverting: calls, seconds, quality with intervals, and exact match relative to the
+    reference (paired)."""
+    from tqdm import tqdm
+
+    if not config.sweep:
+        return []
+    tables: dict[str, tuple[SweepPoint, pd.DataFrame, dict[str, float]]] = {}
+    for point in tqdm(config.sweep, desc="quality against calls", disable=not progress):
+        started = time.perf_counter()
+        made = model.invert(
+            sentences.latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=seed
+        )
+        seconds = time.perf_counter() - started
+        cosine = reembedding_cosine(model, made.texts, sentences.latents_nd)
+        rows = rows_of_outputs(
+            model, ids=sentences.ids, references=sentences.tokens, outputs=made.tokens, cosine=cosine
+        )
+        cost = {
+            "network_calls": float(np.mean(made.network_calls)),
+            "encoder_calls": float(np.mean(made.encoder_calls)),
+            "seconds": seconds,
+            "sentences_per_second": len(sentences) / max(seconds, 1e-9),
+        }
+        tables[point.label] = (point, rows, cost)
+    reference = config.reference or config.sweep[-1].label
+    return [_line(label, *entry, tables[reference][1], reference, bootstrap, seed) for label, entry in tables.items()]
+
+
+def _line(
+    label: str,
+    point: SweepPoint,
+    rows: pd.DataFrame,
+    cost: dict[str, float],
+    reference_rows: pd.DataFrame,
+    reference: str,
+    bootstrap: BootstrapConfig,
+    seed: int,
+) -> dict[str, Any]:
+    found = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
+    line: dict[str, Any] = {"label": label, "sampler": point.sampler.name, "steps": point.sampler.steps, **cost}
+    line |= {name: found[name].as_dict() for name in ("exact_match", "token_accuracy", "bleu", "cosine")}
+    line["reference"] = reference
+    ratio = exact_ratio(rows, reference_rows, bootstrap=bootstrap, seed=seed)
+    line["exact_ratio"] = ratio.as_dict() if ratio else None
+    return line
+
+
+def exact_ratio(
+    rows: pd.DataFrame, reference: pd.DataFrame, *, bootstrap: BootstrapConfig, seed: int
+) -> Interval | None:
+    """Exact match ÷ the reference's, on paired draws; None where the reference (or a resample of it) has no exact
+    match."""
+    ours, theirs = rows["exact"].to_numpy(float), reference["exact"].to_numpy(float)
+    if theirs.sum() < 8:  # a resample without any would divide by zero
+        return None
+    drawn = replicates_of(
+        lambda c: (c @ ours) / np.maximum(c @ theirs, 1e-9), len(rows), replicates=bootstrap.replicates, seed=seed
+    )
+    return interval(float(ours.sum() / theirs.sum()), drawn, level=bootstrap.level)
+
+
+# -- baselines and memory --------------------------------------------------------------------------------------------
+
+
+def baselines(
+    model: Any, sentences: Sentences, train: Sentences, *, bootstrap: BootstrapConfig, seed: int
+) -> dict[str, Any]:
+    """The nearest training sentence and the bag of words, scored as the model is."""
+    nearest = [train.tokens[row] for row in nearest_training_rows(sentences.latents_nd, train.latents_nd)]
+    bag = BagOfWords.fit(train.latents_nd, train.tokens).predict(sentences.latents_nd)
+    found = {}
+    for name, outputs in (("nearest_training_sentence", nearest), ("bag_of_words", bag)):
+        texts = model.tokenizer.decode_batch([list(row) for row in outputs])
+        cosine = reembedding_cosine(model, texts, sentences.latents_nd)
+        rows = rows_of_outputs(model, ids=sentences.ids, references=sentences.tokens, outputs=outputs, cosine=cosine)
+        summary = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
+        found[name] = {"training_sentences": len(train), "metrics": {k: v.as_dict() for k, v in summary.items()}}
+    return found
+
+
+def memorisation(outputs: Sequence[str], references: Sequence[str], training_texts: Iterable[str]) -> dict[str, float]:
+    """Share of outputs, and of wrong outputs, that are training sentences word for word.
+
+    The references' own share is reported beside it: above 0 the split leaks.
+    """
+    both = inv.memorised([*outputs, *references], training_texts)
+    made_n, true_n = both[: len(outputs)], both[len(outputs) :]
+    wrong_n = np.array([inv.normal_form(a) != inv.normal_form(b) for a, b in zip(outputs, references, strict=True)])
+    return {
+        "outputs": float(made_n.mean()),
+        "wrong_outputs": float(made_n[wrong_n].mean()) if wrong_n.any() else 0.0,
+        "wrong": int(wrong_n.sum()),
+        "references": float(true_n.mean()),
+    }
+
+
+def difference(a: pd.DataFrame, b: pd.DataFrame, *, bootstrap: BootstrapConfig, seed: int) -> dict[str, Any]:
+    """Paired differences b − a of exact match, token accuracy, BLEU and cosine on the ids that both have."""
+    shared = a.merge(b, on="id", suffixes=("_a", "_b"))
+    if len(shared) < 2:
+        raise EvaluationError("the two runs share fewer than two held-out sentences; nothing can be paired.")
+    left = a.set_index("id").loc[shared["id"]].reset_index()
+    right = b.set_index("id").loc[shared["id"]].reset_index()
+    statistics = {
+        "exact_match": [_mean(t["exact"]) for t in (left, right)],
+        "token_accuracy": [_ratio(t["matches"], t["positions"]) for t in (left, right)],
+        "bleu": [inv.bleu_of_counts(t) for t in (left, right)],
+    }
+    if "cosine" in left and "cosine" in right:
+        statistics["cosine"] = [_mean(t["cosine"]) for t in (left, right)]
+    found: dict[str, Any] = {"sentences": len(shared)}
+    for name, (one, two) in statistics.items():
+        result = paired_difference(
+            one, two, len(shared), replicates=bootstrap.replicates, level=bootstrap.level, seed=seed
+        )
+        found[name] = {
+            "a": result.a,
+            "b": result.b,
+            "difference": result.difference.as_dict(),
+            "p": result.p_two_sided,
+            "clear": result.clear,
+        }
+    return found
+
+
+def _mean(values: pd.Series) -> Any:
+    values_N = values.to_numpy(float)
+    return lambda counts: counts @ values_N / len(values_N)
+
+
+def _ratio(top: pd.Series, bottom: pd.Series) -> Any:
+    top_N, bottom_N = top.to_numpy(float), bottom.to_numpy(float)
+    return lambda counts: (counts @ top_N) / np.maximum(counts @ bottom_N, 1e-9)

@@ -1,0 +1,98 @@
+"""STS of the model's own embeddings, beside the teacher's and the one-step regression's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
+from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder
+from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
+from mm_ldlm.evaluation.suites.latents import untrained
+
+
+def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed: int, progress: bool) -> dict[str, Any]:
+    """By set: pairs, and for teacher, model and one_step every correlation, intervals, subsets, ratio to the
+    teacher."""
+    from tqdm import tqdm
+
+    found: dict[str, Any] = {}
+    reason = untrained(model)
+    for source in tqdm(config.sets, desc="STS", disable=not progress):
+        pairs = load_sts(source, seed=seed)
+        options: dict[str, Any] = {"replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level}
+        scores = {"teacher": score_encoder(pairs, model.encode, **options)}
+        entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
+        if reason is None:
+            fitted, entry["too_long"] = fit_to_model(pairs, model, too_long=config.too_long)
+            scores["model"] = score_encoder(fitted, embedder(model, config.sampler, seed=seed), **options)
+            scores["one_step"] = score_encoder(fitted, embedder(model, "one_step", seed=seed), **options)
+        else:
+            entry["skipped"] = reason
+        entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
+        for name in scores.keys() - {"teacher"}:
+            entry["scores"][name]["ratio"] = ratio_to(scores["teacher"], scores[name], level=bootstrap.level).as_dict()
+        entry["scatter"] = _scatter(pairs, scores, seed=seed)
+        found[source.name] = entry
+    return found
+
+
+def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
+    """The model as an encoder: the mean of the sampler's draws."""
+    return lambda sentences: np.asarray(model.embed(list(sentences), sampler=sampler, seed=seed).latents)
+
+
+def fit_to_model(pairs: StsSet, model: Any, *, too_long: str) -> tuple[StsSet, int]:
+    """The set with sentences cut to what the model reads, and how many distinct ones that took. Cut, as every encoder
+    cuts at its maximum length; gold and pairs stay whole."""
+    sentences = pairs.sentences
+    ids = model.tokenizer.encode(sentences)
+    long = [i for i, row in enumerate(ids) if len(row) > model.max_length]
+    if not long:
+        return pairs, 0
+    if too_long == "refuse":
+        raise EvaluationError(
+            f"STS set '{pairs.name}': {len(long)} sentences are longer than the model's {model.max_length} tokens. "
+            "Set evaluation.sts.too_long to 'truncate' to cut them as encoders do."
+        )
+    cut = {sentences[i]: _cut(ids[i], model) for i in long}
+    first = tuple(cut.get(s, s) for s in pairs.first)
+    second = tuple(cut.get(s, s) for s in pairs.second)
+    return StsSet(pairs.name, first, second, pairs.gold_N, pairs.subset_N), len(long)
+
+
+def _cut(row: Sequence[int], model: Any) -> str:
+    for size in range(model.max_length, 0, -1):  # text → tokens → text need not be stable at the cut
+        text: str = model.tokenizer.decode(list(row[:size]))
+        if 0 < len(model.tokenizer.encode([text])[0]) <= model.max_length:
+            return text
+    raise EvaluationError(f"no prefix of {model.tokenizer.decode(list(row))!r} fits the model.")
+
+
+def as_dict(score: StsScore) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "spearman": score.spearman_interval.as_dict(),
+        "pearson": score.pearson_interval.as_dict(),
+        "by_similarity": {k: {"spearman": score.spearman[k], "pearson": score.pearson[k]} for k in score.spearman},
+    }
+    if score.mean_spearman is not None:
+        found |= {
+            "mean_spearman": score.mean_spearman,
+            "weighted_mean_spearman": score.weighted_mean_spearman,
+            "subset_spearman": score.subset_spearman,
+        }
+        if score.mean_interval:
+            found["mean_interval"] = score.mean_interval.as_dict()
+    return found
+
+
+def _scatter(pairs: StsSet, scores: dict[str, StsScore], *, seed: int, points: int = 500) -> dict[str, list[float]]:
+    """Gold and cosines of some pairs, for the report's plot; the scores themselves are of the whole set."""
+    rows = np.arange(len(pairs))
+    if len(rows) > points:
+        rows = np.sort(np.random.default_rng([seed, 0x575]).choice(rows, size=points, replace=False))
+    found = {"gold": [round(float(v), 4) for v in pairs.gold_N[rows]]}
+    return found | {name: [round(float(v), 4) for v in score.cosine_N[rows]] for name, score in scores.items()}
