@@ -69,6 +69,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
     last_step = config.max_steps if pause_at is None else min(pause_at, config.max_steps)
     averages, clock = Averages(), Clock(parts)
     parts.parallel.module.train()
+    parts.tracker.event(state.step, "trains", table=parts.diagnostics.watch_freezing(parts).splitlines())
     batches = parts.loader.from_(state.epoch, state.batch_in_epoch)
     reason = ""
     try:
@@ -77,12 +78,14 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
 
             # -- forward and backward --------------------------------------------------------------------------------
             lr = parts.optimization.set_lr(state.step, scale=state.lr_scale)
-            kind, tally = forward_backward(parts, micros)
-
-            # -- one all-reduce, one read: from here on every rank holds the same numbers ------------------------------
             detailed = parts.diagnostics.due(state.step)
             if detailed:
+                parts.diagnostics.arm(parts)
+            kind, tally = forward_backward(parts, micros)
+            if detailed:
                 parts.diagnostics.before_update(parts)
+
+            # -- one all-reduce, one read: from here on every rank holds the same numbers ------------------------------
             if parts.scaler is not None:
                 for optimizer in parts.optimization.optimizers.values():
                     parts.scaler.unscale_(optimizer)
@@ -105,6 +108,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
             elif verdict.non_finite and parts.guard.consecutive_skips == 1:
                 parts.diagnostics.written = diagnose(parts, micros, kind=kind, reason=verdict.reason)
             if detailed:
+                parts.diagnostics.observe_gradients(parts)
                 parts.diagnostics.after_update(parts, applied=verdict.action == "apply")
             if parts.scaler is not None:
                 parts.scaler.update()
@@ -160,12 +164,11 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
 def forward_backward(parts: Run, micros: list[Batch]) -> tuple[str, Tally]:
     """Accumulate the gradients of this rank's micro-batches; gradients travel between ranks in the last one only."""
     state, process = parts.state, parts.process
-    seed = step_seed(parts.seed, state.draw)
     seed_dropout(parts.seed, state.draw, rank=process.rank)
     tally, kind = Tally(), ""
     for number, micro in enumerate(micros):
         batch = micro.to(process.device)
-        generator = RowGenerator(seed, batch.position_B)
+        generator = generator_of(parts, batch)
         kind = kind or parts.objective.kind(generator, step=state.step)
         with parts.parallel.accumulate(last=number == len(micros) - 1):
             with autocast(parts):
@@ -175,6 +178,11 @@ def forward_backward(parts: Run, micros: list[Batch]) -> tuple[str, Tally]:
             (scaled if parts.scaler is None else parts.scaler.scale(scaled)).backward()
         tally.add(losses, loss)
     return kind, tally
+
+
+def generator_of(parts: Run, batch: Batch) -> RowGenerator:
+    """All noise of a micro-batch in this step: a function of the run's seed, the draw, and places in the global batch."""
+    return RowGenerator(step_seed(parts.seed, parts.state.draw), batch.position_B)
 
 
 @contextlib.contextmanager
