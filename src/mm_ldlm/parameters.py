@@ -24,6 +24,9 @@ SECTIONS = {
     "model": "mm_ldlm.models.build:ModelConfig",
     "objective": "mm_ldlm.objectives.multimodal:ObjectiveConfig",
     "training": "mm_ldlm.training.config:TrainingConfig",
+    "sampling": "mm_ldlm.sampling.config:SamplingConfig",
+    "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
+    "reporting": "mm_ldlm.evaluation.config:ReportingConfig",
 }
 """Top-level key → the class that its mapping becomes."""
 SCALARS: dict[str, type] = {"seed": int, "data": str}
