@@ -50,7 +50,7 @@ class MaskSchedule:
         """Expected share of tokens kept at t."""
         t = _wide(t)
         if self.name == "log_linear":
-            return 1 - (1 - self.epsilon) * t
+            return (1 - t) + self.epsilon * t
         if self.name == "cosine":
             return self.epsilon + (1 - self.epsilon) * torch.cos(t * (math.pi / 2))
         return torch.exp(-self._geometric_sigma(t))
