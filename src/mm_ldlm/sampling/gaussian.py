@@ -100,13 +100,12 @@ class Estimator:
                 f"an 'eps' network says nothing about x0 at t={at.t}, where no signal is left: "
                 f"set t_max below 1 (0.995)."
             )
-        factors = (torch.full_like(t_B, at.signal), torch.full_like(t_B, at.noise))
         x0_Bd, eps_Bd = to_x0_and_eps(
             prediction_Bd.to(x_Bd.dtype),
             self.denoise.parameterisation,
             x_t_Bd=x_Bd,
-            signal_B=factors[0].to(x_Bd.dtype),
-            noise_scale_B=factors[1].to(x_Bd.dtype),
+            signal_B=torch.full_like(x_Bd[:, 0], at.signal),
+            noise_scale_B=torch.full_like(x_Bd[:, 0], at.noise),
         )
         self.previous = x0_Bd
         return x0_Bd, eps_Bd

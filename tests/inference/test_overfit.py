@@ -1,0 +1,91 @@
+"""A network that has learned four sentences by heart gives them back, by every sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.multimodal import ModeWeights, MultimodalObjective, ObjectiveConfig
+from mm_ldlm.sampling.config import TEXT_SAMPLER_NAMES, SearchConfig, TextSamplerConfig
+
+TEXTS = ["w1 w2 w3 w4 w5", "w6 w7 w8", "w9 w10 w11 w12 w13 w14 w15", "w16 w2 w18 w1"]
+
+
+@pytest.fixture(scope="module")
+def learned():
+    from importlib import util
+    from pathlib import Path
+
+    spec = util.spec_from_file_location("tiny_parts", Path(__file__).with_name("conftest.py"))
+    parts = util.module_from_spec(spec)
+    spec.loader.exec_module(parts)
+    config = ObjectiveConfig(loss_type_weights=ModeWeights(l2t=3, t2l=1, unconditional=0), latent_weight=1.0)
+    made = parts.make(objective=config, width=64, depth=2)
+    for parameter in made.model.parameters():
+        parameter.requires_grad_(True)
+    objective = MultimodalObjective(config, mask_id=21, pad_id=20, vocab_size=23)
+    ids = made.tokenizer.encode(TEXTS) * 8
+    tokens = torch.tensor([row + [20] * (7 - len(row)) for row in ids])
+    latents = made._standardise(made.encode(TEXTS)).repeat(8, 1)
+    rows = torch.arange(len(ids))
+    batch = Batch(tokens, tokens != 20, latents, rows, rows, len(ids), int((tokens != 20).sum()))
+    optimizer = torch.optim.Adam(made.model.parameters(), lr=4e-3)
+    for step in range(220):
+        losses = objective(made.model, batch, RowGenerator(step, rows), step=step)
+        total = sum(objective.weights[k] * losses[k][0] / losses[k][1] for k in objective.weights if k in losses)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    return made
+
+
+@pytest.mark.parametrize("name", TEXT_SAMPLER_NAMES)
+def test_every_sampler_rebuilds_what_was_learned(name, learned):
+    sampler = TextSamplerConfig(name=name, steps=8, temperature=0.5, clock="share" if name == "ddpm_cache" else None)
+    assert list(learned.invert(learned.encode(TEXTS), sampler=sampler).texts) == TEXTS
+
+
+def test_fewer_calls_do_for_what_is_certain(learned):
+    latents = learned.encode(TEXTS)
+    ancestral = learned.invert(latents, sampler="ancestral", steps=64)
+    quick = learned.invert(latents, sampler="threshold")
+    assert list(quick.texts) == TEXTS
+    assert quick.network_calls.sum() * 5 < ancestral.network_calls.sum()
+
+
+def test_search_and_infill_and_edit_agree(learned):
+    latents = learned.encode(TEXTS)
+    found = learned.invert(latents, search=SearchConfig(candidates=3, rounds=1, lengths=2))
+    assert list(found.texts) == TEXTS
+    assert found.cosines.min() > 0.999
+    assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15", latents=latents[2]).texts[0] == TEXTS[2]
+    assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15").texts[0] == TEXTS[2]
+    # four of the five words are another sentence's under this latent: those go first
+    other = learned.edit("w16 w2 w18 w5", targets=latents[3], strength=0.25)
+    assert other.texts[0] == TEXTS[3]
+
+
+def test_embedding_comes_near_the_teacher(learned):
+    out = learned.embed(TEXTS, steps=10)
+    assert np.einsum("nd,nd->n", out.latents, learned.encode(TEXTS)).min() > 0.9
+    one = learned.embed(TEXTS, sampler="one_step")
+    assert np.einsum("nd,nd->n", one.latents, learned.encode(TEXTS)).min() > 0.8
+
+
+def test_a_latent_is_worth_its_bits(learned):
+    with_latent = learned.score(TEXTS, latents=learned.encode(TEXTS))
+    without = learned.score(TEXTS)
+    assert (with_latent.nll < without.nll).all()
+    assert with_latent.nll.mean() < 0.5
+    assert without.nll.mean() > 0.5
+    guided = learned.invert(learned.encode(TEXTS), sampler=TextSamplerConfig(guidance=2.0))
+    assert list(guided.texts) == TEXTS
+
+
+def test_generate_draws_what_was_learned(learned):
+    out = learned.generate(40, order="text_first", sampler="random", steps=12, seed=2)
+    assert np.mean([text in TEXTS for text in out.texts]) > 0.6
+    assert len(set(out.texts)) > 2

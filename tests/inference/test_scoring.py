@@ -1,0 +1,88 @@
+"""The bound on laws small enough to know."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.inference.network import Network
+from mm_ldlm.inference.scoring import token_bound
+from mm_ldlm.models.mmdit import Output
+from mm_ldlm.models.parameters import ModelConfig
+from mm_ldlm.objectives.multimodal import ObjectiveConfig
+
+MASK, PAD = 3, 4
+LAW = torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64)
+
+
+class Exact(torch.nn.Module):
+    """Two dependent words, and the exact posterior of each given what is seen of the other."""
+
+    config = ModelConfig(latent_dim=2, width=8, heads=2, max_length=2)
+
+    def __init__(self):
+        super().__init__()
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens, *, logits_at, **_):
+        first, second = tokens[:, 0].clamp_max(2), tokens[:, 1].clamp_max(2)
+        rows, columns = LAW / LAW.sum(1, keepdim=True), LAW / LAW.sum(0, keepdim=True)
+        out = torch.full((*tokens.shape, 5), -torch.inf, dtype=torch.float64)
+        out[:, 0, :3] = torch.where((tokens[:, 1] < 3)[:, None], columns.T[second], LAW.sum(1)).log()
+        out[:, 1, :3] = torch.where((tokens[:, 0] < 3)[:, None], rows[first], LAW.sum(0)).log()
+        return Output(out[logits_at], None, None)
+
+
+@pytest.mark.parametrize("name", ["log_linear", "cosine"])
+def test_the_bound_of_an_exact_network_is_the_entropy(name):
+    """With the exact posterior the bound is tight: its mean over the law is the law's entropy."""
+    network = Network(Exact(), ObjectiveConfig(text_schedule={"name": name}), mask_id=MASK, pad_id=PAD, vocab_size=5)
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3)).repeat(300, 1)
+    with network.evaluating():
+        bound = token_bound(
+            network,
+            pairs,
+            latents_Bd=torch.zeros(len(pairs), 2),
+            draws=32,
+            generator=RowGenerator(0, torch.arange(len(pairs))),
+        )
+    each = bound.mean_B.view(300, 9).mean(0)
+    # E over t of the bound: half of the time one word is predicted from the other; −log p(pair) in either order
+    exact = -LAW.flatten().log()
+    assert torch.allclose((each * LAW.flatten()).sum(), (exact * LAW.flatten()).sum(), atol=0.02)
+    assert torch.allclose(each, exact, atol=0.12)
+    assert (bound.standard_error_B > 0).all()
+
+
+def test_draws_shrink_the_error_and_seeds_decide(model):
+    texts = ["w1 w2 w3", "w4 w5 w6 w7"]
+    few, many = model.score(texts, draws=4), model.score(texts, draws=64)
+    assert (many.standard_errors < few.standard_errors).all()
+    assert np.array_equal(model.score(texts, draws=4).token_nll, few.token_nll)
+    assert not np.array_equal(model.score(texts, draws=4, seed=1).token_nll, few.token_nll)
+    assert np.isnan(model.score(texts, draws=1).standard_errors).all()
+    assert few.draw_nll.shape == few.times.shape == (4, 2)
+    assert np.allclose(few.nll, few.length_nll + few.token_nll)
+    assert list(few.to_frame()["tokens"]) == [3, 4]
+
+
+def test_a_score_does_not_depend_on_its_batch(model):
+    texts = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
+    together = model.score(texts, draws=4)
+    model.batch_tokens = 1
+    assert np.allclose(model.score(texts, draws=4).token_nll, together.token_nll, rtol=1e-5)
+
+
+def test_an_untrained_head_knows_nothing(build):
+    """All words equal: log 20 + … nats a token, and the length uniform over 12."""
+    made = build()
+    for name, parameter in made.model.named_parameters():
+        if "head" in name:
+            torch.nn.init.zeros_(parameter)
+    scores = made.score(["w1 w2 w3"] * 200, draws=16)
+    assert scores.length_nll == pytest.approx(math.log(12))
+    assert scores.token_nll.mean() == pytest.approx(3 * math.log(21), rel=0.03)  # 20 words and [UNK]

@@ -1,0 +1,176 @@
+"""Laws of the reverse process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.draws import Draw
+from mm_ldlm.sampling.masked import ancestral, ddpm_cache
+from mm_ldlm.sampling.orders import random
+from mm_ldlm.sampling.walk import TextDenoiser, time_of_share
+
+MASK, PAD = 8, 9
+
+
+@pytest.mark.parametrize("name", ["log_linear", "cosine", "geometric"])
+def test_pitfall_11_reveal_counts_follow_the_schedule(name, constant_denoiser, canvas, rows):
+    schedule, steps, rows_n, length = MaskSchedule(name=name), 8, 4000, 25
+    sample = ancestral(
+        constant_denoiser([0.5, 0.5]),
+        canvas(*[length] * rows_n),
+        steps=steps,
+        schedule=schedule,
+        generator=rows(rows_n),
+    )
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    alpha = schedule.alpha(times)
+    start, alpha[-1] = alpha[0].clone(), 1.0
+    expected = alpha.diff() / (1 - start)  # of all masks, in each step
+    found = torch.bincount(sample.steps.flatten(), minlength=steps) / sample.steps.numel()
+    error = (expected * (1 - expected) / sample.steps.numel()).sqrt().clamp_min(1e-9)
+    assert ((found - expected).abs() / error).max() < 5
+    if name == "log_linear":
+        assert found[0] < 0.2  # not everything on the first step
+
+
+def test_pitfall_11_mask_and_pad_are_never_sampled(constant_denoiser, canvas, rows):
+    """The head gives [MASK], [PAD] and ids beyond the vocabulary a logit of 50 against at most 0 for the words."""
+    sample = ancestral(
+        constant_denoiser([0.6, 0.4]), canvas(*[50] * 2000), steps=3, schedule=MaskSchedule(), generator=rows(2000)
+    )
+    assert set(sample.tokens.unique().tolist()) == {0, 1}
+
+
+def test_one_token_a_step_draws_from_the_joint_law_exactly(rows, canvas):
+    """Two words that depend on each other; an exact denoiser; random order, one at a time: the chain rule."""
+    law = torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64)
+
+    def logits(tokens, t):
+        out = torch.full((*tokens.shape, 10), -torch.inf, dtype=torch.float64)
+        first, second = tokens[:, 0], tokens[:, 1]
+        given_second = law.T / law.sum(0)[:, None]
+        given_first = law / law.sum(1)[:, None]
+        out[:, 0, :3] = torch.where((second < 3)[:, None], given_second[second.clamp_max(2)], law.sum(1)).log()
+        out[:, 1, :3] = torch.where((first < 3)[:, None], given_first[first.clamp_max(2)], law.sum(0)).log()
+        return out
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=3)
+    count = 200_000
+    sample = random(denoise, torch.full((count, 2), MASK), steps=2, schedule=MaskSchedule(), generator=rows(count))
+    found = torch.bincount(sample.tokens[:, 0] * 3 + sample.tokens[:, 1], minlength=9).double() / count
+    error = (law.flatten() * (1 - law.flatten()) / count).sqrt()
+    assert ((found - law.flatten()).abs() / error).max() < 4.5
+
+
+def test_skip_idle_gives_the_same_sample_for_fewer_calls(context_denoiser, canvas, rows):
+    arguments = {"steps": 64, "schedule": MaskSchedule(), "generator": rows(6)}
+    tokens = canvas(9, 3, 12, 5, 1, 7)
+    plain = ancestral(context_denoiser(timed=True), tokens, **arguments)
+    lazy = ancestral(context_denoiser(timed=True), tokens, **arguments, skip_idle=True)
+    assert torch.equal(plain.tokens, lazy.tokens)
+    assert torch.equal(plain.steps, lazy.steps)
+    assert torch.equal(plain.log_probs, lazy.log_probs)
+    assert (lazy.calls_per_row <= (tokens == MASK).sum(1)).all()
+    assert (plain.calls_per_row > lazy.calls_per_row).all()
+    assert torch.equal(plain.calls_per_row, plain.steps.amax(1) + 1)  # until the last mask of the row has gone
+
+
+def test_ddpm_cache_refuses_a_network_that_reads_the_time(context_denoiser, canvas, rows):
+    arguments = {"steps": 8, "schedule": MaskSchedule(), "generator": rows(2)}
+    with pytest.raises(SamplingError, match="not blind to the time"):
+        ddpm_cache(context_denoiser(timed=True), canvas(9, 5), **arguments)
+    blind = ddpm_cache(context_denoiser(), canvas(9, 5), **arguments)
+    plain = ancestral(context_denoiser(), canvas(9, 5), **arguments)
+    assert torch.equal(blind.tokens, plain.tokens)
+    by_share = ddpm_cache(context_denoiser(timed=True), canvas(9, 5), **arguments, clock="share")
+    assert torch.equal(
+        by_share.tokens, ancestral(context_denoiser(timed=True), canvas(9, 5), **arguments, clock="share").tokens
+    )
+    assert int(blind.network_calls) == int(by_share.network_calls) + 2 or not torch.equal(blind.steps, by_share.steps)
+
+
+def test_a_cache_would_have_given_the_same_answers(canvas, rows):
+    """Evaluating a blind network where it is needed equals keeping its answer since the last change."""
+    seen = []
+
+    def logits(tokens, t):
+        seen.append(tokens.clone())
+        return torch.zeros(*tokens.shape, 10)
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=4)
+    sample = ddpm_cache(denoise, canvas(6), steps=50, schedule=MaskSchedule(), generator=rows(1))
+    states = [tuple(tokens[0].tolist()) for tokens in seen[2:]]
+    assert len(states) == len(set(states))  # no state is evaluated twice
+    assert len(seen) == sample.network_calls == int(sample.calls_per_row[0])
+
+
+def test_clocks_tell_the_network_different_times(canvas, rows):
+    heard = []
+
+    def logits(tokens, t):
+        heard.append((t.clone(), (tokens == MASK).float().mean(1)))
+        return torch.zeros(*tokens.shape, 10)
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=4)
+    schedule = MaskSchedule()
+    ancestral(denoise, canvas(20), steps=4, schedule=schedule, generator=rows(1), clock="schedule")
+    assert [round(float(t), 6) for t, _ in heard] == [1.0, 0.75, 0.5, 0.25][: len(heard)]
+    heard.clear()
+    ancestral(denoise, canvas(20), steps=4, schedule=schedule, generator=rows(1), clock="share")
+    for t, share in heard:
+        assert torch.allclose(schedule.mask_probability(t).clamp_max(0.999), share.clamp_max(0.999), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["log_linear", "cosine", "geometric"])
+def test_pitfall_12_times_are_finite_at_both_ends(name):
+    shares = torch.tensor([0.0, 1e-9, 0.3, 1 - 1e-9, 1.0], dtype=torch.float64)
+    times = time_of_share(MaskSchedule(name=name), shares)
+    assert torch.isfinite(times).all()
+    assert times[0] == 0
+    assert times[-1] == 1
+    assert (times.diff() >= 0).all()
+
+
+def test_infill_starts_at_the_time_of_its_share(constant_denoiser, canvas, rows):
+    """Half of the tokens given: half of the grid's time is left, and the reveals spread evenly over all steps."""
+    tokens = canvas(*[40] * 1000)
+    tokens[:, ::2] = 1
+    sample = ancestral(constant_denoiser([0.5, 0.5]), tokens, steps=5, schedule=MaskSchedule(), generator=rows(1000))
+    found = torch.bincount(sample.steps[:, 1::2].flatten(), minlength=5) / 20_000
+    assert (found - 0.2).abs().max() < 0.02
+
+
+def test_draw_settings_reach_the_draw(context_denoiser, canvas, rows):
+    def run(**draw):
+        return ancestral(
+            context_denoiser(),
+            canvas(*[30] * 8),
+            steps=4,
+            schedule=MaskSchedule(),
+            generator=rows(8),
+            draw=Draw(**draw),
+        ).tokens
+
+    base = run()
+    for changes in ({"temperature": 0.0}, {"temperature": 3.0}, {"top_k": 1}, {"top_p": 0.3}):
+        assert not torch.equal(run(**changes), base)
+    assert torch.equal(run(top_k=1), run(temperature=0.0))
+
+
+def test_guidance_needs_an_unconditional_side_and_costs_double(context_denoiser, canvas, rows):
+    arguments = {"steps": 4, "schedule": MaskSchedule(), "generator": rows(3), "draw": Draw(guidance=2.0)}
+    with pytest.raises(SamplingError, match="guidance 2.0 needs a network with a condition to drop"):
+        ancestral(context_denoiser(), canvas(8, 8, 8), **arguments)
+    other = TextDenoiser.dense(
+        lambda tokens, t: torch.linspace(-1, 1, 12).expand(*tokens.shape, 12), mask_id=MASK, pad_id=PAD, vocab_size=8
+    )
+    denoise = dataclasses.replace(context_denoiser(), unconditional=other.logits)
+    guided = ancestral(denoise, canvas(8, 8, 8), **arguments)
+    plain = ancestral(denoise, canvas(8, 8, 8), **(arguments | {"draw": Draw()}))
+    assert not torch.equal(guided.tokens, plain.tokens)
+    assert guided.network_calls == 2 * plain.network_calls

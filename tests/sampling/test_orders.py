@@ -1,0 +1,204 @@
+"""What is revealed when: by count, by bar, by entropy, by block."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling import orders
+from mm_ldlm.sampling.config import TextSamplerConfig
+from mm_ldlm.sampling.draws import Draw
+from mm_ldlm.sampling.registry import sample_text
+from mm_ldlm.sampling.walk import TextDenoiser
+
+MASK, PAD = 8, 9
+BY_COUNT = [orders.confidence, orders.margin, orders.entropy, orders.random]
+
+
+def fixed(*laws):
+    """A law for each position, whatever the tokens."""
+    logits = torch.tensor(laws, dtype=torch.float64).log().float()
+    return TextDenoiser.dense(
+        lambda tokens, t: logits[: tokens.shape[1]].expand(len(tokens), -1, -1),
+        mask_id=MASK,
+        pad_id=PAD,
+        vocab_size=logits.shape[1],
+    )
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["linear", "cosine"]))
+@settings(max_examples=150, deadline=None)
+def test_masks_left_falls_to_zero_and_starts_below_all(masks, steps, counts):
+    left = [masks] + [
+        int(orders.masks_left(torch.tensor([masks]), step=step, steps=steps, counts=counts)) for step in range(steps)
+    ]
+    assert left[-1] == 0
+    assert all(a >= b for a, b in zip(left, left[1:], strict=False))
+    if counts == "linear":
+        assert left[1] < masks or steps == 0
+        shares = [a - b for a, b in zip(left, left[1:], strict=False)]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("sampler", BY_COUNT)
+@pytest.mark.parametrize("counts", ["linear", "cosine"])
+def test_pitfall_11_counts_follow_the_count_schedule(sampler, counts, context_denoiser, canvas, rows):
+    lengths, steps = (24, 10, 3), 6
+    sample = sampler(
+        context_denoiser(), canvas(*lengths), steps=steps, schedule=MaskSchedule(), generator=rows(3), counts=counts
+    )
+    for row, length in enumerate(lengths):
+        found = torch.bincount(sample.steps[row][sample.steps[row] >= 0], minlength=steps)
+        left = [length] + [
+            int(orders.masks_left(torch.tensor([length]), step=step, steps=steps, counts=counts))
+            for step in range(steps)
+        ]
+        assert found.tolist() == [a - b for a, b in zip(left, left[1:], strict=False)]
+        assert int(sample.calls_per_row[row]) == int((found > 0).sum())  # idle steps cost nothing
+
+
+def test_orders_rank_by_their_own_measure(rows):
+    # position 0: best word surest; 1: best margin; 2: least entropy. (0.5 leads by 0; 0.46 leads by 0.32.)
+    laws = (
+        [0.50, 0.499, 0.0005, 0.0003, 0.0001, 0.0001],
+        [0.46, 0.14, 0.10, 0.10, 0.10, 0.10],
+        [0.495, 0.4949, 0.0101, 0.0, 0.0, 0.0],
+    )
+    denoise = fixed(*laws)
+
+    def first(sampler, **more):
+        sample = sampler(
+            denoise,
+            torch.full((1, 3), MASK),
+            steps=3,
+            schedule=MaskSchedule(),
+            generator=rows(1),
+            draw=Draw(temperature=0.0),
+            **more,
+        )
+        return int(sample.steps[0].argmin())
+
+    assert first(orders.confidence) == 0
+    assert first(orders.margin) == 1
+    entropies = [-sum(p * math.log(p) for p in law if p) for law in laws]
+    assert first(orders.entropy) == entropies.index(min(entropies))
+
+
+def test_random_order_is_uniform_over_positions(constant_denoiser, canvas, rows):
+    sample = orders.random(
+        constant_denoiser([0.9, 0.1]), canvas(*[5] * 20_000), steps=5, schedule=MaskSchedule(), generator=rows(20_000)
+    )
+    share = (sample.steps == 0).double().mean(0)
+    assert (share - 0.2).abs().max() < 5 * math.sqrt(0.16 / 20_000)
+
+
+def test_threshold_reveals_all_above_the_bar_and_at_least_one(rows):
+    denoise = fixed([0.95, 0.05], [0.6, 0.4], [0.92, 0.08], [0.55, 0.45])
+
+    def run(bar, steps=10):
+        return orders.threshold(
+            denoise,
+            torch.full((1, 4), MASK),
+            steps=steps,
+            schedule=MaskSchedule(),
+            generator=rows(1),
+            draw=Draw(temperature=0.0),
+            bar=bar,
+        )
+
+    assert run(0.9).steps[0].tolist() == [0, 1, 0, 2]
+    assert run(0.5).steps[0].tolist() == [0, 0, 0, 0]
+    assert run(0.99).steps[0].tolist() == [0, 2, 1, 3]
+    assert run(0.99, steps=2).steps[0].tolist() == [0, 1, 1, 1]  # the last step keeps everything
+    assert run(0.9).network_calls == 3
+
+
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=12), st.floats(0, 4))
+@settings(max_examples=200, deadline=None)
+def test_entropy_prefix_is_the_largest_that_fits(values, bound):
+    found = orders.entropy_prefix(torch.tensor([[*values, math.inf]], dtype=torch.float64), bound=bound)[0]
+    assert not found[-1]
+    ranked = sorted(range(len(values)), key=lambda i: (values[i], i))
+    largest = max(
+        size
+        for size in range(1, len(values) + 1)
+        if sum(values[i] for i in ranked[:size]) - max(values[i] for i in ranked[:size]) <= bound
+        or size == 1
+    )
+    sums = [sum(values[i] for i in ranked[: s - 1]) for s in range(1, len(values) + 1)]
+    if all(abs(x - bound) > 1e-9 for x in sums):
+        assert found.nonzero().flatten().tolist() == sorted(ranked[:largest])
+
+
+def test_entropy_bound_has_its_effect(context_denoiser, canvas, rows):
+    def calls(bound):
+        return orders.entropy_bounded(
+            context_denoiser(sharpness=4.0),
+            canvas(20),
+            steps=40,
+            schedule=MaskSchedule(),
+            generator=rows(1),
+            bound=bound,
+        ).network_calls
+
+    assert calls(0.0) >= calls(0.5) > calls(5.0) > calls(1000.0) == 1
+
+
+def test_blocks_go_left_to_right_and_see_no_more_than_the_window(rows, canvas):
+    widths = []
+
+    def logits(tokens, t):
+        widths.append(tokens.shape[1])
+        return torch.zeros(*tokens.shape, 10)
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=4)
+    config = TextSamplerConfig(name="blocks", block_length=4, steps=2)
+    sample = sample_text(config, denoise, canvas(30, 7), schedule=MaskSchedule(), generator=rows(2), window=10)
+    assert max(widths) <= 10
+    last = [int(block.max()) for block in sample.steps[0].split(4)]
+    first = [int(block.min()) for block in sample.steps[0].split(4)]
+    assert all(a < b for a, b in zip(last, first[1:], strict=False))
+    with pytest.raises(SamplingError, match="block_length 12 exceeds the 10 positions"):
+        sample_text(
+            TextSamplerConfig(name="blocks", block_length=12),
+            denoise,
+            canvas(30),
+            schedule=MaskSchedule(),
+            generator=rows(1),
+            window=10,
+        )
+
+
+def test_blocks_read_what_the_blocks_before_wrote(rows, canvas):
+    """Each position repeats its left neighbour plus one: only a walk that reads its own past gets it right."""
+
+    def logits(tokens, t):
+        left = torch.cat([torch.full_like(tokens[:, :1], -1), tokens[:, :-1]], 1)
+        want = torch.where(left < 6, left + 1, 0).clamp_min(0) % 6
+        return torch.nn.functional.one_hot(want, 10).float() * 30
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=6)
+    config = TextSamplerConfig(name="blocks", block_length=1, steps=1)
+    sample = sample_text(config, denoise, canvas(20), schedule=MaskSchedule(), generator=rows(1), window=5)
+    tail = sample.tokens[0].tolist()
+    assert all((a + 1) % 6 == b for a, b in zip(tail[5:], tail[6:], strict=False))
+
+
+@pytest.mark.parametrize("changes", [{"inner": "ancestral"}, {"block_length": 3}, {"steps": 1}])
+def test_block_options_have_their_effect(changes, context_denoiser, rows, canvas):
+    def run(**more):
+        return sample_text(
+            TextSamplerConfig(name="blocks", **({"steps": 4} | more)),
+            context_denoiser(),
+            canvas(24),
+            schedule=MaskSchedule(),
+            generator=rows(1),
+        )
+
+    assert not torch.equal(run().steps, run(**changes).steps)

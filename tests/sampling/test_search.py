@@ -1,0 +1,117 @@
+"""Search against an encoder that counts: never worse, its cost honest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mm_ldlm.sampling.config import SearchConfig
+from mm_ldlm.sampling.search import least_certain, search
+from mm_ldlm.sampling.walk import TextSample
+
+MASK = 8
+TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
+
+
+class Bench:
+    """Writes random words that are right half of the time, and surer where they are right; nearness is their share."""
+
+    def __init__(self, right=0.5):
+        self.right, self.encoded, self.written = right, 0, 0
+
+    def write(self, canvas, target, generator, greedy):
+        self.written += len(canvas)
+        u = generator.fork("w").uniform(canvas.shape[1])
+        good = u < self.right
+        words = torch.where(good, TARGETS[target], (TARGETS[target] + 1) % 6)
+        tokens = torch.where(canvas == MASK, words, canvas)
+        log_probs = torch.where(canvas == MASK, torch.where(good, -0.1, -2.0), 0.0)
+        ones = torch.ones(len(canvas), dtype=torch.long)
+        return TextSample(tokens, log_probs, torch.zeros_like(tokens), ones * 3, 3)
+
+    def nearness(self, tokens, target):
+        self.encoded += len(tokens)
+        return (tokens == TARGETS[target]).float().mean(1)
+
+
+def run(rows, bench=None, canvas=None, **config):
+    bench = bench or Bench()
+    config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
+    canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
+    return bench, search(
+        canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, generator=rows(3)
+    )
+
+
+def test_more_search_is_never_worse(rows):
+    results = [run(rows, rounds=rounds)[1] for rounds in range(5)]
+    for fewer, more in zip(results, results[1:], strict=False):
+        assert (more.cosines >= fewer.cosines).all()
+    assert results[-1].cosines.mean() > results[0].first_cosines.mean() + 0.2
+    for result in results:
+        assert (result.cosines >= result.first_cosines).all()
+        assert torch.equal(result.cosines, (result.tokens == TARGETS).float().mean(1))
+
+
+def test_costs_are_counted(rows):
+    bench, result = run(rows, candidates=3, rounds=2, good_enough=2.0)
+    assert int(result.encoder_calls_per_row.sum()) == bench.encoded
+    assert result.network_calls_per_row.tolist() == [3 * 3 * 3] * 3  # three calls a sample, K + R·K samples
+    assert result.rounds_taken.tolist() == [2, 2, 2]
+
+
+def test_the_same_text_is_embedded_once(rows):
+    bench, _ = run(rows, bench=Bench(right=1.0), candidates=4, rounds=0)
+    assert bench.encoded == 3
+
+
+def test_good_enough_targets_stop(rows):
+    bench, result = run(rows, bench=Bench(right=1.0), rounds=5)
+    assert result.rounds_taken.tolist() == [0, 0, 0]
+    assert bench.written == 12
+    assert (result.cosines == 1).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"candidates": 8}, {"beam": 3}, {"remask_share": 0.9}, {"remask_noise": 0.0}, {"rounds": 1}, {"good_enough": 0.5}],
+)
+def test_options_have_their_effect(changes, rows):
+    def outcome(**config):
+        _, result = run(rows, **config)
+        return (result.tokens.tolist(), result.encoder_calls_per_row.tolist(), result.network_calls_per_row.tolist())
+
+    assert outcome() != outcome(**changes)
+
+
+def test_only_masks_are_written(rows):
+    canvas = torch.full((3, 4, 6), MASK)
+    canvas[:, :, 2] = 7
+    _, result = run(rows, canvas=canvas)
+    assert (result.tokens[:, 2] == 7).all()
+
+
+def test_a_target_does_not_depend_on_its_batch(rows):
+    bench = Bench()
+    _, whole = run(rows, bench)
+    config = SearchConfig(candidates=4, rounds=2)
+    alone = search(
+        torch.full((1, 4, 6), MASK),
+        config=config,
+        write=lambda canvas, target, generator, greedy: bench.write(canvas, target + 2, generator, greedy),
+        nearness=lambda tokens, target: bench.nearness(tokens, target + 2),
+        mask_id=MASK,
+        generator=rows(3).select(torch.tensor([2])),
+    )
+    assert torch.equal(alone.tokens[0], whole.tokens[2])
+
+
+def test_least_certain_takes_the_lowest_and_never_a_given_one(rows):
+    log_probs = torch.tensor([[-1.0, -5.0, -2.0, 0.0, -9.0]])
+    writable = torch.tensor([[True, True, True, True, False]])
+    chosen = least_certain(log_probs, writable, share=0.5, noise=0.0, generator=rows(1))
+    assert chosen[0].tolist() == [False, True, True, False, False]
+    one = least_certain(log_probs, writable, share=0.0, noise=0.0, generator=rows(1))
+    assert one.sum() == 1
+    nothing = least_certain(log_probs, torch.zeros_like(writable), share=0.5, noise=1.0, generator=rows(1))
+    assert nothing.sum() == 0
