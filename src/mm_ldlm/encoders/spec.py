@@ -142,7 +142,7 @@ class EncoderConfig:
     max_length: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
-    batch_tokens: PositiveInt = 1024
+    batch_tokens: PositiveInt = 2048
     batch_rows: PositiveInt = 64
 
     def __post_init__(self) -> None:

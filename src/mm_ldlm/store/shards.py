@@ -247,6 +247,10 @@ class ShardStore:
             self._columns[key] = cls(self, name)
         return self._columns[key]
 
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """First row of a shard and the row after its last."""
+        return int(self._starts[shard]), int(self._starts[shard + 1])
+
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def rows(self, rows: Rows) -> npt.NDArray[np.int64]:
@@ -351,6 +355,19 @@ class ShardStore:
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return table.take(pa.array(back))
+
+    def window(self, start: int, stop: int, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Consecutive rows as a table of slices, without copies; `stop` may lie behind the end."""
+        names = list(columns) if columns is not None else self.schema.names
+        schema = pa.schema([self.schema.field(name) for name in names])
+        pieces = []
+        for shard in range(len(self._names)):
+            first, last = max(start, int(self._starts[shard])), min(stop, int(self._starts[shard + 1]))
+            if first < last:
+                offset = first - int(self._starts[shard])
+                arrays = [self.array(shard, name, touched=None).slice(offset, last - first) for name in names]
+                pieces.append(pa.Table.from_arrays(arrays, schema=schema))
+        return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def iter_tables(
         self, batch_rows: int = DEFAULT_SHARD_ROWS, *, columns: Sequence[str] | None = None

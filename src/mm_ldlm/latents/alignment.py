@@ -1,0 +1,176 @@
+"""Checks between records, tokens and latents: the same rows, ids that are digests, disjoint splits, ids in the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_ldlm.corpus.record import SPLITS, comparison_digest, record_id
+from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.latents.findings import MAX_EXAMPLES, Findings, Severity
+from mm_ldlm.store import ShardStore
+
+_ROWS = 65_536
+
+
+def check_ids(found: Findings, records: ShardStore, tokens: ShardStore, latents: ShardStore) -> None:
+    """Row i of tokens and latents is row i of the records."""
+    for other in (tokens, latents):
+        kind = other.manifest.kind
+        pipeline = "ingestion" if kind == "tokens" else "embedding"
+        if len(other) != len(records):
+            lacking = len(records) - len(other)
+            found.add(
+                "error", "alignment", f"{len(records)} records, but {len(other)} rows of {kind}: "
+                f"{f'{lacking} are missing' if lacking > 0 else f'{-lacking} are too many'}.", count=abs(lacking),
+                remedy=f"Remove {other.directory} and run the {pipeline} pipeline again.",
+            )  # fmt: skip
+        wrong: list[npt.NDArray[np.int64]] = []
+        examples: list[str] = []
+        elsewhere = 0
+        shared = min(len(records), len(other))
+        for start in range(0, shared, _ROWS):
+            stop = min(start + _ROWS, shared)
+            ours = records.window(start, stop, columns=["id"])["id"].combine_chunks()
+            theirs = other.window(start, stop, columns=["id"])["id"].combine_chunks()
+            bad = np.flatnonzero(~pc.fill_null(pc.equal(ours, theirs), False).to_numpy(zero_copy_only=False))
+            if len(bad):
+                elsewhere += int(pc.sum(pc.is_in(theirs.take(pa.array(bad)), value_set=ours)).as_py() or 0)
+                wrong.append(bad + start)
+                examples += [
+                    f"row {start + i}: record {ours[i]}, {kind} {theirs[i]}" for i in bad[:MAX_EXAMPLES].tolist()
+                ]
+        if wrong:
+            rows = np.concatenate(wrong)
+            how = f"{elsewhere} of them belong to other records nearby: rows were swapped or shifted"
+            found.add(
+                "error", "alignment", f"{len(rows)} rows of {kind} carry another id than the record in the same row"
+                f"{f' ({how})' if elsewhere else ' (ids that no record nearby has)'}.", count=len(rows), examples=examples,
+                remedy=f"Nothing that pairs them can be trusted. Remove {other.directory} and run the {pipeline} pipeline again.",
+            )  # fmt: skip
+            found.fail_rows("alignment", rows)
+
+
+def check_tokens(found: Findings, tokens: ShardStore, *, tokenizer: TextTokenizer, max_length: int) -> None:
+    """Ids inside the vocabulary and none of them pad or mask; stored lengths true, not zero, not beyond the model's."""
+    pieces_of: dict[str, list[npt.NDArray[np.int64]]] = {}
+    longest = 0
+    for start in range(0, len(tokens), _ROWS):
+        stop = min(start + _ROWS, len(tokens))
+        values, offsets = tokens.lists("input_ids").take(slice(start, stop))
+        lengths = np.diff(offsets)
+        row = np.repeat(np.arange(start, stop), lengths)
+        pieces_of.setdefault("outside", []).append(np.unique(row[(values < 0) | (values >= tokenizer.vocab_size)]))
+        pieces_of.setdefault("special", []).append(
+            np.unique(row[(values == tokenizer.pad_id) | (values == tokenizer.mask_id)])
+        )
+        pieces_of.setdefault("untrue", []).append(
+            start + np.flatnonzero(tokens.ints("length").take(slice(start, stop)) != lengths)
+        )
+        pieces_of.setdefault("empty", []).append(start + np.flatnonzero(lengths == 0))
+        pieces_of.setdefault("long", []).append(start + np.flatnonzero(lengths > max_length))
+        longest = max(longest, int(lengths.max(initial=0)))
+    again = "Remove the token store and run the ingestion pipeline again."
+    for check, key, message, remedy in (
+        ("token ids", "outside", f"hold a token id outside 0..{tokenizer.vocab_size - 1}.", again),
+        ("special tokens", "special", "hold a pad or mask token, which text never has.", again),
+        ("token lengths", "untrue", "have a stored length that is not the number of their tokens.", again),
+        ("empty", "empty", "have no tokens.", "They are out of the index."),
+        (
+            "length", "long", f"have more tokens than model.max_length = {max_length} (longest {longest}).",
+            "Raise model.max_length, or lower tokenizer.max_length and run the ingestion pipeline again.",
+        ),
+    ):  # fmt: skip
+        rows = np.concatenate([np.empty(0, np.int64), *pieces_of.get(key, [])]).astype(np.int64)
+        if len(rows):
+            severity: Severity = "warning" if check == "empty" else "error"
+            names = tokens.strings("id").take(rows[:MAX_EXAMPLES])
+            found.add(severity, check, f"{len(rows)} rows {message}", count=len(rows), examples=names, remedy=remedy)
+            found.fail_rows(check, rows)
+    unknown = tokens.manifest.meta.get("splits", {})
+    for split, counts in unknown.items():
+        if counts.get("tokens") and (share := counts.get("unknown", 0) / counts["tokens"]) > 0.01:
+            found.add(
+                "warning", "unknown tokens", f"{share:.2%} of the tokens of split '{split}' are unknown to the tokenizer.",
+                count=counts["unknown"], remedy="Another tokenizer, or tokenizer.reduce_vocabulary: false, may know them.",
+            )  # fmt: skip
+
+
+def check_texts(
+    found: Findings, records: ShardStore, *, evaluation_sets: Mapping[str, Sequence[str]], on_leakage: str
+) -> None:
+    """Ids are digests of their texts; no text stands in two splits; evaluation sentences are not trained on."""
+    n = len(records)
+    digest_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
+    forged: list[int] = []
+    for start in range(0, n, _ROWS):
+        table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split"])
+        ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
+        packed = b"".join(comparison_digest(text, key=b"") for text in texts)
+        digest_n[start : start + len(texts)] = np.frombuffer(packed, "V16")
+        codes = pc.index_in(table["split"].combine_chunks(), value_set=pa.array(SPLITS))
+        split_n[start : start + len(texts)] = pc.fill_null(codes, -1).to_numpy()
+        forged += [start + i for i, (name, text) in enumerate(zip(ids, texts, strict=True)) if record_id(text) != name]
+    if forged:
+        rows = np.array(forged, np.int64)
+        found.add(
+            "error", "ids", f"{len(rows)} records have an id that is not the digest of their text.", count=len(rows),
+            examples=records.strings("id").take(rows[:MAX_EXAMPLES]), remedy="Run the ingestion pipeline again.",
+        )  # fmt: skip
+        found.fail_rows("ids", rows)
+    if len(strange := np.flatnonzero(split_n < 0)):
+        found.add(
+            "error", "splits", f"{len(strange)} records are in no split ({', '.join(SPLITS)}).", count=len(strange),
+            examples=records.strings("id").take(strange[:MAX_EXAMPLES]), remedy="Run the ingestion pipeline again.",
+        )  # fmt: skip
+    _check_disjoint(found, records, digest_n, split_n)
+    for name, sentences in evaluation_sets.items():
+        _check_leakage(found, records, digest_n, split_n, name=name, sentences=sentences, on_leakage=on_leakage)
+
+
+def _check_disjoint(
+    found: Findings, records: ShardStore, digest_n: npt.NDArray[np.void], split_n: npt.NDArray[np.int8]
+) -> None:
+    words = digest_n.view("<u8").reshape(-1, 2)
+    order = np.lexsort((split_n, words[:, 1], words[:, 0]))
+    same = (words[order][1:] == words[order][:-1]).all(1)
+    across = same & (split_n[order][1:] != split_n[order][:-1])
+    if across.any():
+        rows = order[1:][across]
+        texts = records.strings("text").take(rows[:MAX_EXAMPLES])
+        found.add(
+            "error", "split leakage", f"{len(rows)} texts stand in more than one split (compared without case and spacing).",
+            count=len(rows), examples=texts, remedy="Run the ingestion pipeline again; sources that bring their own split "
+            "must not repeat texts between splits.",
+        )  # fmt: skip
+    if within := int((same & ~across).sum()):
+        found.add(
+            "info", "duplicate texts", f"{within} records repeat a text of the same split but for case and spacing.", count=within,
+            remedy="Near-duplicate removal (ingestion.near_duplicates) takes them out.",
+        )  # fmt: skip
+
+
+def _check_leakage(
+    found: Findings, records: ShardStore, digest_n: npt.NDArray[np.void], split_n: npt.NDArray[np.int8], *,
+    name: str, sentences: Sequence[str], on_leakage: str,
+) -> None:  # fmt: skip
+    wanted = np.frombuffer(b"".join(comparison_digest(text, key=b"") for text in sentences), "<u8").reshape(-1, 2)
+    if not len(wanted):
+        return
+    words = digest_n.view("<u8").reshape(-1, 2)
+    near = np.flatnonzero((split_n == 0) & np.isin(words[:, 0], wanted[:, 0]))
+    rows = np.array([row for row in near.tolist() if (wanted == words[row]).all(1).any()], np.int64)
+    if not len(rows):
+        return
+    texts = records.strings("text").take(rows[:MAX_EXAMPLES])
+    done = "They are in quarantine and not trained on." if on_leakage == "remove" else "They are trained on."
+    found.add(
+        "warning", "evaluation leakage", f"{len(rows)} training texts occur in the evaluation set '{name}'. {done}",
+        count=len(rows), examples=texts, remedy="validation.on_leakage decides: remove or report.",
+    )  # fmt: skip
+    if on_leakage == "remove":
+        found.fail_rows("evaluation leakage", rows)
