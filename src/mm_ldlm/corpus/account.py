@@ -16,24 +16,32 @@ def account(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
     """
     parts = {name: int(preparation[name]) for name in ("accepted", "duplicates", "quarantined")}
     if preparation["rows_in"] != sum(parts.values()):
-        raise ValidationError(f"{preparation['rows_in']} rows in, but {parts} account for {sum(parts.values())}: rows are missing.")
+        raise ValidationError(
+            f"{preparation['rows_in']} rows in, but {parts} account for {sum(parts.values())}: rows are missing."
+        )
     if tokens.rows != parts["accepted"]:
         raise ValidationError(
             f"{parts['accepted']} records were accepted and {tokens.rows} rows have tokens: the token store belongs to other "
             "records. Run the whole ingestion pipeline again."
         )
     if tokens.fingerprints.get("records") != preparation["fingerprint"]:
-        raise ValidationError("the token store was made from other records than this report speaks of: run ingestion again.")
+        raise ValidationError(
+            "the token store was made from other records than this report speaks of: run ingestion again."
+        )
     lengths = {int(length): count for length, count in tokens.meta["lengths"].items()}
     return {
         **preparation,
-        "conservation": f"{preparation['rows_in']} in = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
+        "conservation": f"{preparation['rows_in']} in = "
+        + " + ".join(f"{count} {name}" for name, count in parts.items()),
         "tokens": {
             "vocab_size": tokens.meta["vocab_size"],
             "base_vocab_size": tokens.meta["base_vocab_size"],
             "max_length": tokens.meta["max_length"],
             "splits": tokens.meta["splits"],
-            "lengths": {"mean": _mean(lengths), **{f"p{share}": _percentile(lengths, share) for share in (5, 50, 95, 100)}},
+            "lengths": {
+                "mean": _mean(lengths),
+                **{f"p{share}": _percentile(lengths, share) for share in (5, 50, 95, 100)},
+            },
             "length_histogram": tokens.meta["lengths"],
         },
     }

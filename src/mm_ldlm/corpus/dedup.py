@@ -60,6 +60,10 @@ class DigestMap:
             self._runs.append((first[order], second, np.concatenate([older[2], newer[2]])[order]))
 
 
+_WEIGHTS = (0.1, 0.9)
+"""False candidates cost little (each is checked), missed ones are lost: datasketch's banding leans to finding."""
+
+
 @config
 class NearDuplicateConfig:
     """MinHash over character shingles of the comparison form.
@@ -75,10 +79,10 @@ class NearDuplicateConfig:
     shingle_characters: PositiveInt = 5
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError("threshold is above 0, at most 1")
-        if self.num_perm < 16:
-            raise ValueError("num_perm below 16 estimates nothing")
+        if not 0.1 <= self.threshold <= 0.95:
+            raise ValueError(f"threshold {self.threshold:g} is outside 0.1 to 0.95; exact duplicates always go")
+        if self.num_perm < 64:
+            raise ValueError(f"num_perm {self.num_perm} is below 64: the estimate would be worth little")
 
 
 class NearDuplicates:
@@ -88,7 +92,7 @@ class NearDuplicates:
         from datasketch import MinHashLSH
 
         self.config = config
-        self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm)
+        self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm, weights=_WEIGHTS)
         self._signatures: list[npt.NDArray[np.uint32]] = []
 
     def signature(self, text: str) -> Any:
@@ -105,7 +109,8 @@ class NearDuplicates:
         """Whether an earlier text is at least `threshold` similar; the index's candidates are checked one by one."""
         values = sketch.hashvalues.astype(np.uint32)
         return any(
-            float(np.mean(self._signatures[int(key)] == values)) >= self.config.threshold for key in self._index.query(sketch)
+            float(np.mean(self._signatures[int(key)] == values)) >= self.config.threshold
+            for key in self._index.query(sketch)
         )
 
     def add(self, sketch: Any) -> None:

@@ -60,17 +60,20 @@ def load_language_filter(dotted: str) -> LanguageFilter:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigurationError(f"{at}: module {module_name!r} cannot be imported ({error}). Install it first.") from None
+        raise ConfigurationError(
+            f"{at}: module {module_name!r} cannot be imported ({error}). Install it first."
+        ) from None
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigurationError(f"{at}: {module_name!r} has no callable {name!r}.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def describe_language_filter(dotted: str | None) -> Any:
     """Its name and, where Python shows it, the digest of its module's source."""
     if dotted is None:
         return None
+    load_language_filter(dotted)
     try:
         source = inspect.getsource(importlib.import_module(dotted.partition(":")[0]))
     except (OSError, TypeError):

@@ -24,7 +24,7 @@ class Counts:
     accepted: list[int]
     duplicates: list[int]
     quarantined: list[int]
-    from_splitting: int = 0
+    from_splitting: list[int]
     truncated: int = 0
     duplicates_by: Counter[str] = dataclasses.field(default_factory=Counter)
     quarantined_by: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -33,12 +33,13 @@ class Counts:
 
     @classmethod
     def empty(cls, sources: int) -> Counts:
-        return cls(*([0] * sources for _ in range(4)))
+        zeros = [0] * sources
+        return cls(read=[*zeros], accepted=[*zeros], duplicates=[*zeros], quarantined=[*zeros], from_splitting=zeros)
 
     @property
     def rows_in(self) -> int:
         """Rows read, and those that a too long row was split into beyond the first."""
-        return sum(self.read) + self.from_splitting
+        return sum(self.read) + sum(self.from_splitting)
 
     @property
     def damaged(self) -> int:
@@ -75,7 +76,9 @@ class Journal:
         return cls(fingerprint, [0] * sources, [False] * sources, Counts.empty(sources), [], [])
 
     def write(self, workspace: Path) -> None:
-        shards = {name: [dataclasses.asdict(shard) for shard in getattr(self, name)] for name in ("records", "quarantine")}
+        shards = {
+            name: [dataclasses.asdict(shard) for shard in getattr(self, name)] for name in ("records", "quarantine")
+        }
         plain = {**vars(self), **shards, "counts": self.counts.plain()}
         atomic.write_json(workspace / NAME, plain)
 
@@ -93,7 +96,9 @@ class Journal:
             journal = cls(**plain)
         except (OSError, ValueError, KeyError, TypeError):
             return fresh
-        shards = [(workspace, shard) for shard in journal.records] + [(quarantine, shard) for shard in journal.quarantine]
+        shards = [(workspace, shard) for shard in journal.records] + [
+            (quarantine, shard) for shard in journal.quarantine
+        ]
         return journal if all(_unharmed(folder / shard.name, shard) for folder, shard in shards) else fresh
 
 

@@ -83,7 +83,9 @@ def from_hub(name: str, *, revision: str | None) -> Any:
     Raises:
         ConfigurationError: it cannot be fetched; the message says how to point to a local folder.
     """
-    return _through_transformers(name, revision=revision, where=f"'{name}' on the Hugging Face hub or in its local cache")
+    return _through_transformers(
+        name, revision=revision, where=f"'{name}' on the Hugging Face hub or in its local cache"
+    )
 
 
 def _through_transformers(name: str, *, revision: str | None, where: str) -> Any:
@@ -99,5 +101,7 @@ def _through_transformers(name: str, *, revision: str | None, where: str) -> Any
         ) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
-        raise ConfigurationError(f"parameter 'tokenizer': {where} has no fast tokenizer; convert it to a tokenizer.json first.")
+        raise ConfigurationError(
+            f"parameter 'tokenizer': {where} has no fast tokenizer; convert it to a tokenizer.json first."
+        )
     return backend

@@ -72,7 +72,9 @@ class IngestionConfig:
             raise ValueError(f"two sources are called {sorted(twice)}: give each a 'name' of its own")
         weighted = [source.label for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(labels):
-            raise ValueError(f"sources {sorted(set(labels) - set(weighted))} have no weight: all sources have one or none has")
+            raise ValueError(
+                f"sources {sorted(set(labels) - set(weighted))} have no weight: all sources have one or none has"
+            )
 
 
 def prepare(
@@ -105,7 +107,9 @@ def prepare(
     if not journal.done:
         sieve = Sieve(config, journal.counts, tokenizer=tokenizer, limits=tokens)
         if journal.records:
-            sieve.remember(ShardStore(workspace, Manifest(kind="records", rows=_rows(journal), shards=tuple(journal.records))))
+            sieve.remember(
+                ShardStore(workspace, Manifest(kind="records", rows=_rows(journal), shards=tuple(journal.records)))
+            )
         _run(config, sources, sieve, journal, workspace, quarantine)
     _check(config, journal)
     records, refused = _manifest("records", journal, made_by), _manifest("quarantine", journal, made_by)
@@ -165,12 +169,12 @@ def _stream(config: IngestionConfig, sources: list[Source], journal: Journal) ->
     shares = [weight or 0.0 for weight in weights]
     while not any(journal.exhausted):
         number = min(range(len(rows)), key=lambda i: ((journal.consumed[i] + 1) / shares[i], i))
-        item = next(rows[number], None)
-        if item is None:
+        drawn = next(rows[number], None)
+        if drawn is None:
             journal.exhausted[number] = True
             return
         journal.consumed[number] += 1
-        yield number, item
+        yield number, drawn
 
 
 def _commit(sieve: Sieve, journal: Journal, workspace: Path, quarantine: Path) -> None:
@@ -203,7 +207,9 @@ def _check(config: IngestionConfig, journal: Journal) -> None:
         )
     for source, read, ended in zip(config.sources, counts.read, journal.exhausted, strict=True):
         if ended and not read:
-            raise SourceError(f"source '{source.label}' is empty: it gave no row at all. Check where it points to ('path').")
+            raise SourceError(
+                f"source '{source.label}' is empty: it gave no row at all. Check where it points to ('path')."
+            )
     _check_damage(config, journal)
     if not sum(counts.accepted):
         raise SourceError(
@@ -224,7 +230,10 @@ def _check_damage(config: IngestionConfig, journal: Journal) -> None:
 
 def _reasons(journal: Journal) -> str:
     counts = journal.counts
-    named = [f"{number} {reason} (first: {counts.examples[reason]})" for reason, number in counts.quarantined_by.most_common()]
+    named = [
+        f"{number} {reason} (first: {counts.examples[reason]})"
+        for reason, number in counts.quarantined_by.most_common()
+    ]
     return "; ".join(named) + "."
 
 
@@ -256,7 +265,11 @@ def _manifest(kind: str, journal: Journal, made_by: dict[str, str]) -> Manifest:
     counts = journal.counts
     shards = journal.records if kind == "records" else journal.quarantine
     schema: pa.Schema = RECORD_SCHEMA if kind == "records" else QUARANTINE_SCHEMA
-    meta = {"splits": dict(counts.splits)} if kind == "records" else {"reasons": dict(sorted(counts.quarantined_by.items()))}
+    meta = (
+        {"splits": dict(counts.splits)}
+        if kind == "records"
+        else {"reasons": dict(sorted(counts.quarantined_by.items()))}
+    )
     return Manifest(
         kind=kind,
         rows=sum(shard.rows for shard in shards),
@@ -271,7 +284,7 @@ def _counts(config: IngestionConfig, journal: Journal) -> dict[str, Any]:
     return {
         "rows_in": counts.rows_in,
         "rows_read": sum(counts.read),
-        "rows_from_splitting": counts.from_splitting,
+        "rows_from_splitting": sum(counts.from_splitting),
         "accepted": sum(counts.accepted),
         "duplicates": sum(counts.duplicates),
         "quarantined": sum(counts.quarantined),
@@ -284,6 +297,7 @@ def _counts(config: IngestionConfig, journal: Journal) -> dict[str, Any]:
         "sources": {
             source.label: {
                 "read": counts.read[i],
+                "from_splitting": counts.from_splitting[i],
                 "accepted": counts.accepted[i],
                 "duplicates": counts.duplicates[i],
                 "quarantined": counts.quarantined[i],

@@ -38,7 +38,7 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("excerpt", pa.string(), nullable=False),
     ]
 )
-_SPLIT_NUMBER = {name: number for number, name in enumerate(SPLITS)}
+_SPLIT_NUMBER: dict[str, int] = {name: number for number, name in enumerate(SPLITS)}
 
 
 class Candidate(NamedTuple):
@@ -132,7 +132,9 @@ class Sieve:
                 self.counts.truncated += 1
                 kept.append(candidate)
             elif limits.too_long == "drop":
-                self._refuse_row(candidate, "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}")
+                self._refuse_row(
+                    candidate, "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}"
+                )
             else:
                 kept += self._split(candidate, tokenizer, limits)
         return kept
@@ -141,7 +143,7 @@ class Sieve:
         from mm_ldlm.corpus.pieces import split_text
 
         pieces = split_text(candidate.text, tokenizer, max_length=limits.max_length)
-        self.counts.from_splitting += len(pieces) - 1
+        self.counts.from_splitting[candidate.source] += len(pieces) - 1
         whole = text_digest(candidate.text).hex()
         kept = []
         for number, (piece, length) in enumerate(pieces):
@@ -151,7 +153,9 @@ class Sieve:
             if length > limits.max_length:
                 self._refuse_row(part, "too_many_tokens", f"{length} tokens in a piece that cannot be split further")
             elif length < limits.min_length:
-                self._refuse_row(part, "too_few_tokens", f"a piece of {length} tokens, min_length is {limits.min_length}")
+                self._refuse_row(
+                    part, "too_few_tokens", f"a piece of {length} tokens, min_length is {limits.min_length}"
+                )
             elif (refusal := self.config.length.refuse(piece)) is not None:
                 self._refuse_row(part, *refusal)
             else:
@@ -200,7 +204,9 @@ class Sieve:
         for table in records.iter_tables(columns=["id", "text", "split"]):
             texts = table.column("text").to_pylist()
             splits = np.array([_SPLIT_NUMBER[split] for split in table.column("split").to_pylist()], np.uint8)
-            self._ids.add(as_words([bytes.fromhex(i) for i in table.column("id").to_pylist()]), np.zeros(len(texts), np.uint8))
+            self._ids.add(
+                as_words([bytes.fromhex(i) for i in table.column("id").to_pylist()]), np.zeros(len(texts), np.uint8)
+            )
             forms = as_words([comparison_digest(text, key=self._key) for text in texts])
             _, first = np.unique(forms, axis=0, return_index=True)
             first = np.sort(first)

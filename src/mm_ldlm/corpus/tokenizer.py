@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +26,8 @@ from mm_ldlm.store.fingerprint import fingerprint
 FORMAT_VERSION = 1
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 PADS = ("[PAD]", "<pad>", "<|pad|>")
+_THREADS = 16
+_ROWS_PER_THREAD = 512
 UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
 
 
@@ -62,7 +66,8 @@ class TextTokenizer:
 
     Attributes:
         vocab_size: ids are 0 .. vocab_size - 1, the special ones among them.
-        pad_id, mask_id, unk_id: never produced by encoding, except `unk_id` for what is outside the vocabulary.
+        pad_id, mask_id: never produced by encoding.
+        unk_id: what is outside the vocabulary.
         max_length: most tokens in a sequence, as prepared for training.
         kept_V: int64, the base id of each id; ascending. All base ids unless the vocabulary was reduced.
         fingerprint: digest of everything that decides which ids a text gets.
@@ -74,18 +79,21 @@ class TextTokenizer:
         base.no_truncation()
         base.encode_special_tokens = True  # "[MASK]" in a text is text, not a mask
         self.max_length = max_length
-        specials = [_find(base, names) for names in (PADS, MASKS, UNKNOWNS)]
-        if None in specials:
+        specials = [found for names in (PADS, MASKS, UNKNOWNS) if (found := _find(base, names)) is not None]
+        if len(specials) < 3:
             raise StoreError("the tokenizer lacks a pad, mask or unknown token; prepare it with `complete_specials`.")
         self.base_size = int(base.get_vocab_size(with_added_tokens=True))
         every = np.arange(self.base_size, dtype=np.int64)
         self.kept_V = every if kept is None else np.union1d(kept, np.array(specials, np.int64)).astype(np.int64)
         if len(self.kept_V) and self.kept_V[-1] >= self.base_size:
-            raise StoreError(f"the vocabulary keeps base id {self.kept_V[-1]}, the tokenizer has {self.base_size} tokens.")
+            raise StoreError(
+                f"the vocabulary keeps base id {self.kept_V[-1]}, the tokenizer has {self.base_size} tokens."
+            )
         self._from_base = np.full(self.base_size, -1, np.int64)
         self._from_base[self.kept_V] = np.arange(len(self.kept_V))
         self.pad_id, self.mask_id, self.unk_id = (int(self._from_base[special]) for special in specials)
         self._to_ours = np.where(self._from_base < 0, self.unk_id, self._from_base).astype(np.int32)
+        self._to_ours[specials[:2]] = self.unk_id  # a unigram model finds "<pad>" in a text as a piece like any other
 
     @property
     def vocab_size(self) -> int:
@@ -125,11 +133,22 @@ class TextTokenizer:
         return self._to_ours[values], offsets
 
     def encode_base(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The same in ids of the whole vocabulary."""
-        found = [encoding.ids for encoding in self.base.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """The same in ids of the whole vocabulary; large batches on several threads (the Rust side lets go of the GIL)."""
+        texts = list(texts)
+        pieces = max(1, min(_THREADS, os.cpu_count() or 1, len(texts) // _ROWS_PER_THREAD))
+        if pieces == 1:
+            found = self._ids(texts)
+        else:
+            cuts = [len(texts) * i // pieces for i in range(pieces + 1)]
+            with ThreadPoolExecutor(pieces) as pool:
+                parts = pool.map(self._ids, [texts[a:b] for a, b in itertools.pairwise(cuts)])
+                found = list(itertools.chain.from_iterable(parts))
         offsets = np.zeros(len(found) + 1, np.int64)
         np.cumsum([len(ids) for ids in found], out=offsets[1:])
         return np.fromiter(itertools.chain.from_iterable(found), np.int64, count=int(offsets[-1])), offsets
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.base.encode_batch_fast(texts, add_special_tokens=False)]
 
     def from_base(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Base ids as ids of the kept vocabulary; what is outside becomes `unk_id`."""
@@ -156,7 +175,9 @@ class TextTokenizer:
         for ids in batch:
             ours = np.asarray([int(i) for i in ids if int(i) not in hidden], np.int64)
             if len(ours) and (ours.min() < 0 or ours.max() >= self.vocab_size):
-                raise StoreError(f"ids {ours.min()}..{ours.max()} to decode, the vocabulary has 0..{self.vocab_size - 1}.")
+                raise StoreError(
+                    f"ids {ours.min()}..{ours.max()} to decode, the vocabulary has 0..{self.vocab_size - 1}."
+                )
             rows.append(self.kept_V[ours].tolist())
         return list(self.base.decode_batch(rows, skip_special_tokens=False))
 
@@ -206,9 +227,13 @@ class TextTokenizer:
             document = json.loads((directory / "vocabulary.json").read_text(encoding="utf-8"))
             base = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except FileNotFoundError as error:
-            raise StoreError(f"{directory}: no saved tokenizer here ({error.filename} is missing). Run ingestion first.") from None
+            raise StoreError(
+                f"{directory}: no saved tokenizer here ({error.filename} is missing). Run ingestion first."
+            ) from None
         except Exception as error:  # the Rust side raises plain Exception
-            raise StoreError(f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again.") from None
+            raise StoreError(
+                f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again."
+            ) from None
         if document.get("format_version") != FORMAT_VERSION:
             found = document.get("format_version")
             raise StoreError(f"{directory}: tokenizer format {found!r}, this program reads {FORMAT_VERSION}.")

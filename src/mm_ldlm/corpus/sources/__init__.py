@@ -30,12 +30,12 @@ def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int) -> Sourc
         case "parquet" | "arrow":
             from mm_ldlm.corpus.sources.columnar import ColumnarSource
 
-            return ColumnarSource(config, max_row_bytes)
+            return ColumnarSource(config)
         case "hub" | "disk":
             from mm_ldlm.corpus.sources.columnar import DatasetSource
 
-            return DatasetSource(config, max_row_bytes)
+            return DatasetSource(config)
         case "layout":
             from mm_ldlm.corpus.layout import LayoutSource
 
-            return LayoutSource(config, max_row_bytes)
+            return LayoutSource(config)

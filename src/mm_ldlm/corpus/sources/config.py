@@ -81,7 +81,9 @@ class SourceConfig:
         for field in dataclasses.fields(self):
             unread = field.name not in reads | _ALWAYS
             if unread and getattr(self, field.name) != field.default:
-                raise ValueError(f"'{field.name}' is not read by kind '{self.kind}', which reads {', '.join(sorted(reads))}")
+                raise ValueError(
+                    f"'{field.name}' is not read by kind '{self.kind}', which reads {', '.join(sorted(reads))}"
+                )
         if "path" in reads and not self.path:
             raise ValueError(f"kind '{self.kind}' needs 'path'")
         if self.kind == "hub" and not (self.dataset and self.splits):
@@ -101,7 +103,9 @@ class SourceConfig:
         except LookupError:
             raise ValueError(f"encoding '{self.encoding}' is not known to Python") from None
         if "\n".encode(name)[-1:] != b"\n" or len("\n".encode(name)) != 1:
-            raise ValueError(f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)")
+            raise ValueError(
+                f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)"
+            )
 
     @property
     def label(self) -> str:
@@ -112,5 +116,10 @@ class SourceConfig:
         return () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
 
 
-SPLIT_WORDS: dict[str, str] = {**{name: name for name in SPLITS}, "valid": "validation", "dev": "validation", "val": "validation"}
+SPLIT_WORDS: dict[str, str] = {
+    **{name: name for name in SPLITS},
+    "valid": "validation",
+    "dev": "validation",
+    "val": "validation",
+}
 """What sources call their splits, and what we do."""

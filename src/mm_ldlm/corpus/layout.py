@@ -1,0 +1,334 @@
+"""The older folder layout: one small file per row, and JSON lists that say what belongs together.
+
+    texts/train/00000000.txt       UTF-8, the text and nothing else
+    tokens/train/00000000.npz      array `input_ids`, int32
+    latents/train/00000000.npy     (written and read by `mm_ldlm.latents`)
+    train_data.json                [{"id", "text_path", "token_path", "latent_path", "source", "meta"}, ...] in row order
+    validation_data.json           the same for texts/validation/…; test_data.json for texts/test/…
+
+A row's number counts from 0 within its split, in the order of the records. Paths in the lists are relative to the folder.
+Without the lists, texts/<split>/*.txt are read in the order of their names. The folder may be one .zip file instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.corpus.record import RECORD_SCHEMA, SPLITS, as_table, record_id
+from mm_ldlm.corpus.sources.base import Bad, Row, excerpt
+from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
+from mm_ldlm.corpus.sources.files import explain_decoding
+from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
+from mm_ldlm.errors import SourceError, StoreError
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+
+_BATCH = 4096
+_LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of the layout; the paths are relative, None where that part is missing."""
+
+    split: str
+    text_path: str | None
+    token_path: str | None = None
+    latent_path: str | None = None
+    id: str | None = None
+    text: str | None = None
+    source: str | None = None
+    meta: str | None = None
+
+
+def paths_of(split: str, number: int) -> dict[str, str]:
+    """Where the parts of row `number` of a split lie: text_path, token_path, latent_path."""
+    stem = f"{split}/{number:08d}"
+    return {"text_path": f"texts/{stem}.txt", "token_path": f"tokens/{stem}.npz", "latent_path": f"latents/{stem}.npy"}
+
+
+class Folder:
+    """A layout's files, in a directory or in one .zip; a context manager.
+
+    Mode "r" reads, "w" starts anew (a directory is not emptied, an archive is), "a" adds.
+    """
+
+    def __init__(self, path: str | Path, mode: Literal["r", "w", "a"] = "r") -> None:
+        self.path = Path(path)
+        self._zip: zipfile.ZipFile | None = None
+        if mode == "r" and not self.path.exists():
+            raise SourceError(f"{self.path} does not exist (looked from {Path.cwd()}): no folder layout to read.")
+        if self.path.suffix == ".zip":
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._zip = zipfile.ZipFile(self.path, mode)
+            except zipfile.BadZipFile as error:
+                raise SourceError(f"{self.path}: damaged archive ({error}). Fetch it again.") from None
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._zip is not None:
+            self._zip.close()
+
+    def read(self, name: str) -> bytes:
+        """Contents of a file; FileNotFoundError when it is not there."""
+        if self._zip is None:
+            return (self.path / name).read_bytes()
+        try:
+            return self._zip.read(name)
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file."""
+        if self._zip is not None:
+            self._zip.writestr(name, data)
+            return
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    def names(self) -> list[str]:
+        """All files, sorted."""
+        if self._zip is not None:
+            return sorted(name for name in self._zip.namelist() if not name.endswith("/"))
+        return sorted(path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file())
+
+    def entries(self) -> Iterator[Entry]:
+        """Rows in order, held-out splits first; from the lists, or from the names of the texts where there are none.
+
+        Raises:
+            SourceError: a list is no JSON list of objects, or there is nothing to read.
+        """
+        found = False
+        for split in reversed(SPLITS):
+            try:
+                raw = self.read(_LISTS[split])
+            except FileNotFoundError:
+                continue
+            found = True
+            yield from (self._entry(item, split) for item in _parse_list(raw, f"{self.path}/{_LISTS[split]}"))
+        if found:
+            return
+        texts = [name for name in self.names() if name.startswith("texts/") and name.endswith(".txt")]
+        if not texts:
+            raise SourceError(
+                f"{self.path}: neither {', '.join(_LISTS.values())} nor texts/<split>/*.txt. Is it this layout?"
+            )
+        for name in texts:
+            folder, stem = name.split("/")[1], name.removeprefix("texts/").removesuffix(".txt")
+            if folder in SPLIT_WORDS:
+                yield Entry(SPLIT_WORDS[folder], name, f"tokens/{stem}.npz", f"latents/{stem}.npy")
+
+    def _entry(self, item: dict[str, Any], split: str) -> Entry:
+        known = {field.name for field in dataclasses.fields(Entry)} - {"split", "meta"}
+        meta = item.get("meta")
+        return Entry(
+            split=split,
+            meta=None if meta is None else meta if isinstance(meta, str) else json.dumps(meta),
+            **{name: item.get(name) for name in known},
+        )
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def export_layout(
+    path: str | Path, records: ShardStore, *, tokens: ShardStore | None = None, with_latents: bool = False
+) -> dict[str, int]:
+    """Write records, and tokens where given, as the older layout into a folder or a .zip. Gives the rows of each split.
+
+    `with_latents` names the latents' paths in the lists; the files themselves are written by `mm_ldlm.latents`.
+
+    Raises:
+        StoreError: tokens and records have different rows.
+    """
+    if tokens is not None and len(tokens) != len(records):
+        raise StoreError(
+            f"{len(records)} records and {len(tokens)} rows of tokens: these stores do not belong together."
+        )
+    lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    with Folder(path, "w") as folder:
+        for start in range(0, len(records), _BATCH):
+            rows = range(start, min(start + _BATCH, len(records)))
+            values, offsets = tokens.lists("input_ids").take(rows) if tokens is not None else (np.empty(0), np.empty(0))
+            for i, record in enumerate(records.take(rows).to_pylist()):
+                listed = lists[record["split"]]
+                paths = paths_of(record["split"], len(listed))
+                folder.write(paths["text_path"], record["text"].encode("utf-8"))
+                if tokens is not None:
+                    folder.write(paths["token_path"], _npz(values[offsets[i] : offsets[i + 1]].astype(np.int32)))
+                kept = {"text_path"} | ({"token_path"} if tokens is not None else set())
+                kept |= {"latent_path"} if with_latents else set()
+                item = {"id": record["id"], **{name: paths[name] for name in paths if name in kept}}
+                listed.append({**item, "source": record["source"], "meta": record["meta"]})
+        for split, listed in lists.items():
+            folder.write(_LISTS[split], json.dumps(listed, ensure_ascii=False, indent=0).encode("utf-8"))
+    return {split: len(listed) for split, listed in lists.items()}
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def import_layout(
+    path: str | Path, *, records: Path, tokens: Path | None = None, source: str = "layout"
+) -> tuple[Manifest, Manifest | None]:
+    """Read the layout into a record store and, where `tokens` is given, a token store, as it is: no filter, no new split.
+
+    To clean the texts on the way, use a source of kind `layout` in `ingestion` instead.
+
+    Raises:
+        SourceError: a file that the lists name is missing or unreadable; an id that does not belong to its text.
+    """
+    made_by = {"layout": describe_layout(path)["fingerprint"]}
+    writer = StoreWriter(records, kind="records", schema=RECORD_SCHEMA)
+    token_writer = StoreWriter(tokens, kind="tokens", schema=TOKEN_SCHEMA) if tokens is not None else None
+    with Folder(path) as folder:
+        batch: list[Entry] = []
+        for entry in folder.entries():
+            batch.append(entry)
+            if len(batch) == _BATCH:
+                _import_batch(folder, batch, writer, token_writer, source)
+                batch = []
+        if batch:
+            _import_batch(folder, batch, writer, token_writer, source)
+    manifest = writer.finish(fingerprints=made_by)
+    if token_writer is None:
+        return manifest, None
+    return manifest, token_writer.finish(fingerprints={**made_by, "records": manifest.fingerprint})
+
+
+def read_tokens(folder: Folder, entry: Entry) -> npt.NDArray[np.int32]:
+    """`input_ids` of one row, (L,).
+
+    Raises:
+        SourceError: the file is missing, damaged, or holds no such array.
+    """
+    name = entry.token_path or ""
+    try:
+        with np.load(io.BytesIO(folder.read(name)), allow_pickle=False) as arrays:
+            return np.asarray(arrays["input_ids"]).reshape(-1).astype(np.int32)
+    except FileNotFoundError:
+        raise SourceError(f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}.") from None
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise SourceError(f"{folder.path}/{name}: no array 'input_ids' can be read from it ({error}).") from None
+
+
+def describe_layout(path: str | Path) -> dict[str, Any]:
+    """Changes when the texts do: digest of an archive, or of the lists and the sizes of all texts."""
+    place = Path(path)
+    if place.is_file():
+        return {"fingerprint": file_sha256(place)}
+    lists = {name: file_sha256(place / name) for name in _LISTS.values() if (place / name).is_file()}
+    texts = [(item.relative_to(place).as_posix(), item.stat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]
+    return {"fingerprint": fingerprint([lists, texts])}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSource:
+    """Texts of the layout as a source of `ingestion`; they keep their split."""
+
+    config: SourceConfig
+
+    def rows(self) -> Iterator[Row | Bad]:
+        for path in self.config.paths:
+            with Folder(path) as folder:
+                for number, entry in enumerate(folder.entries(), start=1):
+                    yield self._row(folder, entry, number)
+
+    def describe(self) -> Any:
+        for path in self.config.paths:
+            Folder(path).__exit__(None, None, None)  # says so when it is missing
+        return [describe_layout(path) for path in self.config.paths]
+
+    def _row(self, folder: Folder, entry: Entry, number: int) -> Row | Bad:
+        if entry.text_path is None:
+            if entry.text is None:
+                return Bad(
+                    str(folder.path),
+                    number,
+                    "missing_column",
+                    "neither 'text_path' nor 'text'",
+                    excerpt(entry.id or ""),
+                )
+            return Row(entry.text, str(folder.path), number, entry.split, entry.meta)
+        place = f"{folder.path}/{entry.text_path}"
+        try:
+            raw = folder.read(entry.text_path)
+        except FileNotFoundError:
+            return Bad(
+                place, 1, "missing_file", f"entry {number} of the {entry.split} list names it, and it is not there"
+            )
+        try:
+            return Row(raw.decode("utf-8"), place, 1, entry.split, entry.meta)
+        except UnicodeDecodeError as error:
+            return Bad(place, 1, "encoding", explain_decoding(error, "utf-8", 0), excerpt(raw))
+
+
+def _import_batch(
+    folder: Folder, batch: list[Entry], writer: StoreWriter, token_writer: StoreWriter | None, source: str
+) -> None:
+    texts = [_text_of(folder, entry) for entry in batch]
+    ids = [entry.id or record_id(text) for entry, text in zip(batch, texts, strict=True)]
+    for identity, text, entry in zip(ids, texts, batch, strict=True):
+        if identity != record_id(text):
+            raise SourceError(
+                f"{folder.path}: {entry.text_path} has id {identity} in the list, its text has {record_id(text)}. The files were "
+                "exchanged or changed; without ids in the list the texts are taken as they are."
+            )
+    columns: dict[str, list[Any]] = {
+        "id": ids,
+        "text": texts,
+        "source": [entry.source or source for entry in batch],
+        "split": [entry.split for entry in batch],
+        "meta": [entry.meta for entry in batch],
+    }
+    writer.append(as_table(columns))
+    if token_writer is not None:
+        rows = [read_tokens(folder, entry) for entry in batch]
+        token_writer.append({"id": ids, "input_ids": rows, "length": [len(row) for row in rows]})
+
+
+def _text_of(folder: Folder, entry: Entry) -> str:
+    if entry.text_path is None and entry.text is not None:
+        return entry.text
+    try:
+        return folder.read(entry.text_path or "").decode("utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise SourceError(
+            f"{folder.path}: {entry.text_path} is named in the {entry.split} list and is not there."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{folder.path}/{entry.text_path}: {explain_decoding(error, 'utf-8', 0)}.") from None
+
+
+def _npz(ids: npt.NDArray[np.int32]) -> bytes:
+    sink = io.BytesIO()
+    np.savez(sink, input_ids=ids)
+    return sink.getvalue()
+
+
+def _parse_list(raw: bytes, name: str) -> list[dict[str, Any]]:
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise SourceError(f"{name}: broken JSON ({error}).") from None
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise SourceError(f"{name}: expected a JSON list of objects, found {type(value).__name__}.")
+    return value

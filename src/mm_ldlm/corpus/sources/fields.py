@@ -1,0 +1,50 @@
+"""From a row of named fields to rows of text: which columns, which split, which meta. Shared by all tabular sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mm_ldlm.corpus.sources.base import Bad, Row, excerpt
+from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
+
+
+class Undecodable:
+    """A cell whose type is text and whose bytes are not."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
+def rows_of(
+    fields: Mapping[str, Any], *, config: SourceConfig, file: str, line: int, split: str | None = None
+) -> Iterator[Row | Bad]:
+    """A row for each text column; a `Bad` where a column is missing or holds something else than text."""
+    split = config.split or split
+    if config.split_column is not None:
+        word = fields.get(config.split_column)
+        split = SPLIT_WORDS.get(word.lower()) if isinstance(word, str) else None
+        if split is None:
+            detail = f"column '{config.split_column}' holds {word!r}, expected one of {', '.join(SPLIT_WORDS)}"
+            reason = "wrong_type" if config.split_column in fields else "missing_column"
+            for _ in config.columns:
+                yield Bad(file, line, reason, detail, excerpt(dict(fields)))
+            return
+    meta = None
+    if config.meta_columns:
+        kept = {name: fields[name] for name in config.meta_columns if name in fields}
+        meta = json.dumps(kept, ensure_ascii=True, default=str)
+    for column in config.columns:
+        value = fields.get(column)
+        if isinstance(value, str):
+            yield Row(value, file, line, split, meta)
+        elif isinstance(value, Undecodable):
+            detail = f"column '{column}' is marked as text and is not valid UTF-8"
+            yield Bad(file, line, "encoding", detail, excerpt(value.raw))
+        elif column not in fields:
+            found = ", ".join(list(fields)[:12]) or "nothing"
+            yield Bad(file, line, "missing_column", f"no column '{column}'; found {found}", excerpt(dict(fields)))
+        else:
+            kind = type(value).__name__ if value is not None else "null"
+            yield Bad(file, line, "wrong_type", f"column '{column}' holds {kind}, expected text", excerpt(value))

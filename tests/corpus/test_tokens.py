@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mm_ldlm.config import parse
+from mm_ldlm.corpus import tokens as tokens_module
+from mm_ldlm.corpus.account import account
+from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.corpus.tokens import build_tokenizer, tokenize_records
+from mm_ldlm.errors import StoreError, ValidationError
+from mm_ldlm.store import ShardStore
+
+
+@pytest.fixture
+def records(tmp_path: Path, prepared: Callable[..., Any]) -> Any:
+    (tmp_path / "train.txt").write_text("a cat sat on the mat\nthe dog ran\na dog sat\nwe ran to the cat today\n")
+    (tmp_path / "test.txt").write_text("the cat ran\na zebra sat\n")
+    return prepared(
+        {"kind": "text", "name": "one", "path": str(tmp_path / "train.txt"), "split": "train"},
+        {"kind": "text", "name": "two", "path": str(tmp_path / "test.txt"), "split": "test"},
+        shard_rows=2,
+    )
+
+
+def config(**keys: Any) -> TokenizerConfig:
+    return parse(TokenizerConfig, {"max_length": 16, **keys}, at="tokenizer")
+
+
+def make(records: Any, tokenizer: TextTokenizer, folder: Path, **keys: Any) -> ShardStore:
+    manifest = tokenize_records(records.records, tokenizer, config(**keys), folder)
+    manifest.write(folder)
+    return ShardStore.open(folder, "tokens")
+
+
+def test_row_i_of_the_tokens_is_row_i_of_the_records(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+    store = make(records, bert, tmp_path / "tokens")
+    assert store.strings("id").take(slice(None)) == [row["id"] for row in records.rows]
+    assert [shard.rows for shard in store.manifest.shards] == [shard.rows for shard in records.manifest.shards]
+    padded = store.lists("input_ids").padded(slice(None), pad=bert.pad_id)
+    assert bert.decode_batch(padded) == records.texts
+    assert store.ints("length").take(slice(None)).tolist() == [len(text.split()) for text in records.texts]
+
+
+def test_the_vocabulary_is_that_of_the_training_split(records: Any, tmp_path: Path) -> None:
+    small = build_tokenizer(records.records, config(reduce_vocabulary=True))
+    training = {word for row in records.rows if row["split"] == "train" for word in row["text"].split()}
+    assert small.vocab_size == len(training) + 3
+    store = make(records, small, tmp_path / "tokens")
+    assert store.manifest.meta["splits"]["test"]["outside_vocabulary"] == 1  # zebra
+    assert store.manifest.meta["splits"]["train"]["outside_vocabulary"] == 0
+    assert store.manifest.meta["vocab_size"] == small.vocab_size
+    assert build_tokenizer(records.records, config()).vocab_size == 30_522
+
+
+def test_truncation_cuts_tokens_and_counts_rows(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+    store = make(records, bert, tmp_path / "tokens", max_length=3, too_long="truncate")
+    values, offsets = store.lists("input_ids").take(slice(None))
+    assert np.diff(offsets).tolist() == [3] * 6
+    assert bert.decode(values[:3]) == "a cat sat"
+    assert store.manifest.meta["splits"]["train"]["truncated"] == 2
+
+
+def test_records_of_other_limits_are_refused(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"has 6 tokens, allowed are 1 to 3 .*run ingestion again"):
+        make(records, bert, tmp_path / "tokens", max_length=3)
+
+
+def test_an_interrupted_run_goes_on_with_the_missing_shards(
+    records: Any, bert: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make(records, bert, tmp_path / "whole")
+    real, made = tokens_module._shard, []
+
+    def killed(store: Any, start: int, *rest: Any) -> Any:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(start)
+        return real(store, start, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens_module, "_shard", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(records, bert, tmp_path / "parts")
+    first = tmp_path / "parts" / "part-000000.arrow"
+    first.write_bytes(first.read_bytes()[:-8] + b"damaged!")
+    parts = make(records, bert, tmp_path / "parts")
+    assert parts.manifest == whole.manifest
+    parts.verify()
+
+
+def test_another_tokenizer_writes_another_store(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+    first = make(records, bert, tmp_path / "tokens").manifest
+    second = make(
+        records, build_tokenizer(records.records, config(reduce_vocabulary=True)), tmp_path / "tokens"
+    ).manifest
+    assert first.fingerprint != second.fingerprint
+    assert first.fingerprints["records"] == second.fingerprints["records"] == records.manifest.fingerprint
+
+
+def test_no_training_text_is_no_vocabulary(tmp_path: Path, prepared: Callable[..., Any]) -> None:
+    (tmp_path / "a.txt").write_text("only held out\n")
+    out = prepared({"kind": "text", "path": str(tmp_path / "a.txt"), "split": "test"})
+    with pytest.raises(StoreError, match="no record is in it"):
+        build_tokenizer(out.records, config(reduce_vocabulary=True))
+
+
+def test_the_report_adds_up_or_is_refused(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+    manifest = make(records, bert, tmp_path / "tokens").manifest
+    report = account(records.report, manifest)
+    assert report["conservation"] == "6 in = 6 accepted + 0 duplicates + 0 quarantined"
+    assert report["tokens"]["lengths"] == {"mean": 4.0, "p5": 3, "p50": 3, "p95": 6, "p100": 6}
+    with pytest.raises(ValidationError, match="rows are missing"):
+        account({**records.report, "rows_in": 7}, manifest)
+    with pytest.raises(ValidationError, match="belongs to other records"):
+        account({**records.report, "rows_in": 7, "accepted": 7}, manifest)
+    with pytest.raises(ValidationError, match="other records"):
+        account({**records.report, "fingerprint": "x"}, manifest)
