@@ -150,8 +150,7 @@ class ProjectHooks:
     @hook_impl
     def after_pipeline_run(self) -> None:
         self._save_timings()
-        for name, seconds in self._seconds.items():
-            log.info("%s: %.1f s", name, seconds)
+        log.info("seconds: %s", ", ".join(f"{name} {self._seconds[name]:.1f}" for name in sorted(self._counted)))
         self._close("FINISHED")
 
     @hook_impl
