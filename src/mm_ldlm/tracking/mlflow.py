@@ -119,3 +119,13 @@ def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None
     for line in lines:
         if "event" in line and line["event"] not in ("start", "checkpoint"):
             connected.set_tag(run_id, "last_event", str(dict(line))[:_LONGEST_VALUE])
+
+
+def read_metrics(uri: str, run_id: str) -> dict[str, float]:
+    """A run's last metrics; empty where the store does not know the run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return dict(client(uri).get_run(run_id).data.metrics)
+    except MlflowException:
+        return {}

@@ -1,0 +1,131 @@
+"""The flat file of headline numbers: `metrics.json`.
+
+Keys never change their meaning: shares, accuracies and cosines between 0 and 1; BLEU, chrF and correlations × 100;
+nats per token; seconds. An interval adds KEY.low and KEY.high. What a run was not trained for has no key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat_metrics(
+    *,
+    inversion: Mapping[str, Any],
+    sts: Mapping[str, Any],
+    likelihood: Mapping[str, Any],
+    latents: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    timings: Mapping[str, float],
+) -> dict[str, float]:
+    """One level, numbers only, sorted by room."""
+    found: dict[str, float] = {}
+    _inversion(found, inversion)
+    _latents(found, latents)
+    for name, entry in sts.items():
+        _sts(found, f"sts.{name}", entry)
+    _likelihood(found, likelihood)
+    _generation(found, generation)
+    for name, seconds in timings.items():
+        found[f"seconds.{name}"] = float(seconds)
+    return {key: value for key, value in found.items() if math.isfinite(value)}
+
+
+def _put(found: dict[str, float], key: str, value: Any) -> None:
+    """A number, or a mapping with `value` and an interval or a standard error."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        found[key] = float(value)
+        return
+    found[key] = float(value["value"])
+    for part in ("low", "high", "standard_error"):
+        if part in value:
+            found[f"{key}.{part}"] = float(value[part])
+
+
+def _inversion(found: dict[str, float], inversion: Mapping[str, Any]) -> None:
+    if "metrics" not in inversion:
+        return
+    found["l2t.sentences"] = float(inversion["sentences"])
+    for name, value in inversion["metrics"].items():
+        _put(found, f"l2t.{name}", value)
+    for name, entry in (inversion.get("baselines") or {}).items():
+        for metric in ("exact_match", "token_set_f1", "bleu", "cosine"):
+            _put(found, f"baseline.{name}.{metric}", entry["metrics"].get(metric, {}).get("value"))
+    for key, value in (inversion.get("memorised") or {}).items():
+        found[f"l2t.memorised.{key}"] = float(value)
+    for line in inversion.get("sweep") or []:
+        key = f"calls.{slug(line['label'])}"
+        found[f"{key}.network_calls"] = float(line["network_calls"])
+        found[f"{key}.sentences_per_second"] = float(line["sentences_per_second"])
+        _put(found, f"{key}.exact_match", line["exact_match"])
+        _put(found, f"{key}.cosine", line.get("cosine"))
+        _put(found, f"{key}.exact_ratio", line.get("exact_ratio"))
+
+
+def _latents(found: dict[str, float], latents: Mapping[str, Any]) -> None:
+    for name, entry in (latents.get("samplers") or {}).items():
+        prefix = "t2l" if name == "model" else f"t2l.{name}"
+        _put(found, f"{prefix}.cosine", entry["cosine"])
+        _put(found, f"{prefix}.squared_error_share", entry["squared_error_share"])
+        for metric in ("at_1", "at_5", "at_10", "mean_reciprocal_rank"):
+            _put(found, f"{prefix}.retrieval.{metric}", entry["retrieval"][metric]["value"])
+        if entry.get("neighbourhoods"):
+            _put(found, f"{prefix}.neighbourhood_correlation", entry["neighbourhoods"]["rank_correlation"]["value"])
+        _put(found, f"{prefix}.frechet", entry["frechet"])
+    _put(found, "unconditional.frechet", latents.get("unconditional_frechet"))
+    if "calibration" in latents:
+        found["t2l.spread_to_error"] = float(latents["calibration"]["spread_to_error"])
+
+
+def _sts(found: dict[str, float], key: str, entry: Mapping[str, Any]) -> None:
+    found[f"{key}.pairs"] = float(entry["pairs"])
+    for who, prefix in (("model", ""), ("teacher", "teacher_"), ("one_step", "one_step_")):
+        score = entry["scores"].get(who)
+        if score is None:
+            continue
+        _put(found, f"{key}.{prefix}spearman", score["spearman"])
+        _put(found, f"{key}.{prefix}pearson", score["pearson"]["value"])
+        _put(found, f"{key}.{prefix}mean_spearman", score.get("mean_spearman"))
+        _put(found, f"{key}.{prefix}ratio", score.get("ratio"))
+
+
+def _likelihood(found: dict[str, float], likelihood: Mapping[str, Any]) -> None:
+    """`nll.per_token` is the unconditional bound: what the model costs as a language model."""
+    parts = (("unconditional", "nll", "perplexity"), ("given_latent", "nll.given_latent", "perplexity.given_latent"))
+    for name, nll, perplexity in parts:
+        if likelihood.get(name):
+            _put(found, f"{nll}.per_token", likelihood[name]["per_token"])
+            found[perplexity] = float(likelihood[name]["perplexity"])
+    if "nll.per_token" not in found and "nll.given_latent.per_token" in found:
+        # a run trained on l2t alone has no unconditional cost: its only bound is the headline
+        for part in ("", ".low", ".high", ".standard_error"):
+            found[f"nll.per_token{part}"] = found[f"nll.given_latent.per_token{part}"]
+    if "latent_bits" in likelihood:
+        _put(found, "latent.bits_per_token", likelihood["latent_bits"]["per_token"])
+        _put(found, "latent.bits_per_sentence", likelihood["latent_bits"]["per_sentence"])
+    for name, entry in (likelihood.get("zero_shot") or {}).items():
+        if entry.get("unconditional"):
+            _put(found, f"nll.{slug(name)}.per_token", entry["unconditional"]["per_token"])
+
+
+def _generation(found: dict[str, float], generation: Mapping[str, Any]) -> None:
+    for name in ("generated", "real"):
+        entry = generation.get(name)
+        if not entry:
+            continue
+        key = "unconditional" if name == "generated" else "real"
+        for metric in ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "perplexity"):
+            _put(found, f"{key}.{metric}", entry.get(metric))
+        _put(found, f"{key}.distinct_2", entry["distinct"].get("2"))
+    _put(found, "unconditional.memorised", generation.get("memorised"))
+    _put(found, "unconditional.mauve", generation.get("mauve"))
+
+
+def slug(text: str) -> str:
+    """Letters, digits and '_' only: part of a key."""
+    cleaned = "".join(c if c.isalnum() else "_" for c in text.lower())
+    return "_".join(part for part in cleaned.split("_") if part)

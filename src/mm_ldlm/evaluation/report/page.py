@@ -1,0 +1,79 @@
+"""Material and figures → one HTML page with everything inside it, plotly.js once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.evaluation.report import content
+from mm_ldlm.evaluation.report.content import Material
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def render(material: Material, figures: Mapping[str, go.Figure], *, made_at: str = "") -> str:
+    """The page as text. Everything that comes from data is escaped by the template (autoescape) or by
+    `embedded_json`."""
+    plots = {name: embedded_json(figure) for name, figure in figures.items() if figure.data}
+    template = _environment().get_template("report.html.j2")
+    page: str = template.render(
+        m=material,
+        made_at=made_at,
+        lede=content.lede(material),
+        cards=content.cards(material.metrics, material.sts),
+        examples=content.examples(material.rows, count=material.examples, seed=material.seed),
+        inversion_table=content.inversion_table(material.inversion),
+        findings=content.findings(material.validation_report),
+        parameters=content.flatten(dict(material.parameters)),
+        fingerprints=content.flatten(dict(material.run_config.get("fingerprints") or {})),
+        versions=content.installed_versions(),
+        run_versions=dict(material.run_config.get("versions") or {}),
+        plots=plots,
+        spelled=content.spelled,
+        duration=content.duration,
+        style=_text("report.css"),
+        script=_text("report.js"),
+        plotly=plotly_source() if plots else "",
+    )
+    return page
+
+
+def embedded_json(figure: go.Figure) -> str:
+    """A figure as JSON that may stand inside <script>: no text of it can end the element or open a comment."""
+    text = json.dumps(json.loads(figure.to_json()), ensure_ascii=False, allow_nan=False)
+    return (
+        text.replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
+
+
+@lru_cache(maxsize=1)
+def plotly_source() -> str:
+    """plotly.js, minified, as the package brings it."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _text(name: str) -> str:
+    return (files("mm_ldlm.evaluation.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = lambda value, digits=1: f"{100 * value:.{digits}f} %"
+    environment.filters["fixed"] = lambda value, digits=3: f"{value:.{digits}f}"
+    environment.filters["grouped"] = lambda value: f"{value:,}"
+    return environment

@@ -1,0 +1,151 @@
+"""Nodes of `reporting`: numbers become one flat file, figures, a comparison and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.config import parse
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+Parameters = dict[str, Any]
+Metrics = dict[str, Any]
+
+PLOTS = (
+    "plot_calls",
+    "plot_length",
+    "plot_baselines",
+    "plot_sts",
+    "plot_sts_scatter",
+    "plot_masked_share",
+    "plot_cosine",
+    "plot_latent_spectrum",
+    "plot_calibration",
+    "plot_training",
+    "plot_comparison",
+)
+"""Figures of this pipeline, each a catalog entry."""
+DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
+"""Figures of the validation pipeline that the report shows too."""
+
+
+def collect_metrics(
+    inversion: Metrics,
+    sts: Metrics,
+    likelihood: Metrics,
+    latents: Metrics,
+    generation: Metrics,
+    timings: dict[str, float],
+) -> dict[str, float]:
+    """All headline numbers, flat."""
+    from mm_ldlm.evaluation.headline import flat_metrics
+
+    return flat_metrics(
+        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, generation=generation, timings=timings
+    )
+
+
+def compare_runs(
+    run: dict[str, Any],
+    metrics: dict[str, float],
+    inversion_rows: pd.DataFrame,
+    reporting: Parameters,
+    evaluation: Parameters,
+    seed: int,
+    tracking: dict[str, Any],
+) -> Metrics:
+    """Keep this run's result in its folder, then lay it beside the others'."""
+    from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
+    from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+
+    config = parse(ReportingConfig, reporting, at="reporting")
+    bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
+    keep(Path(run["path"]), metrics, inversion_rows)
+
+    def from_tracking(run_id: str) -> dict[str, float] | None:
+        if not (uri := tracking.get("tracking_uri")):
+            return None
+        from mm_ldlm.tracking.mlflow import read_metrics
+
+        return read_metrics(uri, run_id)
+
+    ours = Result(str(run.get("name") or Path(run["path"]).name), metrics, inversion_rows)
+    others = [load_result(reference, from_tracking=from_tracking) for reference in config.compare]
+    return compare(ours, others, bootstrap=bootstrap, seed=seed)
+
+
+def draw_plots(
+    run: dict[str, Any],
+    inversion: Metrics,
+    sts: Metrics,
+    likelihood: Metrics,
+    latents: Metrics,
+    comparison: Metrics,
+    reporting: Parameters,
+) -> dict[str, go.Figure]:
+    """Every figure by its catalog name."""
+    from mm_ldlm.evaluation.config import ReportingConfig
+    from mm_ldlm.evaluation.report import figures, material
+
+    config = parse(ReportingConfig, reporting, at="reporting")
+    return figures.all_figures(
+        inversion=inversion,
+        sts=sts,
+        likelihood=likelihood,
+        latents=latents,
+        log=material.training_log(Path(run["path"])),
+        comparison=comparison,
+        smoothing=config.smoothing,
+    )
+
+
+def write_report(
+    run: dict[str, Any],
+    metrics: dict[str, float],
+    inversion: Metrics,
+    sts: Metrics,
+    likelihood: Metrics,
+    latents: Metrics,
+    generation: Metrics,
+    inversion_rows: pd.DataFrame,
+    samples_unconditional: pd.DataFrame,
+    ingestion_report: dict[str, Any],
+    validation_report: dict[str, Any],
+    timings: dict[str, float],
+    comparison: Metrics,
+    parameters: Parameters,
+    *drawn: go.Figure,
+) -> str:
+    """The page, as text. `drawn` are the figures of `PLOTS` and then `DATA_PLOTS`."""
+    from mm_ldlm.evaluation.config import ReportingConfig
+    from mm_ldlm.evaluation.report import material, page
+    from mm_ldlm.evaluation.report.content import Material
+
+    config = parse(ReportingConfig, parameters["reporting"], at="reporting")
+    path = Path(run["path"])
+    made_of = Material(
+        title=config.title,
+        run=run,
+        run_config=material.run_config(path),
+        metrics=metrics,
+        inversion=inversion,
+        sts=sts,
+        likelihood=likelihood,
+        latents=latents,
+        generation=generation,
+        rows=inversion_rows,
+        unconditional=samples_unconditional,
+        log=material.training_log(path),
+        events=material.training_events(path),
+        ingestion_report=ingestion_report,
+        validation_report=validation_report,
+        timings=timings,
+        parameters=parameters,
+        comparison=comparison,
+        examples=config.examples,
+        seed=int(parameters["seed"]),
+    )
+    return page.render(made_of, dict(zip((*PLOTS, *DATA_PLOTS), drawn, strict=True)), made_at=material.now())
