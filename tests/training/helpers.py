@@ -41,7 +41,9 @@ class Rows:
 
 
 def data(count: int = 64, **more: Any) -> Data:
-    return Data(train=Rows(count, **more), validation=Rows(16, seed=9), vocab_size=VOCAB, pad_id=0, mask_id=1, folders={})
+    return Data(
+        train=Rows(count, **more), validation=Rows(16, seed=9), vocab_size=VOCAB, pad_id=0, mask_id=1, folders={}
+    )
 
 
 def spec(
@@ -53,7 +55,15 @@ def spec(
         "device": "cpu", "preflight": False, "run_name": "run",
     }  # fmt: skip
     settings |= training
-    shape = {"latent_dim": WIDTH, "width": 16, "depth": 2, "heads": 2, "latent_tokens": 2, "max_length": LONGEST, **(model or {})}
+    shape = {
+        "latent_dim": WIDTH,
+        "width": 16,
+        "depth": 2,
+        "heads": 2,
+        "latent_tokens": 2,
+        "max_length": LONGEST,
+        **(model or {}),
+    }
     return TrainingSpec(
         seed=seed,
         paths=Paths("tokens", "latents", "index", "tokenizer", "normaliser"),
@@ -75,3 +85,70 @@ def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     import torch
 
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def write_stores(directory: Path, count: int = 64) -> None:
+    """The same task as stores on disk: tokens, latents, index, tokenizer, normaliser under `directory`."""
+    import pyarrow as pa
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.latents import store as latent_store
+    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.store.shards import StoreWriter
+
+    rows = Rows(count)
+    ids = [f"row{i:04d}" for i in range(count)]
+    everyone = np.arange(count)
+    padded = rows.tokens(everyone, length=LONGEST)
+    tokens = [padded[i, : rows.lengths[i]].tolist() for i in range(count)]
+    lengths = rows.lengths.tolist()
+    schema = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
+    writer = StoreWriter(directory / "tokens", kind="tokens", schema=schema)
+    writer.append({"id": ids, "input_ids": tokens, "length": lengths})
+    writer.finish()
+    writer = StoreWriter(directory / "latents", kind="latents", schema=latent_store.schema(WIDTH, "float32"))
+    writer.append(latent_store.table(ids, rows.latents(everyone), dtype="float32"))
+    writer.finish(fingerprints={"encoder": "e"}, meta={"width": WIDTH})
+    split = ["train" if i % 8 else "validation" for i in range(count)]
+    schema = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
+    writer = StoreWriter(directory / "index", kind="index", schema=schema)
+    writer.append({"id": ids, "row": list(range(count)), "split": split, "length": lengths})
+    writer.finish()
+    words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
+    base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    base.add_special_tokens(["[PAD]", "[MASK]", "[UNK]"])
+    TextTokenizer(base, max_length=LONGEST).save(directory / "tokenizer")
+    train = np.array([i for i in range(count) if i % 8])
+    latents = latent_store.LatentStore.open(directory / "latents")
+    (directory / "normaliser").mkdir(exist_ok=True)
+    fit(latents, rows=train, config=NormaliserConfig(), unit_norm=False).save(directory / "normaliser")
+
+
+def planned(directory: Path, **training: Any) -> TrainingSpec:
+    """The spec that the pipeline would plan for `write_stores`."""
+    from mm_ldlm.config import to_dict
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.latents.normaliser import Normaliser
+    from mm_ldlm.latents.store import LatentStore
+    from mm_ldlm.store import ShardStore
+    from mm_ldlm.training.plan import plan
+
+    base = spec(**training)
+    return plan(
+        tokens=ShardStore.open(directory / "tokens"),
+        latents=LatentStore.open(directory / "latents"),
+        index=ShardStore.open(directory / "index"),
+        tokenizer=TextTokenizer.load(directory / "tokenizer"),
+        normaliser=Normaliser.load(directory / "normaliser"),
+        tokenizer_folder=directory / "tokenizer",
+        normaliser_folder=directory / "normaliser",
+        runs=directory / "runs",
+        model=to_dict(base.model),
+        objective=to_dict(base.objective),
+        training=to_dict(base.training),
+        encoder={"name": "none"},
+        seed=base.seed,
+        tracking={},
+    )

@@ -1,7 +1,7 @@
 """One checkpoint folder: files, then a marker with their checksums, then the rename to the final name.
 
-    checkpoints/step-00000500/{model,ema,optimizer}.safetensors, training_state.json, …, COMPLETE
-    checkpoints/latest, best     text files that hold a folder's name
+checkpoints/step-00000500/{model,ema,optimizer}.safetensors, training_state.json, …, COMPLETE
+checkpoints/latest, best     text files that hold a folder's name
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def find(path: Path, *, which: str = "latest") -> Path:
     if which == "best":
         name = pointer(directory, "best")
         if name is None:
-            raise CheckpointError(f"{path}: no `best` checkpoint: set training.checkpoint.best_metric, or use `latest`.")
+            raise CheckpointError(
+                f"{path}: no `best` checkpoint: set training.checkpoint.best_metric, or use `latest`."
+            )
         return directory / name
     try:
         found = directory / name_of(int(which))

@@ -64,7 +64,9 @@ def with_environment(config: LaunchConfig) -> LaunchConfig:
     return dataclasses.replace(config, **changes)
 
 
-def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_directory: Path, echo: bool = False) -> None:
+def launch(
+    module: str, arguments: Sequence[str], *, config: LaunchConfig, log_directory: Path, echo: bool = False
+) -> None:
     """Run `python -m module arguments…` as `processes` ranks on this host (of `nodes`) and wait for all of them.
 
     Per-rank output goes to files under `log_directory`; `echo` also copies it to this process's own output.

@@ -43,7 +43,9 @@ class Follower:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._done.set()
         self._thread.join(timeout=60)
         for sink in self._sinks:
@@ -119,7 +121,14 @@ class ProgressSink:
             log.info(text)
 
     def _say(self, line: dict[str, Any]) -> None:
-        if line["event"] in ("skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs"):
+        if line["event"] in (
+            "skip",
+            "rollback",
+            "checkpoint_failed",
+            "checkpoint_damaged",
+            "ended_early",
+            "resume_differs",
+        ):
             self.close()
             words = line.get("reason") or line.get("fields") or ""
             log.warning("step %s: %s %s", line["step"], line["event"].replace("_", " "), words)

@@ -9,6 +9,7 @@ and micro-batches position by position, and its counts are known to every rank w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import threading
 import time
@@ -97,6 +98,10 @@ class BatchPlan:
                 rows, length = batches[number]
                 yield Planned(epoch, number, rows, length, self.rows_of(length), int(self.lengths[rows].sum()))
             epoch, index = epoch + 1, 0
+
+    def first(self, count: int) -> Iterator[Planned]:
+        """The first `count` batches of epoch 0."""
+        return itertools.islice(self.from_(0, 0), count)
 
     def _padded_lengths(self) -> Ints:
         multiple = self.config.length_multiple

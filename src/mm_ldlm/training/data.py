@@ -89,7 +89,9 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
 
     train = source("train")
     if train is None:
-        raise StoreError(f"{at['index']}: no row of split 'train' among {len(index)} rows. Check ingestion's split shares.")
+        raise StoreError(
+            f"{at['index']}: no row of split 'train' among {len(index)} rows. Check ingestion's split shares."
+        )
     return Data(
         train=train,
         validation=source("validation"),

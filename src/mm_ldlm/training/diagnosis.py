@@ -46,7 +46,9 @@ class Findings:
 
     @property
     def any(self) -> bool:
-        return bool(self.rows or self.inputs or self.parameters or self.forward or self.losses or self.backward or self.gradient)
+        return bool(
+            self.rows or self.inputs or self.parameters or self.forward or self.losses or self.backward or self.gradient
+        )
 
     def told(self) -> str:
         """One sentence or two."""
@@ -97,7 +99,9 @@ def diagnose(parts: Run, micros: list[Batch], *, kind: str, reason: str) -> str:
             "step": step, "draw": parts.state.draw, "reason": reason, "told": paragraph,
             "ranks": [dataclasses.asdict(found) for found in everyone],
         }  # fmt: skip
-        atomic.write_text(parts.keeper.directory.parent / f"diagnosis-step-{step:08d}.json", json.dumps(document, indent=1))
+        atomic.write_text(
+            parts.keeper.directory.parent / f"diagnosis-step-{step:08d}.json", json.dumps(document, indent=1)
+        )
         parts.tracker.event(step, "diagnosis", reason=paragraph)
     return paragraph
 

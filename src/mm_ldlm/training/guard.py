@@ -121,5 +121,6 @@ class Guard:
         self.consecutive_spikes = found["consecutive_spikes"]
         self.rollbacks = found["rollbacks"]
         self._windows = {
-            name: collections.deque(values, maxlen=self.config.spike_window) for name, values in found["windows"].items()
+            name: collections.deque(values, maxlen=self.config.spike_window)
+            for name, values in found["windows"].items()
         }

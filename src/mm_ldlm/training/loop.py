@@ -56,7 +56,7 @@ class Run:
     diagnostics: Diagnostics
     asked_to_stop: Callable[[], bool]
     """has this process been told to end (SIGTERM, SIGINT)?"""
-    validate: Callable[[], dict[str, float]] | None = None
+    validate: Callable[[Run], dict[str, float]] | None = None
 
 
 def run(parts: Run, *, pause_at: int | None = None) -> Ending:
@@ -104,7 +104,9 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 averages.add(kind, found.loss, found.losses)
                 clock.applied(found.grad_norm, clipped)
                 if verdict.spike:
-                    parts.tracker.event(state.step, "spike", reason=verdict.reason, epoch=planned.epoch, batch=planned.index)
+                    parts.tracker.event(
+                        state.step, "spike", reason=verdict.reason, epoch=planned.epoch, batch=planned.index
+                    )
             elif verdict.non_finite and parts.guard.consecutive_skips == 1:
                 parts.diagnostics.written = diagnose(parts, micros, kind=kind, reason=verdict.reason)
             if detailed:
@@ -134,12 +136,19 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
             done = state.step >= config.max_steps
             line: dict[str, float] = {}
             if parts.validate is not None and (done or state.step % config.validate_every == 0):
-                line = {f"validation/{name}": value for name, value in parts.validate().items()}
-                parts.parallel.module.train()
+                line = {f"validation/{name}": value for name, value in parts.validate(parts).items()}
             if line or done or detailed or state.step % config.log_every == 0:
                 line |= averages.take() | clock.line(lr) | (parts.diagnostics.take() if detailed else {})
-                parts.tracker.metrics(state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line})
-            if done or found.stop or found.out_of_time or state.step == last_step or parts.keeper.due(state.step, found.minutes):
+                parts.tracker.metrics(
+                    state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line}
+                )
+            if (
+                done
+                or found.stop
+                or found.out_of_time
+                or state.step == last_step
+                or parts.keeper.due(state.step, found.minutes)
+            ):
                 clock.settle()
                 parts.keeper.save(parts, line)
             if found.stop or found.out_of_time:
@@ -328,5 +337,3 @@ class Clock:
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms = []
         return found
-
-

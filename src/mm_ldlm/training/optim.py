@@ -113,7 +113,11 @@ class Optimization:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         for kind in ("adamw", "muon"):
             made = [
-                {"params": [p for _, p in group["params"]], "weight_decay": group["weight_decay"], "lr": group["base_lr"]}
+                {
+                    "params": [p for _, p in group["params"]],
+                    "weight_decay": group["weight_decay"],
+                    "lr": group["base_lr"],
+                }
                 for group in self.groups
                 if group["kind"] == kind
             ]

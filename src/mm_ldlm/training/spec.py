@@ -72,7 +72,9 @@ class TrainingSpec:
         """Raises ConfigurationError when the spec is of another format or a field does not fit."""
         version = found.get("format_version")
         if version != FORMAT_VERSION:
-            raise ConfigurationError(f"training spec: format {version!r}, this program reads {FORMAT_VERSION}. Plan it again.")
+            raise ConfigurationError(
+                f"training spec: format {version!r}, this program reads {FORMAT_VERSION}. Plan it again."
+            )
         try:
             return cls(
                 seed=int(found["seed"]),
@@ -92,6 +94,8 @@ class TrainingSpec:
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise ConfigurationError(f"{path}: no such spec. Write one by `kedro run --to-nodes=plan_training`.") from None
+            raise ConfigurationError(
+                f"{path}: no such spec. Write one by `kedro run --to-nodes=plan_training`."
+            ) from None
         except ValueError as error:
             raise ConfigurationError(f"{path}: not readable as JSON ({error}).") from None

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 import mm_ldlm
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints import folder, legacy
 from mm_ldlm.config import to_dict
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
 from mm_ldlm.errors import CheckpointError, MMLDLMError
 from mm_ldlm.models.build import build_model
-from mm_ldlm.models.freezing import apply_mode_freezing
+from mm_ldlm.models.freezing import INPUT_PARTS, apply_mode_freezing
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.objectives.multimodal import MultimodalObjective
 from mm_ldlm.store import atomic
@@ -41,9 +41,11 @@ from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.keeper import Keeper, load_parameters
 from mm_ldlm.training.optim import Ema, Optimization
+from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
 from mm_ldlm.training.status import LOG, write_status
+from mm_ldlm.training.validation import Validation
 from mm_ldlm.training.stepping import TrainStep
 
 
@@ -88,8 +90,12 @@ def train(
         try:
             data = data or open_data(spec, root)
             parts = build(spec, root=root, data=data, process=process, tracker=tracker, wrap_objective=wrap_objective)
+            if config.preflight:
+                preflight(parts, spec, data, directory)
             resumed = _start(parts, spec, root)
-            tracker.event(parts.state.step, "start", resumed_from=resumed, world=process.world, attempt=process.place.attempt)
+            tracker.event(
+                parts.state.step, "start", resumed_from=resumed, world=process.world, attempt=process.place.attempt
+            )
             _status(directory, process, "running", parts.state.step)
             with told_to_stop() as asked:
                 parts.asked_to_stop = asked
@@ -171,7 +177,25 @@ def build(
         config=config, seed=spec.seed, process=process, parallel=parallel, objective=objective,
         optimization=optimization, ema=Ema(model, config.ema), scaler=scaler, loader=loader, state=TrainingState(),
         guard=Guard(config.guard), keeper=keeper, tracker=tracker, diagnostics=Diagnostics(config.diagnose_every),
-        asked_to_stop=lambda: False,
+        asked_to_stop=lambda: False, validate=_validation(spec, data),
+    )  # fmt: skip
+
+
+def _validation(spec: TrainingSpec, data: Data) -> Validation | None:
+    """A pass over validation rows in each single mode, where it is asked for and there are such rows."""
+    config = spec.training
+    if config.validate_every == 0 or data.validation is None:
+        return None
+    objectives = {
+        mode: MultimodalObjective(
+            dataclasses.replace(spec.objective, mode=mode), mask_id=data.mask_id, pad_id=data.pad_id,
+            vocab_size=data.vocab_size,
+        )
+        for mode in spec.objective.modes
+    }  # fmt: skip
+    return Validation(
+        data.validation, objectives, rows=config.validation_rows, seed=spec.seed, max_length=spec.model.max_length,
+        fill=config.precision.compile,
     )  # fmt: skip
 
 
@@ -191,11 +215,14 @@ def _start(parts: loop.Run, spec: TrainingSpec, root: Path) -> str | None:
 
 
 def _initialise(model: Any, path: Path) -> frozenset[str]:
-    """Weights of a checkpoint (its moving average where it has one); returns the parts that are trained now."""
-    found = folder.find(path)
-    name = "ema.safetensors" if (found / "ema.safetensors").is_file() else "model.safetensors"
-    load_parameters(model, folder.tensors(found, name), found)
-    return frozenset({"text_embedding", "latent_encoder"})
+    """Weights of a checkpoint (its moving average where it has one); returns the input parts that are trained now."""
+    if legacy.is_legacy(path):
+        load_parameters(model, legacy.read(path).model, path / "model.pt")
+    else:
+        found = folder.find(path)
+        name = "ema.safetensors" if (found / "ema.safetensors").is_file() else "model.safetensors"
+        load_parameters(model, folder.tensors(found, name), found)
+    return INPUT_PARTS
 
 
 def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Tracker:
@@ -246,7 +273,9 @@ def told_to_stop() -> Iterator[Callable[[], bool]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mm_ldlm.training.worker", description="Train what a spec says, as one rank.")
     parser.add_argument("spec", type=Path, help="training_spec.json, written by `kedro run --to-nodes=plan_training`")
-    parser.add_argument("--root", type=Path, default=None, help="folder that the spec's paths start from (default: its own)")
+    parser.add_argument(
+        "--root", type=Path, default=None, help="folder that the spec's paths start from (default: its own)"
+    )
     given = parser.parse_args(arguments)
     die_with_parent()
     try:

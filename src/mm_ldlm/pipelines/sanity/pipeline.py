@@ -1,0 +1,37 @@
+"""The graph of `sanity`."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node, pipeline
+
+from mm_ldlm.pipelines.sanity import nodes
+
+
+def create_pipeline() -> Pipeline:
+    return pipeline(
+        [
+            node(
+                nodes.check_configuration,
+                inputs=[
+                    "tokens",
+                    "latents",
+                    "index",
+                    "tokenizer_files",
+                    "normaliser",
+                    "tokenizer_folder",
+                    "normaliser_folder",
+                    "runs",
+                    "params:model",
+                    "params:objective",
+                    "params:training",
+                    "params:encoder",
+                    "params:seed",
+                    "params:sanity",
+                ],
+                outputs="sanity_report",
+                name="check_configuration",
+            ),
+            node(nodes.judge_configuration, inputs="sanity_report", outputs=None, name="judge_configuration"),
+        ],
+        tags="sanity",
+    )
