@@ -36,7 +36,7 @@ def reasons(items: list[Row | Bad]) -> list[tuple[int, str]]:
     return [(item.line, item.reason) for item in items if isinstance(item, Bad)]
 
 
-# -- every kind reads -----------------------------------------------------------------------------------------------------
+# -- every kind reads --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".gz", ".zst"])
@@ -65,7 +65,8 @@ def test_line_ends_of_windows_and_the_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_jsonl_with_meta_and_a_split_column(tmp_path: Path) -> None:
-    lines = [{"body": text, "where": split, "n": i} for i, (text, split) in enumerate(zip(TEXTS, ["train", "dev", "test"], strict=True))]  # fmt: skip
+    splits = ["train", "dev", "test"]
+    lines = [{"body": text, "where": splits[i], "n": i} for i, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     rows = read(
         kind="jsonl", path=str(tmp_path / "a.jsonl"), columns=["body"], split_column="where", meta_columns=["n"]
@@ -164,7 +165,7 @@ def test_the_starter_corpus_brings_its_split() -> None:
     assert "shape" in json.loads(getattr(rows[0], "meta", "{}"))
 
 
-# -- bad rows -------------------------------------------------------------------------------------------------------------
+# -- bad rows ----------------------------------------------------------------------------------------------------------
 
 
 def test_bad_lines_of_text_are_named(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_word_that_names_no_split_is_bad(tmp_path: Path) -> None:
     assert reasons(rows) == [(1, "wrong_type"), (2, "missing_column")]
 
 
-# -- files that cannot be read --------------------------------------------------------------------------------------------
+# -- files that cannot be read -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,5 +270,5 @@ def test_a_file_that_ends_early_stops_the_run(tmp_path: Path, suffix: str) -> No
 
 def test_utf16_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
-    with pytest.raises(SourceError, match="this is UTF-16. Convert it first: iconv"):
+    with pytest.raises(SourceError, match=r"this is UTF-16\. Convert it first: iconv"):
         read(kind="text", path=str(tmp_path / "a.txt"))

@@ -121,7 +121,7 @@ def test_batches_on_threads_are_the_same(bert: TextTokenizer) -> None:
     assert bert.encode(texts) == [row for text in texts for row in bert.encode([text])]
 
 
-# -- a part of the vocabulary ---------------------------------------------------------------------------------------------
+# -- a part of the vocabulary ------------------------------------------------------------------------------------------
 
 
 def test_a_reduced_vocabulary_knows_its_words_and_no_others(any_tokenizer: TextTokenizer) -> None:
@@ -185,7 +185,7 @@ def test_a_folder_that_was_changed_is_refused(bert: TextTokenizer, tmp_path: Pat
         TextTokenizer.load(folder)
 
 
-# -- where tokenizers come from -------------------------------------------------------------------------------------------
+# -- where tokenizers come from ----------------------------------------------------------------------------------------
 
 
 def test_folders_files_and_vocabularies(tmp_path: Path, bert: TextTokenizer) -> None:
@@ -230,7 +230,7 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
             load_tokenizer(TokenizerConfig(path=str(tmp_path / name), max_length=8))
 
 
-# -- pieces ---------------------------------------------------------------------------------------------------------------
+# -- pieces ------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)

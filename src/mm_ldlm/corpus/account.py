@@ -12,7 +12,8 @@ def account(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
     """The report of `prepare` and the counts of the token store in one mapping.
 
     Raises:
-        ValidationError: rows in is not accepted + duplicates + quarantined, or the tokens have other rows than the records.
+        ValidationError: rows in is not accepted + duplicates + quarantined, or the tokens have other rows than the
+            records.
     """
     parts = {name: int(preparation[name]) for name in ("accepted", "duplicates", "quarantined")}
     if preparation["rows_in"] != sum(parts.values()):
@@ -21,8 +22,8 @@ def account(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
         )
     if tokens.rows != parts["accepted"]:
         raise ValidationError(
-            f"{parts['accepted']} records were accepted and {tokens.rows} rows have tokens: the token store belongs to other "
-            "records. Run the whole ingestion pipeline again."
+            f"{parts['accepted']} records were accepted and {tokens.rows} rows have tokens: the token store belongs "
+            f"to other records. Run the whole ingestion pipeline again."
         )
     if tokens.fingerprints.get("records") != preparation["fingerprint"]:
         raise ValidationError(

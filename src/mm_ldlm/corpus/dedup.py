@@ -1,7 +1,7 @@
 """Remembering ten million texts: exact digests in sorted arrays, near duplicates by MinHash.
 
-A Python set of ten million digests takes over a gigabyte; sorted runs of two words each take 170 MB, and a batch is looked up
-in one call.
+A Python set of ten million digests takes over a gigabyte; sorted runs of two words each take 170 MB, and a batch is
+looked up in one call.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def as_words(digests: list[bytes]) -> Words:
 class DigestMap:
     """From digests to a small number each, in runs that are sorted by the first word and merged as they grow.
 
-    The second word is compared where the first agrees. Two digests that share a first word and differ in the second (one
-    chance in 400,000 among ten million) would at worst let a duplicate of one of them pass.
+    The second word is compared where the first agrees. Two digests that share a first word and differ in the second
+    (one chance in 400,000 among ten million) would at worst let a duplicate of one of them pass.
     """
 
     def __init__(self) -> None:

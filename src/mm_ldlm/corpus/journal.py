@@ -84,7 +84,9 @@ class Journal:
 
     @classmethod
     def resume(cls, workspace: Path, quarantine: Path, *, fingerprint: str, sources: int) -> Journal:
-        """The journal of an interrupted or finished run of the same making, whose shards are all there unharmed; else a new one."""
+        """The journal of an interrupted or finished run of the same making, whose shards are all there unharmed;
+        else a new one.
+        """
         fresh = cls.start(fingerprint, sources)
         try:
             plain = json.loads((workspace / NAME).read_text(encoding="utf-8"))

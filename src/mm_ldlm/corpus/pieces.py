@@ -8,8 +8,8 @@ from mm_ldlm.corpus.tokenizer import TextTokenizer
 def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[tuple[str, int]]:
     """(piece, its length in tokens) in order; joined by spaces they give the text's words again.
 
-    A piece is a text of its own and is tokenised as such. One that is still longer than `max_length` could not be cut (a
-    single character that takes more tokens): the caller refuses it.
+    A piece is a text of its own and is tokenised as such. One that is still longer than `max_length` could not be cut
+    (a single character that takes more tokens): the caller refuses it.
     """
     return _cut(" ".join(text.split()), tokenizer, max_length)
 

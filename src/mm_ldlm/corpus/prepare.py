@@ -1,7 +1,8 @@
 """From sources to records: read, normalise, filter, split, remove duplicates, write.
 
-Rows stream through in chunks; what stays in memory is one chunk, the shard being filled and the digests of accepted texts.
-After each shard a journal is written, so a run that was killed goes on where it stopped and ends with the same bytes.
+Rows stream through in chunks; what stays in memory is one chunk, the shard being filled and the digests of accepted
+texts. After each shard a journal is written, so a run that was killed goes on where it stopped and ends with the same
+bytes.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def prepare(
 ) -> tuple[Manifest, Manifest, dict[str, Any]]:
     """Fill the record store in `workspace` and the quarantine store; the manifests returned are not yet written.
 
-    With a tokenizer and its parameters the bounds in tokens are applied here, so that records, tokens and latents have the
-    same rows in the same order.
+    With a tokenizer and its parameters the bounds in tokens are applied here, so that records, tokens and latents have
+    the same rows in the same order.
 
     Returns:
         manifest of the records, manifest of the quarantine, report (plain JSON).
@@ -187,7 +188,9 @@ def _commit(sieve: Sieve, journal: Journal, workspace: Path, quarantine: Path) -
 
 
 def _clear(folder: Path, keep: list[Shard], *, made_by: dict[str, str]) -> None:
-    """Remove what another run, or the part after the last commit, left behind; a manifest only if it is another run's."""
+    """Remove what another run, or the part after the last commit, left behind;
+    a manifest only if it is another run's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     atomic.remove_temporaries(folder)
     names = {shard.name for shard in keep}
@@ -202,8 +205,9 @@ def _check(config: IngestionConfig, journal: Journal) -> None:
     counts = journal.counts
     if not counts.balanced:
         raise SourceError(
-            f"rows went missing: {counts.rows_in} in, but {sum(counts.accepted)} accepted + {sum(counts.duplicates)} duplicates "
-            f"+ {sum(counts.quarantined)} quarantined. This is a defect of the program: please report it with the parameters."
+            f"rows went missing: {counts.rows_in} in, but {sum(counts.accepted)} accepted + {sum(counts.duplicates)} "
+            f"duplicates + {sum(counts.quarantined)} quarantined. This is a defect of the program: please report "
+            f"it with the parameters."
         )
     for source, read, ended in zip(config.sources, counts.read, journal.exhausted, strict=True):
         if ended and not read:

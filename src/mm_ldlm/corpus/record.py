@@ -1,8 +1,8 @@
 """A record: one text, its id and its split.
 
-The id is a digest of the text as stored, so it is the same wherever the text came from. The split is a keyed hash of the text's
-*comparison form* (compatibility-normalised, casefolded, white space collapsed): it does not move when data grows, and
-two texts that differ only in case or in the way they are encoded never land on two sides of a split.
+The id is a digest of the text as stored, so it is the same wherever the text came from. The split is a keyed hash of
+the text's *comparison form* (compatibility-normalised, casefolded, white space collapsed): it does not move when data
+grows, and two texts that differ only in case or in the way they are encoded never land on two sides of a split.
 """
 
 from __future__ import annotations

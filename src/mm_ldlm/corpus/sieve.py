@@ -1,4 +1,6 @@
-"""A chunk of rows through every test, in order: readable, lengths, language, tokens, duplicates. Nothing leaves uncounted."""
+"""A chunk of rows through every test, in order: readable, lengths, language, tokens, duplicates.
+Nothing leaves uncounted.
+"""
 
 from __future__ import annotations
 
@@ -230,8 +232,8 @@ class Sieve:
         """Tables of the accepted and of the quarantined rows since the last call."""
         accepted = pa.table(self._accepted, schema=RECORD_SCHEMA)
         columns = list(zip(*self._refused, strict=True)) if self._refused else [()] * len(QUARANTINE_SCHEMA)
-        refused = pa.table([pa.array(column, field.type) for column, field in zip(columns, QUARANTINE_SCHEMA, strict=True)],
-                           schema=QUARANTINE_SCHEMA)  # fmt: skip
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, QUARANTINE_SCHEMA, strict=True)]
+        refused = pa.table(arrays, schema=QUARANTINE_SCHEMA)
         self._accepted = {name: [] for name in RECORD_SCHEMA.names}
         self._refused = []
         return accepted, refused

@@ -1,7 +1,9 @@
-"""Text to wordpiece ids and back: any Hugging Face tokenizer, without [CLS] and [SEP], over the whole vocabulary or a part.
+"""Text to wordpiece ids and back: any Hugging Face tokenizer, without [CLS] and [SEP], over the whole vocabulary or a
+part.
 
-A saved tokenizer is a folder with `tokenizer.json` (the base tokenizer, pad, mask and unknown tokens added where it had none)
-and `vocabulary.json` (which base ids are kept, and the three special ids). It loads with the `tokenizers` package alone.
+A saved tokenizer is a folder with `tokenizer.json` (the base tokenizer, pad, mask and unknown tokens added where it
+had none) and `vocabulary.json` (which base ids are kept, and the three special ids). It loads with the `tokenizers`
+package alone.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class TokenizerConfig:
         lowercase: for a vocab.txt, which does not say it itself.
         max_length: most tokens in a sequence.
         min_length: fewest; shorter rows go to quarantine.
-        too_long: what happens to a longer row: "drop" (quarantine), "truncate" (its tokens only; text and embedding stay
-            whole) or "split" (at word boundaries, each piece a record of its own).
+        too_long: what happens to a longer row: "drop" (quarantine), "truncate" (its tokens only; text and embedding
+            stay whole) or "split" (at word boundaries, each piece a record of its own).
         reduce_vocabulary: keep only the tokens that occur in the training split.
     """
 
@@ -122,7 +124,9 @@ class TextTokenizer:
     # -- text to ids --------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens, whatever their number (`max_length` is the preparation's business)."""
+        """Ids of each text, without special tokens,
+        whatever their number (`max_length` is the preparation's business).
+        """
         values, offsets = self.encode_arrays(texts)
         flat = values.tolist()
         return [flat[a:b] for a, b in itertools.pairwise(offsets.tolist())]
@@ -133,7 +137,9 @@ class TextTokenizer:
         return self._to_ours[values], offsets
 
     def encode_base(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The same in ids of the whole vocabulary; large batches on several threads (the Rust side lets go of the GIL)."""
+        """The same in ids of the whole vocabulary;
+        large batches on several threads (the Rust side lets go of the GIL).
+        """
         texts = list(texts)
         pieces = max(1, min(_THREADS, os.cpu_count() or 1, len(texts) // _ROWS_PER_THREAD))
         if pieces == 1:

@@ -55,12 +55,15 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
 def tokenize_records(
     records: ShardStore, tokenizer: TextTokenizer, config: TokenizerConfig, workspace: Path, *, progress: bool = False
 ) -> Manifest:
-    """Fill the token store in `workspace`; shards that an interrupted run has left are kept. The manifest is not yet written.
+    """Fill the token store in `workspace`; shards that an interrupted run has left are kept. The manifest is not yet
+    written.
 
-    Sequences end at `config.max_length`: with the policies drop and split none is longer, with truncate the rest is cut off.
+    Sequences end at `config.max_length`: with the policies drop and split none is longer, with truncate the rest is
+    cut off.
 
     Raises:
-        StoreError: a sequence is empty or, under drop and split, too long: the records were prepared with another tokenizer.
+        StoreError: a sequence is empty or, under drop and split, too long: the records were prepared with another
+            tokenizer.
     """
     from tqdm import tqdm
 
@@ -145,8 +148,9 @@ def _check(table: pa.Table, lengths: npt.NDArray[Any], full: npt.NDArray[Any], c
     if wrong.any():
         row = int(np.argmax(wrong))
         raise StoreError(
-            f"record {table.column('id')[row]} has {int(full[row])} tokens, allowed are {config.min_length} to {config.max_length} "
-            f"(policy '{config.too_long}'); {int(wrong.sum())} rows like it. The records were prepared with other tokenizer "
+            f"record {table.column('id')[row]} has {int(full[row])} tokens, allowed are {config.min_length} to "
+            f"{config.max_length} (policy '{config.too_long}'); {int(wrong.sum())} rows like it. The records were "
+            f"prepared with other tokenizer "
             "parameters: run ingestion again from its first node."
         )
 
@@ -163,7 +167,9 @@ def _cut(
 
 
 def _resume(workspace: Path, made_by: str) -> dict[str, Any]:
-    """The journal of a run of the same making, less the shards that are missing or damaged; else a new one and a clean folder."""
+    """The journal of a run of the same making, less the shards that are missing or damaged;
+    else a new one and a clean folder.
+    """
     import json
 
     state: dict[str, Any] = {"fingerprint": made_by, "shards": {}}

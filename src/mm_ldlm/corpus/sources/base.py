@@ -14,8 +14,8 @@ DAMAGE = ("encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_
 class Row(NamedTuple):
     """One text as the source holds it, not yet normalised.
 
-    `file` is the path or data set, `line` counts from 1 (a line, or a row), `split` is set where the source brings its own,
-    `meta` is a JSON object as text.
+    `file` is the path or data set, `line` counts from 1 (a line, or a row), `split` is set where the source brings its
+    own, `meta` is a JSON object as text.
     """
 
     text: str

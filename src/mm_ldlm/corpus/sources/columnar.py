@@ -18,7 +18,9 @@ from mm_ldlm.store.fingerprint import file_sha256
 
 BATCH_ROWS = 1024
 _HELD_OUT_FIRST = ("test", "validation", BY_HASH, "train")
-"""A text that stands in two splits stays in the one that is read first: it leaves the training text, not the test set."""
+"""A text that stands in two splits stays in the one that is read first: it leaves the training text,
+not the test set.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +138,10 @@ class DatasetSource:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
             raise SourceError(
                 f"source '{config.label}': data set '{config.dataset}'"
-                f"{f' ({config.subset})' if config.subset else ''}, split '{name}' could not be read after {number} rows "
-                f"({type(error).__name__}: {reason}). Offline: save it elsewhere with Dataset.save_to_disk, copy the folder here "
-                "and use kind 'disk' with its 'path'. An interrupted run goes on where it stopped."
+                f"{f' ({config.subset})' if config.subset else ''}, split '{name}' could not be read after {number} "
+                f"rows ({type(error).__name__}: {reason}). Offline: save it elsewhere with Dataset.save_to_disk, "
+                f"copy the folder here and use kind 'disk' with its 'path'. An interrupted run goes on where it "
+                f"stopped."
             ) from error
 
 

@@ -39,7 +39,8 @@ class SourceConfig:
         subset: hub only: its configuration (`name=` of `load_dataset`).
         revision: hub only: commit or tag.
         streaming: hub only: read while it downloads; false downloads into the Hugging Face cache first.
-        splits: hub and disk: which splits are read, and as what: train, validation, test, or hash (the project's hash split).
+        splits: hub and disk: which splits are read, and as what: train, validation, test, or hash (the project's hash
+            split).
         columns: columns that hold a text; each becomes a row of its own. Without a header, "0", "1", ...
         meta_columns: columns kept as JSON in `meta`.
         split: every row of this source goes there instead of by hash.
