@@ -6,7 +6,7 @@ or pipelines, and nothing here trains. torch and transformers are imported only 
 """
 
 from mm_ldlm.encoders.base import Encoder, load_encoder
-from mm_ldlm.encoders.locate import Located, locate
+from mm_ldlm.encoders.location import Located, locate
 from mm_ldlm.encoders.spec import REGISTRY, EncoderConfig, EncoderSpec
 
 __all__ = ["REGISTRY", "Encoder", "EncoderConfig", "EncoderSpec", "Located", "load_encoder", "locate"]

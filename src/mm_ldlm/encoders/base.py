@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.encoders.locate import Located, locate
+from mm_ldlm.encoders.location import Located, locate
 from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.encoders.locate import Located
+from mm_ldlm.encoders.location import Located
 from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
-from mm_ldlm.encoders.transformer import choose_device
+from mm_ldlm.encoders.transformer import choose_device, quiet_loading
 from mm_ldlm.errors import EncoderError
 
 
@@ -23,14 +23,15 @@ class SentenceTransformersEncoder:
         self.located = located
         self.batch_rows = config.batch_rows
         try:
-            self.model = SentenceTransformer(
-                str(located.folder),
-                device=choose_device(device),
-                local_files_only=True,
-                trust_remote_code=False,
-                truncate_dim=located.truncate_dim,
-                model_kwargs={"dtype": getattr(torch, located.dtype)},
-            )
+            with quiet_loading():
+                self.model = SentenceTransformer(
+                    str(located.folder),
+                    device=choose_device(device),
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    truncate_dim=located.truncate_dim,
+                    model_kwargs={"dtype": getattr(torch, located.dtype)},
+                )
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
             raise EncoderError(
                 f"encoder {located.spec.name!r}: sentence-transformers cannot load {located.folder} ({error})."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from mm_ldlm.encoders import pooling
 from mm_ldlm.encoders.batching import by_length
-from mm_ldlm.encoders.locate import Located
+from mm_ldlm.encoders.location import Located
 from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
 from mm_ldlm.errors import EncoderError
 
@@ -178,16 +179,17 @@ def _load_model(located: Located) -> Any:
     loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
         located.spec.architecture
     ]
-    quiet = {"add_pooling_layer": False} if _has_pooler(located) else {}
+    no_pooler = {"add_pooling_layer": False} if _has_pooler(located) else {}
     try:
-        model, report = loader.from_pretrained(
-            located.folder,
-            dtype=getattr(torch, located.dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **quiet,
-        )
+        with quiet_loading():
+            model, report = loader.from_pretrained(
+                located.folder,
+                dtype=getattr(torch, located.dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **no_pooler,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EncoderError(
             f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded ({_first_line(error)})."
@@ -200,6 +202,22 @@ def _load_model(located: Located) -> Any:
     return model.eval().requires_grad_(False)
 
 
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without transformers' bar and its table of unused weights: what matters of it is raised as an error here."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
 def _has_pooler(located: Located) -> bool:
     """BERT-like classes build a pooler that sentence encoders do not use and often do not ship."""
     from transformers import AutoConfig
@@ -207,7 +225,7 @@ def _has_pooler(located: Located) -> bool:
     if located.spec.architecture != "auto":
         return False
     kind = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=False).model_type
-    return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra"} - {"electra"}
+    return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet"}
 
 
 def _first_line(error: BaseException) -> str:

@@ -245,7 +245,8 @@ def _fit_robust(
 
 
 def _per_dimension(kind: str, centre_d: Matrix, scale_d: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
-    constant = scale_d <= 1e-12 * max(float(scale_d.max()), 1e-300)
+    # Below this a dimension holds nothing but the rounding of float32; scaling that up would make noise of it.
+    constant = scale_d <= 1e-6 * max(float(scale_d.max()), 1e-300)
     safe = np.where(constant, 1.0, scale_d)
     return Normaliser(kind, centre_d, safe, unit_norm, rows, constant=tuple(np.flatnonzero(constant).tolist()))
 
