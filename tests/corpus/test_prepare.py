@@ -222,6 +222,14 @@ def test_weights_mix_until_a_source_runs_out(tmp_path: Path, prepared: Any) -> N
     assert prepared({**a, "weight": None}, {**b, "weight": None}).report["accepted"] == 120
 
 
+def test_a_path_from_the_command_line_stands_in_for_the_one_in_the_list(tmp_path: Path, prepared: Any) -> None:
+    other = text_file(tmp_path, ["from the other file"], "b.txt")
+    source = {**text_file(tmp_path, ["from the first"]), "path": "not/there.txt"}
+    assert prepared(source, path=other["path"]).texts == ["from the other file"]
+    with pytest.raises(ConfigurationError, match="0 sources have a path"):
+        prepared({"kind": "starter"}, path=other["path"])
+
+
 def test_max_samples_stops_a_source(tmp_path: Path, prepared: Any) -> None:
     assert prepared({**text_file(tmp_path, ["a", "b", "c"]), "max_samples": 2}).texts == ["a", "b"]
 

@@ -8,7 +8,9 @@ from kedro.config import OmegaConfigLoader
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.config import parse
+from mm_ldlm.corpus.prepare import IngestionConfig
+from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.pipelines.ingestion import nodes
 from mm_ldlm.pipelines.ingestion.pipeline import create_pipeline
@@ -57,6 +59,16 @@ def test_another_parameter_makes_another_store(project: Path, tmp_path: Path) ->
     report = catalog.load("ingestion_report")
     assert report["quarantined_by_reason"]["too_long"] == len(catalog.load("quarantine_ingestion")) > 0
     assert len(catalog.load("tokens")) == report["accepted"] < 350
+
+
+@pytest.mark.parametrize("environment", ["base", "test", "tatoeba", "wikitext103", "openwebtext", "lm1b", "stsb"])
+def test_the_parameters_of_each_environment_are_valid(project: Path, environment: str) -> None:
+    loader = OmegaConfigLoader(
+        str(project / "conf"), base_env="base", default_run_env=environment, merge_strategy={"parameters": "soft"}
+    )
+    parameters = loader["parameters"]
+    parse(IngestionConfig, parameters["ingestion"], at="ingestion")
+    parse(TokenizerConfig, parameters["tokenizer"], at="tokenizer")
 
 
 def test_base_parameters_are_valid_and_misspelt_ones_are_named(project: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class IngestionConfig:
 
     Attributes:
         sources: read one after another, or in proportion to their weights until one of them runs out.
+        path: stands in for the path of the one source that has one; for the command line, which does not reach into lists.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: inner runs of white space become one space.
         length: bounds in characters and words; bounds in tokens are the tokenizer's.
@@ -54,6 +56,7 @@ class IngestionConfig:
     """
 
     sources: tuple[SourceConfig, ...]
+    path: str | None = None
     unicode_form: UnicodeForm = "NFC"
     collapse_whitespace: bool = True
     length: LengthConfig = LengthConfig()
@@ -71,11 +74,21 @@ class IngestionConfig:
         labels = [source.label for source in self.sources]
         if twice := {label for label in labels if labels.count(label) > 1}:
             raise ValueError(f"two sources are called {sorted(twice)}: give each a 'name' of its own")
+        if self.path is not None and (count := sum(source.path is not None for source in self.sources)) != 1:
+            raise ValueError(f"'path' stands in for the path of one source, and {count} sources have a path")
         weighted = [source.label for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(labels):
             raise ValueError(
                 f"sources {sorted(set(labels) - set(weighted))} have no weight: all sources have one or none has"
             )
+
+    @property
+    def placed(self) -> IngestionConfig:
+        """The same with `path` put where it belongs."""
+        if self.path is None:
+            return self
+        sources = tuple(s if s.path is None else dataclasses.replace(s, path=self.path) for s in self.sources)
+        return dataclasses.replace(self, sources=sources, path=None)
 
 
 def prepare(
@@ -98,6 +111,7 @@ def prepare(
     Raises:
         SourceError: a source is missing, empty or unreadable, too many rows are damaged, or none was accepted.
     """
+    config = config.placed
     started = time.monotonic()
     sources = [open_source(source, seed=seed, max_row_bytes=config.max_row_bytes) for source in config.sources]
     made_by = _fingerprints(config, sources, tokenizer, tokens)
