@@ -133,7 +133,7 @@ def all_in(directory: Path) -> list[Path]:
 
 def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that passes every check, and a line about each newer one that does not."""
-    damaged = []
+    damaged: list[str] = []
     for path in reversed(all_in(directory)):
         try:
             check(path)

@@ -53,7 +53,7 @@ def gather_bytes(data: bytes, *, device: torch.device) -> list[bytes]:
     sizes = [torch.zeros_like(size) for _ in range(world())]
     dist.all_gather(sizes, size)
     lengths = [int(item) for item in sizes]
-    buffer = torch.zeros(max(lengths + [1]), dtype=torch.uint8, device=device)
+    buffer = torch.zeros(max([*lengths, 1]), dtype=torch.uint8, device=device)
     if data:
         buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     buffers = [torch.empty_like(buffer) for _ in range(world())]

@@ -21,7 +21,8 @@ class Parallel:
 
     def __init__(self, inner: nn.Module, process: Process, *, strategy: str = "ddp", some_unused: bool = True) -> None:
         """`some_unused`: not every trainable parameter takes part in every step (modes drawn by chance)."""
-        self.inner, self.process = inner, process
+        self.inner: Any = inner
+        self.process = process
         self.module: nn.Module = inner
         self.strategy = strategy if process.world > 1 else "none"
         if self.strategy == "ddp":
@@ -46,8 +47,9 @@ class Parallel:
             return
         if self.strategy == "fsdp":
             for module in self.inner.modules():
-                if hasattr(module, "set_requires_gradient_sync"):
-                    module.set_requires_gradient_sync(last, recurse=False)
+                setter: Any = getattr(module, "set_requires_gradient_sync", None)
+                if setter is not None:
+                    setter(last, recurse=False)
         yield
 
     @property
@@ -57,7 +59,7 @@ class Parallel:
 
 
 def shard(module: nn.Module, blocks: list[nn.Module], process: Process, *, low_precision: torch.dtype | None) -> None:
-    """FSDP2: shard each block, then the rest, in place. Parameters become DTensors; optimizer and EMA are made after it."""
+    """FSDP2: shard each block, then the rest, in place. Parameters become DTensors: make optimizer and EMA after it."""
     if process.world == 1:
         return
     from torch.distributed.device_mesh import init_device_mesh

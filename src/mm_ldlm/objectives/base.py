@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mm_ldlm.diffusion.random import RowGenerator
 
 Losses = dict[str, tuple[Tensor, Tensor]]
-"""name → (sum over this micro-batch, count); both 0-D. The names found in `Objective.weights` are trained on, the others are reported."""
+"""name → (sum over this micro-batch, count), both 0-D. Names in `Objective.weights` are trained on, others reported."""
 Unit = Literal["tokens", "rows"]
 
 
@@ -49,7 +49,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on `device`; copies from pinned memory do not block."""
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device, non_blocking=True)
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
@@ -58,7 +58,7 @@ class Batch:
 
     def pinned(self) -> Batch:
         """The batch in page-locked memory, for non-blocking copies to a GPU."""
-        held = {
+        held: dict[str, Any] = {
             field.name: value.pin_memory()
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
@@ -70,10 +70,15 @@ class Batch:
 class Objective(Protocol):
     """The seam between the loop and what is trained."""
 
-    weights: Mapping[str, float]
-    """factor of each trained loss in the total"""
-    units: Mapping[str, Unit]
-    """what each trained loss is counted in; its normaliser is that count over the whole global batch"""
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Factor of each trained loss in the total."""
+        ...
+
+    @property
+    def units(self) -> Mapping[str, Unit]:
+        """What each trained loss is counted in; its normaliser is that count over the whole global batch."""
+        ...
 
     def kind(self, generator: RowGenerator, *, step: int) -> str:
         """What sort of step this is (the mode): losses of different kinds are not compared with each other."""

@@ -1,6 +1,7 @@
 """Text and latent on two clocks: masked diffusion over tokens, Gaussian diffusion over the embedding.
 
-B rows, L positions, N masked positions, V vocabulary, d latent width. The modes are those of docs/modes.md; times t = 0 mean "given".
+B rows, L positions, N masked positions, V vocabulary, d latent width. The modes are those of docs/modes.md; a time of 0
+means "given".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.objectives.base import Batch, Losses, Unit
 
 Mode = Literal["unconditional", "l2t", "t2l", "mixed", "sequential"]
-SINGLE = ("l2t", "t2l", "unconditional")
+SINGLE: tuple[Mode, ...] = ("l2t", "t2l", "unconditional")
 TIME_BUCKETS = 4
 
 
@@ -76,7 +77,7 @@ class ObjectiveConfig:
             raise ValueError("parameterisation 'v' needs a variance preserving latent_schedule; use 'flow' with 'flow'")
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> tuple[Mode, ...]:
         """The single modes that occur."""
         if self.mode in SINGLE:
             return (self.mode,)

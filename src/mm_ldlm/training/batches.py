@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -182,7 +182,7 @@ class Loader:
         )  # fmt: skip
         return [batch.pinned() for batch in batches] if self.pin else batches
 
-    def from_(self, epoch: int, index: int) -> Iterator[tuple[Planned, list[Batch]]]:
+    def from_(self, epoch: int, index: int) -> Generator[tuple[Planned, list[Batch]]]:
         """(plan, micro-batches) without end. Close the iterator to end its thread."""
         ahead = self.plan.config.prefetch
         if ahead == 0:

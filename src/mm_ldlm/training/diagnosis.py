@@ -153,7 +153,8 @@ class _Watch:
             handle.remove()
 
     def _inputs(self, module: nn.Module, positional: Any, named: dict[str, Any]) -> None:
-        for name, value in {**dict(enumerate(positional)), **named}.items():
+        handed: dict[Any, Any] = {**dict(enumerate(positional)), **named}
+        for name, value in handed.items():
             if any(not bool(torch.isfinite(t).all()) for t in _floats(value)) and str(name) not in self.found.inputs:
                 self.found.inputs.append(str(name))
 

@@ -56,14 +56,14 @@ class Keeper:
     def save(self, parts: Run, line: dict[str, float]) -> None:
         """Snapshot the run and write it (every rank must call this; rank 0 writes)."""
         self._last_time = time.monotonic()
-        state, model = parts.state, parts.parallel.inner.model  # type: ignore[union-attr]
+        state, model = parts.state, parts.parallel.inner.model
         parts.diagnostics.verify_freezing(parts)
         best = False
         if self.config.best_metric is not None and self.config.best_metric in line:
             value = line[self.config.best_metric]
             if state.best is None or (value < state.best if self.config.best_is == "min" else value > state.best):
                 state.best, best = value, True
-        model_tensors = _snapshot(dict(model.named_parameters()))  # type: ignore[operator,union-attr]
+        model_tensors = _snapshot(dict(model.named_parameters()))
         ema_tensors = _snapshot(parts.ema.values)
         optimizer_tensors = _snapshot(parts.optimization.tensors())
         ranks = _random_states_of_all(parts.process.device)

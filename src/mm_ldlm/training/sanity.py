@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mm_ldlm.config import NonNegativeFloat, PositiveFloat, PositiveInt, Share, config
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.freezing import OCCASIONAL_PARTS, tagged_parameters
-from mm_ldlm.objectives.base import Batch, Objective
+from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.multimodal import MultimodalObjective
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import loop
@@ -69,7 +69,7 @@ def check_sanity(
         if wrap is not None:
             wrap(parts)
         batch = _batch(data, config.rows, spec.model.max_length, process.device)
-        modes = {
+        modes: dict[str, Any] = {
             mode: MultimodalObjective(
                 dataclasses.replace(spec.objective, mode=mode), mask_id=data.mask_id, pad_id=data.pad_id,
                 vocab_size=data.vocab_size,
@@ -119,7 +119,7 @@ def train_mode(parts: loop.Run) -> Check:
     return Check("train mode", f"{len(modules)} modules train" + (f", {drops} of them dropout" if drops else ""))
 
 
-def attached(parts: loop.Run, batch: Batch, modes: dict[str, Objective | Any]) -> Check:
+def attached(parts: loop.Run, batch: Batch, modes: dict[str, Any]) -> Check:
     """The loss of every mode reaches parameters, and is one finite number."""
     faults = []
     for mode, objective in modes.items():
@@ -217,7 +217,8 @@ def learning(parts: loop.Run, batch: Batch, modes: dict[str, Any], config: Sanit
         step += 1
         if value < 0.5 * config.fall * losses[0] and step >= 8:
             break
-    trains, frozen = [], []
+    trains: list[str] = []
+    frozen: list[str] = []
     idle = _idle(parts)
     for name, part, p in tagged_parameters(model):
         (

@@ -52,7 +52,7 @@ def step_seed(seed: int, draw: int, name: str = "") -> int:
 def seed_everything(seed: int) -> None:
     """Global generators. Only dropout and third-party code read them: our own noise comes by RowGenerator."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
@@ -63,8 +63,8 @@ def seed_dropout(seed: int, draw: int, *, rank: int) -> None:
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """The global generators' states as tensors."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, internal, _ = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(internal, dtype=torch.int64),

@@ -50,7 +50,7 @@ class Validation:
         loader = Loader(plan, self.subset, rank=process.rank, world=process.world, fill=self.fill)
         count = len(plan.epoch(0))
         sums: dict[str, torch.Tensor] = {}
-        model.eval()  # type: ignore[operator,union-attr]
+        model.eval()
         with torch.no_grad(), parts.ema.swapped():
             for planned in plan.first(count):
                 for micro in loader.make(planned):
@@ -63,7 +63,7 @@ class Validation:
                             both = torch.stack([pair[0].double(), pair[1].double()])
                             label = f"{name}/{key}"
                             sums[label] = sums[label] + both if label in sums else both
-        model.train()  # type: ignore[operator,union-attr]
+        model.train()
         read = collectives.sum_(torch.stack(list(sums.values()))).tolist()
         found = {name: value / number for name, (value, number) in zip(sums, read, strict=True) if number > 0}
         totals = [

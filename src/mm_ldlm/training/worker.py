@@ -45,8 +45,8 @@ from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
 from mm_ldlm.training.status import LOG, write_status
-from mm_ldlm.training.validation import Validation
 from mm_ldlm.training.stepping import TrainStep
+from mm_ldlm.training.validation import Validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def build(
         inner.forward_model = torch.compile(model, dynamic=False)
     parallel = Parallel(inner, process, strategy=config.parallel)
     optimization = Optimization(model, config.optimizer, max_steps=config.max_steps)
-    scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=spec.model.max_length)
     loader = Loader(
         plan, data.train, rank=process.rank, world=process.world, fill=config.precision.compile,
@@ -186,7 +186,7 @@ def _validation(spec: TrainingSpec, data: Data) -> Validation | None:
     config = spec.training
     if config.validate_every == 0 or data.validation is None:
         return None
-    objectives = {
+    objectives: dict[str, Objective] = {
         mode: MultimodalObjective(
             dataclasses.replace(spec.objective, mode=mode), mask_id=data.mask_id, pad_id=data.pad_id,
             vocab_size=data.vocab_size,
