@@ -87,3 +87,58 @@ def unit_latents():
         return raw / np.linalg.norm(raw, axis=1, keepdims=True)
 
     return draw
+
+
+def write_run(directory, *, seed=0, mode="mixed", encoder=None):
+    """A run folder as training leaves it, with a tiny untrained network; returns (folder, its tokenizer, its model)."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from mm_ldlm.checkpoints import folder
+    from mm_ldlm.config import to_dict
+    from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
+    from mm_ldlm.latents.normaliser import Normaliser
+    from mm_ldlm.store import atomic
+
+    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(20)} | {"[UNK]": 20}, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = TextTokenizer(complete_specials(base), max_length=LENGTH)
+    normaliser = Normaliser("standard", np.full(WIDTH, 0.1), np.full(WIDTH, 0.5), True, rows=10)
+    parts = directory.parent / f"{directory.name}-parts"
+    for name, part in (("tokenizer", tokenizer), ("normaliser", normaliser)):
+        (parts / name).mkdir(parents=True)
+        part.save(parts / name)
+    config = ModelConfig(latent_dim=WIDTH, width=32, depth=2, heads=2, latent_tokens=2, max_length=LENGTH)
+    made = build_model(config, vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id, mask_id=tokenizer.mask_id)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    values = {name: parameter.detach() for name, parameter in made.named_parameters()}
+    tensors = {"model.safetensors": {k: v * 0 for k, v in values.items()}, "ema.safetensors": values}
+    folder.write(
+        directory / "checkpoints",
+        3,
+        folder.Contents(
+            tensors, {"training_state.json": {"metrics": {}}}, {n: parts / n for n in ("tokenizer", "normaliser")}
+        ),
+    )
+    atomic.write_json(
+        directory / "config.json",
+        {
+            "model": to_dict(config),
+            "objective": to_dict(ObjectiveConfig(mode=mode)),
+            "encoder": encoder or {},
+            "fingerprints": {"encoder": "0" * 32},
+        },
+    )
+    return directory, tokenizer, made
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    return write_run(tmp_path / "run-1")[0]
+
+
+@pytest.fixture
+def bag_encoder():
+    return BagEncoder()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.objectives.multimodal import ObjectiveConfig
 from mm_ldlm.sampling.config import (
     JOINT_SAMPLER_NAMES,
     LATENT_SAMPLER_NAMES,
@@ -46,15 +47,22 @@ def test_embed_draws_with_every_sampler(name, model):
 
 
 @pytest.mark.parametrize("order", JOINT_SAMPLER_NAMES)
-@pytest.mark.parametrize("mode", ["mixed", "unconditional", "l2t"])
+@pytest.mark.parametrize("mode", ["mixed", "unconditional"])
 def test_generate_in_every_order(order, mode, build):
-    from mm_ldlm.objectives.multimodal import ObjectiveConfig
-
     out = build(objective=ObjectiveConfig(mode=mode)).generate(6, order=order, steps=3, seed=1)
     assert len(out.texts) == 6
     assert out.latents.shape == (6, 6)
     assert np.isfinite(out.latents).all()
     assert all(1 <= len(row) <= 12 for row in out.tokens)
+
+
+def test_what_was_not_trained_is_refused(build, unit_latents):
+    with pytest.raises(SamplingError, match="modes l2t and cannot generate in the order 'together'; it can: none"):
+        build(objective=ObjectiveConfig(mode="l2t")).generate(2, order="together")
+    with pytest.raises(SamplingError, match=r"not trained to embed texts \(modes: l2t\)"):
+        build(objective=ObjectiveConfig(mode="l2t")).embed("w1")
+    with pytest.raises(SamplingError, match=r"not trained to write texts \(modes: t2l\)"):
+        build(objective=ObjectiveConfig(mode="t2l")).invert(unit_latents(1))
 
 
 def test_batching_changes_nothing(model, unit_latents):

@@ -22,7 +22,9 @@ def learned():
     spec = util.spec_from_file_location("tiny_parts", Path(__file__).with_name("conftest.py"))
     parts = util.module_from_spec(spec)
     spec.loader.exec_module(parts)
-    config = ObjectiveConfig(loss_type_weights=ModeWeights(l2t=3, t2l=2, unconditional=0), parameterisation="x0", latent_weight=1.0)
+    config = ObjectiveConfig(
+        loss_type_weights=ModeWeights(l2t=3, t2l=2, unconditional=0), parameterisation="x0", latent_weight=1.0
+    )
     made = parts.make(objective=config, width=64, depth=2)
     for parameter in made.model.parameters():
         parameter.requires_grad_(True)

@@ -107,8 +107,8 @@ def test_first_order_solvers_on_a_gaussian(name, schedule, rows):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["heun", "dpmpp_2m"])
 def test_second_order_solvers_on_a_gaussian(name, schedule, rows):
-    """Order 2 where the grid is even in the solver's own time (the flow's); elsewhere their last step, which has no slope at
-    t = 0 to look at, sets the error, and they still leave Euler behind."""
+    """Order 2 where the grid is even in the solver's own time (the flow's); elsewhere their last step, which has no
+    slope at t = 0 to look at, sets the error, and they still leave Euler behind."""
     coarse, fine = _error(name, schedule, 80, rows), _error(name, schedule, 160, rows)
     if schedule == "flow":
         assert math.log2(coarse / fine) > {"heun": 1.95, "dpmpp_2m": 1.6}[name]
@@ -160,7 +160,7 @@ def test_guidance_extrapolates_and_costs_double(rows):
     plain = LatentDenoiser(predict=said(1.0), parameterisation="x0", schedule=schedule)
     guided = LatentDenoiser(predict=said(1.0), unconditional=said(0.25), parameterisation="x0", schedule=schedule)
     config = LatentSamplerConfig(steps=3, guidance=2.0)
-    with pytest.raises(SamplingError, match="guidance 2.0 needs a network with a condition to drop"):
+    with pytest.raises(SamplingError, match=r"guidance 2\.0 needs a network with a condition to drop"):
         sample_latent(config, plain, width=2, generator=rows(2))
     out = sample_latent(config, guided, width=2, generator=rows(2))
     assert torch.allclose(out.latents, torch.full((2, 2), 0.25 + 2 * 0.75))
@@ -177,9 +177,7 @@ def test_self_conditioning_hands_the_last_estimate_back(rows):
 
     for on in (True, False):
         heard.clear()
-        denoise = LatentDenoiser(
-            predict=predict, parameterisation="x0", schedule=GaussianSchedule(), self_condition=on
-        )
+        denoise = LatentDenoiser(predict=predict, parameterisation="x0", schedule=GaussianSchedule(), self_condition=on)
         sample_latent(LatentSamplerConfig(steps=3), denoise, width=2, generator=rows(1))
         assert [None if x is None else float(x[0, 0]) for x in heard] == ([None, 1.0, 2.0] if on else [None] * 3)
 
@@ -193,7 +191,8 @@ def test_eps_says_nothing_where_no_signal_is_left(rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("ddim", {"eta": 0.7}), ("ddim", {"steps": 3}), ("heun", {"t_max": 0.9}), ("ddim", {"draws": 3})]
+    ("name", "changes"),
+    [("ddim", {"eta": 0.7}), ("ddim", {"steps": 3}), ("heun", {"t_max": 0.9}), ("ddim", {"draws": 3})],
 )
 def test_options_have_their_effect(name, changes, rows):
     denoise, _ = toy("cosine")

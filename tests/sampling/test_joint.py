@@ -98,7 +98,9 @@ def test_orders_hand_the_first_to_the_second():
     assert torch.equal(seen["given"], latents)
     assert first.network_calls == 12
     second = text_first(
-        canvas_BL=torch.zeros(3, 4).long(), write_text=lambda canvas: _text(canvas + 2), draw_latents=lambda tokens: drawn
+        canvas_BL=torch.zeros(3, 4).long(),
+        write_text=lambda canvas: _text(canvas + 2),
+        draw_latents=lambda tokens: drawn,
     )
     assert second.text.tokens.eq(2).all()
     assert second.network_calls == 12

@@ -164,7 +164,7 @@ def test_draw_settings_reach_the_draw(context_denoiser, canvas, rows):
 
 def test_guidance_needs_an_unconditional_side_and_costs_double(context_denoiser, canvas, rows):
     arguments = {"steps": 4, "schedule": MaskSchedule(), "generator": rows(3), "draw": Draw(guidance=2.0)}
-    with pytest.raises(SamplingError, match="guidance 2.0 needs a network with a condition to drop"):
+    with pytest.raises(SamplingError, match=r"guidance 2\.0 needs a network with a condition to drop"):
         ancestral(context_denoiser(), canvas(8, 8, 8), **arguments)
     other = TextDenoiser.dense(
         lambda tokens, t: torch.linspace(-1, 1, 12).expand(*tokens.shape, 12), mask_id=MASK, pad_id=PAD, vocab_size=8

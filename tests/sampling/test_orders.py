@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -39,10 +40,10 @@ def test_masks_left_falls_to_zero_and_starts_below_all(masks, steps, counts):
         int(orders.masks_left(torch.tensor([masks]), step=step, steps=steps, counts=counts)) for step in range(steps)
     ]
     assert left[-1] == 0
-    assert all(a >= b for a, b in zip(left, left[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(left))
     if counts == "linear":
         assert left[1] < masks or steps == 0
-        shares = [a - b for a, b in zip(left, left[1:], strict=False)]
+        shares = [a - b for a, b in itertools.pairwise(left)]
         assert max(shares) - min(shares) <= 1
 
 
@@ -59,7 +60,7 @@ def test_pitfall_11_counts_follow_the_count_schedule(sampler, counts, context_de
             int(orders.masks_left(torch.tensor([length]), step=step, steps=steps, counts=counts))
             for step in range(steps)
         ]
-        assert found.tolist() == [a - b for a, b in zip(left, left[1:], strict=False)]
+        assert found.tolist() == [a - b for a, b in itertools.pairwise(left)]
         assert int(sample.calls_per_row[row]) == int((found > 0).sum())  # idle steps cost nothing
 
 
@@ -128,8 +129,7 @@ def test_entropy_prefix_is_the_largest_that_fits(values, bound):
     largest = max(
         size
         for size in range(1, len(values) + 1)
-        if sum(values[i] for i in ranked[:size]) - max(values[i] for i in ranked[:size]) <= bound
-        or size == 1
+        if sum(values[i] for i in ranked[:size]) - max(values[i] for i in ranked[:size]) <= bound or size == 1
     )
     sums = [sum(values[i] for i in ranked[: s - 1]) for s in range(1, len(values) + 1)]
     if all(abs(x - bound) > 1e-9 for x in sums):
@@ -187,7 +187,7 @@ def test_blocks_read_what_the_blocks_before_wrote(rows, canvas):
     config = TextSamplerConfig(name="blocks", block_length=1, steps=1)
     sample = sample_text(config, denoise, canvas(20), schedule=MaskSchedule(), generator=rows(1), window=5)
     tail = sample.tokens[0].tolist()
-    assert all((a + 1) % 6 == b for a, b in zip(tail[5:], tail[6:], strict=False))
+    assert all((a + 1) % 6 == b for a, b in itertools.pairwise(tail))
 
 
 @pytest.mark.parametrize("changes", [{"inner": "ancestral"}, {"block_length": 3}, {"steps": 1}])

@@ -27,7 +27,9 @@ class Watcher:
 
 
 @pytest.mark.parametrize("schedule", ["log_linear", "cosine"])
-@pytest.mark.parametrize(("variant", "eta"), [("cap", 0.2), ("rescale", 0.3), ("conf", 0.3), ("cap", 1.0), ("rescale", 1.0)])
+@pytest.mark.parametrize(
+    ("variant", "eta"), [("cap", 0.2), ("rescale", 0.3), ("conf", 0.3), ("cap", 1.0), ("rescale", 1.0)]
+)
 def test_the_share_of_masks_stays_the_schedules(variant, eta, schedule, rows, canvas):
     watcher, steps, count, length = Watcher(), 10, 2000, 30
     remdm(

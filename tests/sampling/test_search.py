@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -45,7 +47,7 @@ def run(rows, bench=None, canvas=None, **config):
 
 def test_more_search_is_never_worse(rows):
     results = [run(rows, rounds=rounds)[1] for rounds in range(5)]
-    for fewer, more in zip(results, results[1:], strict=False):
+    for fewer, more in itertools.pairwise(results):
         assert (more.cosines >= fewer.cosines).all()
     assert results[-1].cosines.mean() > results[0].first_cosines.mean() + 0.2
     for result in results:

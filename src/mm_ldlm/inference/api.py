@@ -116,9 +116,7 @@ class MMLDLM:
         from mm_ldlm.inference.loading import load_run
 
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        made = cls(
-            parts.model, parts.tokenizer, parts.normaliser, encoder, parts.objective, batch_tokens=batch_tokens
-        )
+        made = cls(parts.model, parts.tokenizer, parts.normaliser, encoder, parts.objective, batch_tokens=batch_tokens)
         made._load_encoder, made.parts = parts.load_encoder, parts
         return made
 
@@ -158,7 +156,7 @@ class MMLDLM:
 
     def invert(
         self,
-        targets: Latents | Sequence[str] | str,
+        targets: Latents | Sequence[str] | str | Path,
         *,
         sampler: TextSamplerConfig | str = "confidence",
         steps: int | None = None,
@@ -183,6 +181,7 @@ class MMLDLM:
         config = _text_config(sampler, steps)
         latents_nd = self._standardise(raw_nd)
         several = how_many_lengths(length)
+        self._refuse_untrained(self.network.can_write, "write texts")
         if search is not None and search.enabled:
             lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
             starts = self._writer.starting_canvases(latents_nd, first=lengths, config=search)
@@ -212,10 +211,24 @@ class MMLDLM:
         `sampler="one_step"` is the regression baseline, at one call.
         """
         listed = inputs.check_texts(texts)
-        config = _latent_config(sampler, steps, draws)
-        drawn = self._latents.given_texts(self._encode(listed), config=config, seed=seed)
+        return self.embed_tokens(self._encode(listed), listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
+
+    def embed_tokens(
+        self,
+        ids: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        *,
+        sampler: LatentSamplerConfig | str = "ddim",
+        steps: int | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+    ) -> Embeddings:
+        """`embed` for texts that are tokens already (each of 1..max_length ids), as stores hold them."""
+        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        self._refuse_untrained(self.network.can_embed, "embed texts")
+        drawn = self._latents.given_texts(ids, config=_latent_config(sampler, steps, draws), seed=seed)
         draws_Knd = np.stack([self._invert(draw_nd) for draw_nd in drawn.draws])
-        return Embeddings(tuple(listed), self._invert(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
+        return Embeddings(tuple(texts), self._invert(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
 
     def generate(
         self,
@@ -238,6 +251,12 @@ class MMLDLM:
             raise SamplingError(f"n must be at least 1, found {n}.")
         if order not in JOINT_SAMPLER_NAMES:
             raise SamplingError(f"no joint sampler is called '{order}'; known: {', '.join(JOINT_SAMPLER_NAMES)}.")
+        if order not in self.network.orders:
+            modes, known = ", ".join(self.network.objective.modes), ", ".join(self.network.orders) or "none"
+            raise SamplingError(
+                f"this run was trained in the modes {modes} and cannot generate in the order "
+                f"'{order}'; it can: {known}."
+            )
         if how_many_lengths(length) > 1:
             raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
         text, latent = _text_config(sampler, steps), _latent_config(latent_sampler, steps, None)
@@ -264,6 +283,7 @@ class MMLDLM:
         inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
         raw_nd = self._given(latents, rows=len(listed))
         latents_nd = None if raw_nd is None else self._standardise(raw_nd)
+        self._refuse_untrained(self.network.can_write, "write texts")
         written = self._writer.write(canvases, latents_nd=latents_nd, sampler=_text_config(sampler, steps), seed=seed)
         return self._texts(written, listed, raw_nd, reembed=False)
 
@@ -298,6 +318,7 @@ class MMLDLM:
             )
         latents_nd = self._standardise(raw_nd)
         ids = self._encode(listed)
+        self._refuse_untrained(self.network.can_write, "write texts")
         masked, calls = editing.remask(
             self._writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed
         )
@@ -365,6 +386,7 @@ class MMLDLM:
     ) -> Scores:
         """`score` for texts that are tokens already (each of 1..max_length ids)."""
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        self._refuse_untrained(self.network.can_write, "score texts")
         raw_nd = self._given(latents, rows=len(ids))
         latents_nd = None if raw_nd is None else self._standardise(raw_nd)
         lengths = np.array([len(row) for row in ids])
@@ -409,6 +431,11 @@ class MMLDLM:
             return list(listed), inputs.check_latents(self.encoder.encode(listed), width=self.width, what="encoder")
         raw_nd = inputs.check_latents(targets, width=self.width)
         return [None] * len(raw_nd), raw_nd
+
+    def _refuse_untrained(self, trained: bool, what: str) -> None:
+        if not trained:
+            modes = ", ".join(self.network.objective.modes)
+            raise SamplingError(f"this run was not trained to {what} (modes: {modes}).")
 
     def _given(self, latents: Latents | None, *, rows: int) -> npt.NDArray[np.float32] | None:
         if latents is None:

@@ -28,6 +28,17 @@ def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]
     return listed
 
 
+def read_texts(path: str | Path) -> list[str]:
+    """The lines of a UTF-8 text file, empty ones left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise SamplingError(f"{path}: no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SamplingError(f"{path} cannot be read as UTF-8 text ({error}).") from None
+    return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
+
+
 def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: int, what: str = "texts") -> None:
     """Refuse texts of no token or of more tokens than the model reads."""
     for index, length in enumerate(lengths):

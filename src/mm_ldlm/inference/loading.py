@@ -125,8 +125,8 @@ def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Calla
         if expected and encoder.fingerprint != expected:
             raise FingerprintError(
                 f"the run was trained on latents of an encoder with fingerprint {expected}, and the encoder "
-                f"'{config.get('name')}' found here has {encoder.fingerprint}: other weights or settings. Give the right "
-                f"one as encoder=load_encoder(...)."
+                f"'{config.get('name')}' found here has {encoder.fingerprint}: other weights or settings. "
+                f"Give the right one as encoder=load_encoder(...)."
             )
         return encoder
 

@@ -53,6 +53,25 @@ class Network:
     def knows_null_text(self) -> bool:
         return "t2l" in self.objective.modes and self.objective.condition_dropout > 0
 
+    @property
+    def can_write(self) -> bool:
+        """Whether the text head was trained on clean, or nearly clean, latents."""
+        return not {"l2t", "unconditional"}.isdisjoint(self.objective.modes)
+
+    @property
+    def can_embed(self) -> bool:
+        """Whether the latent head was trained on clean, or nearly clean, texts."""
+        return not {"t2l", "unconditional"}.isdisjoint(self.objective.modes)
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The joint samplers that training allows."""
+        both = "unconditional" in self.objective.modes
+        latent_first = (both or self.knows_null_text) and self.can_write
+        text_first = (both or self.knows_null_latent) and self.can_embed
+        allowed = {"together": both, "latent_first": latent_first, "text_first": text_first}
+        return tuple(name for name, yes in allowed.items() if yes)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode and no gradients, as found afterwards."""

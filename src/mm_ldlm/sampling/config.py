@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, config
@@ -124,3 +125,142 @@ class SearchConfig:
     def enabled(self) -> bool:
         """Whether anything is searched at all."""
         return self.candidates > 1 or self.rounds > 0
+
+
+# --- what the pipeline samples ----------------------------------------------------------------------------------------
+
+Task = Literal["l2t", "t2l", "unconditional", "infill", "edit", "interpolate"]
+
+
+def _check_length(length: str | int) -> None:
+    if isinstance(length, int):
+        if length < 1:
+            raise ValueError(f"length must be at least 1 token, found {length}")
+    elif length not in ("argmax", "sample") and not (length.startswith("top-") and length[4:].isdigit()):
+        raise ValueError(f"length must be 'argmax', 'sample', 'top-3' (any number) or a number, found '{length}'")
+
+
+@config
+class L2tConfig:
+    """Texts from latents: those of the held-out rows, and these."""
+
+    files: tuple[str, ...] = ()
+    """`.npy` files of raw latents (n, d)"""
+    texts: tuple[str, ...] = ()
+    """Embedded by the encoder, then inverted."""
+
+
+@config
+class T2lConfig:
+    """Latents from texts: the held-out rows, and these."""
+
+    files: tuple[str, ...] = ()
+    """Text files, one sentence a line."""
+    texts: tuple[str, ...] = ()
+
+
+@config
+class UnconditionalConfig:
+    """Texts and latents out of noise."""
+
+    count: PositiveInt = 64
+    order: Literal["together", "latent_first", "text_first"] = "latent_first"
+    text: TextSamplerConfig = field(default_factory=TextSamplerConfig)
+    latent: LatentSamplerConfig = field(default_factory=LatentSamplerConfig)
+    length: str | int = "sample"
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        if isinstance(self.length, str) and self.length.startswith("top-"):
+            raise ValueError("length 'top-n' keeps the likeliest text, which is no draw; use 'sample' or 'argmax'")
+
+
+@config
+class InfillConfig:
+    """Texts with [MASK]; `latents_of` are texts whose embedding the fill is conditioned on (none, or one for each)."""
+
+    texts: tuple[str, ...] = ()
+    latents_of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.latents_of and len(self.latents_of) != len(self.texts):
+            raise ValueError(f"latents_of holds {len(self.latents_of)} texts for {len(self.texts)} texts to fill")
+
+
+@config
+class EditConfig:
+    """Sources that are partly written anew under their targets' embeddings."""
+
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    strength: Share = 0.5
+    which: Literal["least_likely", "random"] = "least_likely"
+
+    def __post_init__(self) -> None:
+        if len(self.targets) not in (1, len(self.sources)) and self.sources:
+            raise ValueError(
+                f"targets holds {len(self.targets)} texts for {len(self.sources)} sources; one each, or one"
+            )
+
+
+@config
+class InterpolateConfig:
+    """Ways from each text of `starts` to that of `ends`."""
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    steps: PositiveInt = 5
+    path: Literal["slerp", "lerp"] = "slerp"
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.ends):
+            raise ValueError(f"{len(self.starts)} starts but {len(self.ends)} ends")
+        if self.steps < 2:
+            raise ValueError("steps must be at least 2, the two ends")
+
+
+@config
+class SamplingConfig:
+    """What `kedro run --pipelines=sampling` draws from a run, and how."""
+
+    tasks: tuple[Task, ...]
+    checkpoint: str = "latest"
+    """latest | best | a step"""
+    use_ema: bool = True
+    device: str | None = None
+    """None: the first GPU, or the CPU"""
+    batch_tokens: PositiveInt | None = None
+    """Tokens of one batch, pads counted; None: by the vocabulary's size"""
+    split: Literal["train", "validation", "test"] = "test"
+    rows: NonNegativeInt = 500
+    """Sentences of the split that l2t rebuilds and t2l embeds, the same ones for the same seed; 0: none"""
+    text: TextSamplerConfig = field(default_factory=TextSamplerConfig)
+    """For everything but `unconditional`, which has its own."""
+    latent: LatentSamplerConfig = field(default_factory=LatentSamplerConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    length: str | int = "argmax"
+    """Of l2t and interpolate: argmax | sample | top-n | a number of tokens"""
+    neighbours: bool = True
+    """Show the training sentence nearest to each unconditional latent."""
+    l2t: L2tConfig = field(default_factory=L2tConfig)
+    t2l: T2lConfig = field(default_factory=T2lConfig)
+    unconditional: UnconditionalConfig = field(default_factory=UnconditionalConfig)
+    infill: InfillConfig = field(default_factory=InfillConfig)
+    edit: EditConfig = field(default_factory=EditConfig)
+    interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        given = {
+            "infill": ("texts", self.infill.texts),
+            "edit": ("sources", self.edit.sources),
+            "interpolate": ("starts", self.interpolate.starts),
+        }
+        for task, (key, texts) in given.items():
+            if task in self.tasks and not texts:
+                raise ValueError(f"task '{task}' has nothing to do: give {task}.{key}")
+        held_out = self.rows > 0
+        if "l2t" in self.tasks and not (held_out or self.l2t.files or self.l2t.texts):
+            raise ValueError("task 'l2t' has nothing to do: give rows, l2t.files or l2t.texts")
+        if "t2l" in self.tasks and not (held_out or self.t2l.files or self.t2l.texts):
+            raise ValueError("task 't2l' has nothing to do: give rows, t2l.files or t2l.texts")

@@ -1,0 +1,195 @@
+"""The sampling pipeline on a tiny run and tiny stores."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import yaml
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.runner import SequentialRunner
+
+from mm_ldlm.config import parse, to_dict
+from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.latents.index import INDEX_SCHEMA
+from mm_ldlm.latents.store import LatentStore, schema
+from mm_ldlm.pipelines.sampling import nodes
+from mm_ldlm.pipelines.sampling.pipeline import create_pipeline
+from mm_ldlm.sampling.config import SamplingConfig
+from mm_ldlm.store import ShardStore, StoreWriter
+
+PARTS = importlib.util.spec_from_file_location(
+    "inference_parts", Path(__file__).parents[1] / "inference" / "conftest.py"
+)
+TOKEN_SCHEMA = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
+
+
+@pytest.fixture(scope="module")
+def parts():
+    module = importlib.util.module_from_spec(PARTS)
+    PARTS.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def world(parts, tmp_path_factory):
+    """A run folder, stores with 20 training and 8 test sentences, and an encoder that needs no weights."""
+    root = tmp_path_factory.mktemp("sampling")
+    encoder = parts.BagEncoder()
+    _, tokenizer, _ = parts.write_run(root / "runs" / "run-1")
+    parts.write_run(root / "runs" / "run-l2t", mode="l2t")
+    texts = [" ".join(f"w{(i * 3 + j) % 20}" for j in range(2 + i % 5)) + f" w{i % 20}" for i in range(28)]
+    splits = ["train"] * 20 + ["test"] * 8
+    ids = [record_id(text) for text in texts]
+    tokens = tokenizer.encode(texts)
+    tables = {
+        "records": (
+            RECORD_SCHEMA,
+            {"id": ids, "text": texts, "source": ["t"] * 28, "split": splits, "meta": [None] * 28},
+        ),
+        "tokens": (TOKEN_SCHEMA, {"id": ids, "input_ids": tokens, "length": [len(row) for row in tokens]}),
+        "latents": (schema(6, "float32"), {"id": ids, "latent": list(encoder.encode(texts))}),
+        "index": (
+            INDEX_SCHEMA,
+            {"id": ids, "row": list(range(28)), "split": splits, "length": [len(r) for r in tokens]},
+        ),
+    }
+    stores = {}
+    for name, (kind, columns) in tables.items():
+        writer = StoreWriter(root / name, kind=name, schema=kind)
+        writer.append(columns)
+        writer.finish()
+        stores[name] = (LatentStore if name == "latents" else ShardStore).open(root / name, name)
+    return {"root": root, "encoder": encoder, "stores": stores, "texts": texts}
+
+
+@pytest.fixture
+def sample(world, monkeypatch):
+    """Run the whole pipeline with some parameters changed; gives its tables."""
+    from mm_ldlm.inference import MMLDLM
+
+    monkeypatch.setattr(MMLDLM, "encoder", property(lambda self: world["encoder"]))
+
+    def run(name="run-1", **changes):
+        parameters = {
+            "tasks": ["l2t", "t2l", "unconditional"],
+            "rows": 6,
+            "text": {"steps": 4, "temperature": 0.0},
+            "latent": {"steps": 3},
+            "unconditional": {"count": 5, "text": {"steps": 4}, "latent": {"steps": 3}},
+        } | changes
+        given = {
+            "run": {"name": name, "path": "nowhere"},
+            "runs": world["root"] / "runs",
+            "params:sampling": parameters,
+            "params:seed": 3,
+            **world["stores"],
+        }
+        catalog = DataCatalog({key: MemoryDataset(value, copy_mode="assign") for key, value in given.items()})
+        return {key: value.load() for key, value in SequentialRunner().run(create_pipeline(), catalog).items()}
+
+    return run
+
+
+def test_tables_hold_samples_beside_their_sources(sample, world, tmp_path):
+    tables = sample()
+    l2t, t2l, free = (tables[f"samples_{task}"] for task in ("l2t", "t2l", "unconditional"))
+    assert (len(l2t), len(t2l), len(free)) == (6, 6, 5)
+    assert set(l2t["source"]) <= set(world["texts"][20:])
+    assert [record_id(text) for text in l2t["source"]] == list(l2t["id"])
+    assert list(l2t["id"]) == list(t2l["id"])
+    assert l2t["cosine"].between(-1.001, 1.001).all()
+    assert t2l["cosine"].between(-1.001, 1.001).all()
+    assert (l2t["network_calls"] <= 4).all()
+    assert (l2t["encoder_calls"] == 1).all()
+    assert np.stack(free["latent"]).shape == (5, 6)
+    assert set(free["neighbour"]) <= set(world["texts"][:20])
+    for name, table in tables.items():  # as the catalog keeps them
+        table.to_parquet(tmp_path / f"{name}.parquet")
+        back = pd.read_parquet(tmp_path / f"{name}.parquet")
+        assert list(back.columns) == list(table.columns)
+        assert len(back) == len(table)
+    assert all(len(tables[f"samples_{task}"]) == 0 for task in ("infill", "edit", "interpolate"))
+
+
+def test_the_same_seed_gives_the_same_tables(sample):
+    one, two = sample(), sample()
+    for name in one:
+        pd.testing.assert_frame_equal(one[name], two[name])
+
+
+def test_files_and_texts_join_the_held_out_rows(sample, world, tmp_path):
+    np.save(tmp_path / "mine.npy", world["encoder"].encode(["w1 w2", "w3"]))
+    (tmp_path / "mine.txt").write_text("w4 w5\n\nw6\n", encoding="utf-8")
+    tables = sample(
+        l2t={"files": [str(tmp_path / "mine.npy")], "texts": ["w7 w8"]},
+        t2l={"files": [str(tmp_path / "mine.txt")], "texts": ["w9"]},
+    )
+    l2t, t2l = tables["samples_l2t"], tables["samples_t2l"]
+    assert list(l2t["origin"]) == ["test"] * 6 + [str(tmp_path / "mine.npy")] * 2 + ["texts"]
+    assert l2t["source"].iloc[-1] == "w7 w8"
+    assert l2t["id"].isna().sum() == 3
+    assert list(t2l["source"].iloc[-3:]) == ["w4 w5", "w6", "w9"]
+    alone = sample(rows=0, tasks=["l2t"], l2t={"texts": ["w7 w8"]})
+    assert len(alone["samples_l2t"]) == 1
+
+
+def test_infill_edit_and_interpolate(sample):
+    tables = sample(
+        tasks=["infill", "edit", "interpolate"],
+        infill={"texts": ["w1 [MASK] w3"], "latents_of": ["w1 w2 w3"]},
+        edit={"sources": ["w1 w2 w3 w4", "w5 w6"], "targets": ["w9 w8"], "strength": 0.5},
+        interpolate={"starts": ["w1 w2"], "ends": ["w3 w4"], "steps": 3, "path": "lerp"},
+    )
+    assert tables["samples_infill"]["text"][0].startswith("w1 ")
+    assert tables["samples_infill"]["latent_of"][0] == "w1 w2 w3"
+    assert list(tables["samples_edit"]["source"]) == ["w1 w2 w3 w4", "w5 w6"]
+    assert list(tables["samples_edit"]["target"]) == ["w9 w8", "w9 w8"]
+    assert list(tables["samples_interpolate"]["share"]) == [0.0, 0.5, 1.0]
+    assert len(tables["samples_l2t"]) == 0
+
+
+def test_what_the_run_was_not_trained_for_is_left_out_and_said(sample, caplog):
+    tables = sample(name="run-l2t")
+    assert len(tables["samples_l2t"]) == 6
+    assert len(tables["samples_t2l"]) == len(tables["samples_unconditional"]) == 0
+    assert "task 't2l' is left out: the run was trained in the modes l2t only" in caplog.text
+
+
+def test_search_is_a_parameter(sample):
+    plain = sample(tasks=["l2t"])["samples_l2t"]
+    found = sample(tasks=["l2t"], search={"candidates": 4, "rounds": 1})["samples_l2t"]
+    assert (found["cosine"] >= plain["cosine"] - 1e-6).all()
+    assert (found["encoder_calls"] > 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ["infill"]}, "task 'infill' has nothing to do: give infill.texts"),
+        ({"tasks": ["l2t"], "rows": 0}, "task 'l2t' has nothing to do"),
+        ({"text": {"name": "ancestrel"}}, "no text sampler is called 'ancestrel'; known: ancestral"),
+        ({"latent": {"name": "dim"}}, "no latent sampler is called 'dim'; known: ddpm"),
+        ({"length": "longest"}, "length must be 'argmax'"),
+        ({"txet": {}}, "parameter 'sampling.txet' is not known. Did you mean 'text'"),
+        ({"edit": {"sources": ["a", "b", "c"], "targets": ["d", "e"]}}, "targets holds 2 texts for 3 sources"),
+    ],
+)
+def test_wrong_parameters_are_refused(changes, message):
+    with pytest.raises(ConfigurationError) as error:
+        nodes._config({"tasks": ["l2t"], "rows": 3} | changes)
+    assert message in str(error.value)
+
+
+def test_base_parameters_are_complete(project):
+    """The file names every option, so that nobody has to read code to learn what there is."""
+    written = yaml.safe_load((project / "conf/base/parameters/sampling.yml").read_text())["sampling"]
+    typed = parse(SamplingConfig, written, at="sampling")
+    assert set(written) == set(to_dict(typed))
+    for key in ("text", "latent", "search", "infill", "edit", "interpolate", "l2t", "t2l", "unconditional"):
+        assert set(written[key]) == set(to_dict(typed)[key])
