@@ -55,10 +55,10 @@ def test_the_bound_is_unbiased_on_an_enumerable_law():
     joint, log_probs = law()
     sentence = [1, 3, 0]
     exact = exact_bound(joint, log_probs, sentence)
-    draws = draw([sentence] * 3000, log_probs, draws=4)
+    draws = draw([sentence] * 1500, log_probs, draws=4)
     estimate = ppl.mean(draws.per_sentence_N)
     assert abs(estimate.value - exact) < 4 * estimate.standard_error
-    assert estimate.standard_error < 0.02 * exact
+    assert estimate.standard_error < 0.03 * exact
     assert exact >= -math.log(joint[1, 3, 0]) - 1e-9, "a bound on the negative log-likelihood lies above it"
 
 

@@ -108,6 +108,13 @@ def texts_of_split(records: Any, split: str) -> Iterator[str]:
 # -- samples ---------------------------------------------------------------------------------------------------------
 
 
+def without_truth(samples: Any) -> str | None:
+    """Why a table of samples has nothing to be held against, or None."""
+    if len(samples) == 0 or "id" not in samples.columns or samples["id"].isna().all():
+        return "sampling was not asked for held-out sentences (sampling.tasks, sampling.rows)"
+    return None
+
+
 def of_samples(samples: Any, *, records: Any, tokens: Any, latents: Any, index: Any) -> tuple[Sentences, Any]:
     """The held-out sentences that a table of samples was made from, and the table's rows for them, in the same order.
 

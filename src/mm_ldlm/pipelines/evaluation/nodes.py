@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
@@ -18,6 +19,7 @@ Metrics = dict[str, Any]
 
 def evaluate_inversion(
     run: dict[str, Any],
+    runs: Path,
     samples_l2t: pd.DataFrame,
     records: ShardStore,
     tokens: ShardStore,
@@ -30,11 +32,11 @@ def evaluate_inversion(
     from mm_ldlm.evaluation import heldout
     from mm_ldlm.evaluation.suites import inversion as suite
 
-    config, model = _start(run, evaluation)
-    sentences, outputs = heldout.of_samples(samples_l2t, records=records, tokens=tokens, latents=latents, index=index)
+    config, model = _start(run, runs, evaluation)
     options: dict[str, Any] = {"bootstrap": config.bootstrap, "seed": seed}
-    if (reason := suite.untrained(model)) is not None:
+    if (reason := suite.untrained(model) or heldout.without_truth(samples_l2t)) is not None:
         return heldout.no_rows(), {"skipped": reason}
+    sentences, outputs = heldout.of_samples(samples_l2t, records=records, tokens=tokens, latents=latents, index=index)
     rows = suite.score(model, sentences, outputs)
     metrics = suite.headline(rows, config=config.inversion, **options)
     part = sentences.first(config.inversion.sweep_sentences)
@@ -50,16 +52,17 @@ def evaluate_inversion(
     return rows, metrics
 
 
-def evaluate_sts(run: dict[str, Any], evaluation: Parameters, seed: int) -> Metrics:
+def evaluate_sts(run: dict[str, Any], runs: Path, evaluation: Parameters, seed: int) -> Metrics:
     """Every STS set: the model's own embeddings, the one-step regression, the teacher."""
     from mm_ldlm.evaluation.suites import sts as suite
 
-    config, model = _start(run, evaluation)
+    config, model = _start(run, runs, evaluation)
     return suite.evaluate(model, config=config.sts, bootstrap=config.bootstrap, seed=seed, progress=config.progress)
 
 
 def evaluate_likelihood(
     run: dict[str, Any],
+    runs: Path,
     records: ShardStore,
     tokens: ShardStore,
     latents: ShardStore,
@@ -71,7 +74,7 @@ def evaluate_likelihood(
     from mm_ldlm.evaluation import heldout
     from mm_ldlm.evaluation.suites import likelihood as suite
 
-    config, model = _start(run, evaluation)
+    config, model = _start(run, runs, evaluation)
     sentences = heldout.held_out(
         records=records, tokens=tokens, latents=latents, index=index, count=config.likelihood.sentences, seed=seed
     )
@@ -80,6 +83,7 @@ def evaluate_likelihood(
 
 def evaluate_latents(
     run: dict[str, Any],
+    runs: Path,
     samples_t2l: pd.DataFrame,
     samples_unconditional: pd.DataFrame,
     records: ShardStore,
@@ -93,8 +97,8 @@ def evaluate_latents(
     from mm_ldlm.evaluation import heldout
     from mm_ldlm.evaluation.suites import latents as suite
 
-    config, model = _start(run, evaluation)
-    if (reason := suite.untrained(model)) is not None:
+    config, model = _start(run, runs, evaluation)
+    if (reason := suite.untrained(model) or heldout.without_truth(samples_t2l)) is not None:
         return {"skipped": reason}
     sentences, generated = heldout.of_samples(samples_t2l, records=records, tokens=tokens, latents=latents, index=index)
     others = max(2, config.latents.candidates - len(sentences))
@@ -114,6 +118,7 @@ def evaluate_latents(
 
 def evaluate_generation(
     run: dict[str, Any],
+    runs: Path,
     samples_unconditional: pd.DataFrame,
     records: ShardStore,
     tokens: ShardStore,
@@ -126,7 +131,7 @@ def evaluate_generation(
     from mm_ldlm.evaluation import heldout
     from mm_ldlm.evaluation.suites import generation as suite
 
-    config, model = _start(run, evaluation)
+    config, model = _start(run, runs, evaluation)
     texts = [str(text) for text in samples_unconditional["text"]] if len(samples_unconditional) else []
     if len(texts) < 2:
         return {"skipped": "there are no unconditional samples (sampling made none for this run)"}
@@ -143,10 +148,12 @@ def evaluate_generation(
     )
 
 
-def _start(run: dict[str, Any], evaluation: Parameters) -> tuple[EvaluationConfig, Any]:
+def _start(run: dict[str, Any], runs: Path, evaluation: Parameters) -> tuple[EvaluationConfig, Any]:
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.inference import MMLDLM
 
     config = parse(EvaluationConfig, evaluation, at="evaluation")
-    model = MMLDLM.from_run(run["path"], checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device)
+    model = MMLDLM.from_run(
+        runs / run["name"], checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
+    )
     return config, model

@@ -15,26 +15,26 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 nodes.evaluate_inversion,
-                inputs=["run", "samples_l2t", *DATA, *PARAMETERS],
+                inputs=["run", "runs", "samples_l2t", *DATA, *PARAMETERS],
                 outputs=["inversion_rows", "metrics_inversion"],
                 name="evaluate_inversion",
             ),
-            node(nodes.evaluate_sts, inputs=["run", *PARAMETERS], outputs="metrics_sts", name="evaluate_sts"),
+            node(nodes.evaluate_sts, inputs=["run", "runs", *PARAMETERS], outputs="metrics_sts", name="evaluate_sts"),
             node(
                 nodes.evaluate_likelihood,
-                inputs=["run", *DATA, *PARAMETERS],
+                inputs=["run", "runs", *DATA, *PARAMETERS],
                 outputs="metrics_likelihood",
                 name="evaluate_likelihood",
             ),
             node(
                 nodes.evaluate_latents,
-                inputs=["run", "samples_t2l", "samples_unconditional", *DATA, *PARAMETERS],
+                inputs=["run", "runs", "samples_t2l", "samples_unconditional", *DATA, *PARAMETERS],
                 outputs="metrics_latents",
                 name="evaluate_latents",
             ),
             node(
                 nodes.evaluate_generation,
-                inputs=["run", "samples_unconditional", *DATA, *PARAMETERS],
+                inputs=["run", "runs", "samples_unconditional", *DATA, *PARAMETERS],
                 outputs="metrics_generation",
                 name="evaluate_generation",
             ),

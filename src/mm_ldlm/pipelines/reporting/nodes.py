@@ -50,6 +50,7 @@ def collect_metrics(
 
 def compare_runs(
     run: dict[str, Any],
+    runs: Path,
     metrics: dict[str, float],
     inversion_rows: pd.DataFrame,
     reporting: Parameters,
@@ -63,7 +64,7 @@ def compare_runs(
 
     config = parse(ReportingConfig, reporting, at="reporting")
     bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
-    keep(Path(run["path"]), metrics, inversion_rows)
+    keep(runs / run["name"], metrics, inversion_rows)
 
     def from_tracking(run_id: str) -> dict[str, float] | None:
         if not (uri := tracking.get("tracking_uri")):
@@ -72,13 +73,14 @@ def compare_runs(
 
         return read_metrics(uri, run_id)
 
-    ours = Result(str(run.get("name") or Path(run["path"]).name), metrics, inversion_rows)
+    ours = Result(str(run["name"]), metrics, inversion_rows)
     others = [load_result(reference, from_tracking=from_tracking) for reference in config.compare]
     return compare(ours, others, bootstrap=bootstrap, seed=seed)
 
 
 def draw_plots(
     run: dict[str, Any],
+    runs: Path,
     inversion: Metrics,
     sts: Metrics,
     likelihood: Metrics,
@@ -96,7 +98,7 @@ def draw_plots(
         sts=sts,
         likelihood=likelihood,
         latents=latents,
-        log=material.training_log(Path(run["path"])),
+        log=material.training_log(runs / run["name"]),
         comparison=comparison,
         smoothing=config.smoothing,
     )
@@ -104,6 +106,7 @@ def draw_plots(
 
 def write_report(
     run: dict[str, Any],
+    runs: Path,
     metrics: dict[str, float],
     inversion: Metrics,
     sts: Metrics,
@@ -125,7 +128,7 @@ def write_report(
     from mm_ldlm.evaluation.report.content import Material
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
-    path = Path(run["path"])
+    path = runs / run["name"]
     made_of = Material(
         title=config.title,
         run=run,

@@ -22,6 +22,7 @@ def create_pipeline() -> Pipeline:
                 nodes.compare_runs,
                 inputs=[
                     "run",
+                    "runs",
                     "metrics",
                     "inversion_rows",
                     "params:reporting",
@@ -34,7 +35,7 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 nodes.draw_plots,
-                inputs=["run", *PARTS, "comparison", "params:reporting"],
+                inputs=["run", "runs", *PARTS, "comparison", "params:reporting"],
                 outputs={name: name for name in nodes.PLOTS},
                 name="draw_plots",
             ),
@@ -42,6 +43,7 @@ def create_pipeline() -> Pipeline:
                 nodes.write_report,
                 inputs=[
                     "run",
+                    "runs",
                     "metrics",
                     *PARTS,
                     "metrics_generation",

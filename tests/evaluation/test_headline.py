@@ -1,0 +1,82 @@
+"""metrics.json: flat, numbers only, the keys that others rely on, nothing for what was not trained."""
+
+import json
+
+import pytest
+
+from mm_ldlm.evaluation.headline import flat_metrics, slug
+
+V = {"value": 0.9, "low": 0.8, "high": 0.95, "level": 0.95}
+NATS = {"value": 1.2, "standard_error": 0.01, "low": 1.18, "high": 1.22}
+
+
+def parts(**changes):
+    whole = {
+        "inversion": {"sentences": 500, "metrics": {k: V for k in ("exact_match", "token_accuracy", "bleu", "cosine")}},
+        "sts": {
+            "starter": {
+                "pairs": 480,
+                "scores": {w: {"spearman": V, "pearson": V} for w in ("teacher", "one_step")}
+                | {"model": {"spearman": V, "pearson": V, "ratio": V}},
+            }
+        },
+        "likelihood": {
+            "unconditional": {"per_token": NATS, "perplexity": 3.3},
+            "given_latent": {"per_token": {**NATS, "value": 0.1}, "perplexity": 1.1},
+            "latent_bits": {"per_token": NATS, "per_sentence": NATS},
+        },
+        "latents": {
+            "samplers": {
+                "model": {
+                    "cosine": V,
+                    "squared_error_share": V,
+                    "retrieval": dict.fromkeys(("at_1", "at_5", "at_10", "mean_reciprocal_rank"), V),
+                    "neighbourhoods": {"rank_correlation": V},
+                    "frechet": 0.1,
+                }
+            }
+        },
+        "generation": {"generated": {"entropy_sample": 2.0, "distinct": {"2": 0.5}}, "memorised": 0.0},
+        "timings": {"training": 400.0, "sampling": 30.5},
+    }
+    return whole | changes
+
+
+def test_the_promised_keys_are_there():
+    found = flat_metrics(**parts())
+    assert {
+        "l2t.exact_match",
+        "l2t.token_accuracy",
+        "l2t.bleu",
+        "l2t.cosine",
+        "t2l.cosine",
+        "sts.starter.spearman",
+        "sts.starter.teacher_spearman",
+        "nll.per_token",
+        "seconds.training",
+        "seconds.sampling",
+    } <= set(found)
+    assert found["l2t.exact_match.low"] == 0.8
+    assert found["nll.per_token"] == 1.2
+    assert all(isinstance(value, float) for value in found.values())
+    json.dumps(found, allow_nan=False)
+
+
+def test_what_was_not_trained_has_no_key():
+    found = flat_metrics(
+        **parts(
+            inversion={"skipped": "no l2t"},
+            latents={"skipped": "no t2l"},
+            generation={"skipped": "none"},
+            likelihood={"unconditional": None, "given_latent": {"per_token": NATS, "perplexity": 3.3}},
+        )
+    )
+    assert not [key for key in found if key.startswith(("l2t", "t2l", "unconditional"))]
+    assert found["nll.per_token"] == found["nll.given_latent.per_token"], "its only bound is the headline"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [("ancestral, 64 steps", "ancestral_64_steps"), ("Threshold 0.9", "threshold_0_9")]
+)
+def test_slug(text, key):
+    assert slug(text) == key

@@ -1,0 +1,251 @@
+"""The page: whole, self-contained, escaped; and whole again when parts of the run are missing."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
+from mm_ldlm.evaluation.report import content, figures, page
+from mm_ldlm.evaluation.report.content import Material
+
+HOSTILE = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'x'"
+
+
+def interval(value, spread=0.02):
+    return {"value": value, "low": value - spread, "high": min(1.0, value + spread), "level": 0.95}
+
+
+@pytest.fixture(scope="module")
+def material():
+    generator = np.random.default_rng(0)
+    references = [[int(v) for v in generator.integers(0, 30, size=generator.integers(4, 14))] for _ in range(80)]
+    outputs = [row if generator.random() < 0.8 else [*row[:-1], 31] for row in references]
+    spell = [[" ".join(f"word{k}" for k in row) for row in some] for some in (references, outputs)]
+    spell[0][0] = HOSTILE
+    rows = score_rows(*spell, reference_ids=references, hypothesis_ids=outputs, cosine=generator.uniform(0.8, 1, 80))
+    metrics = {k: v.as_dict() for k, v in summarise(rows, replicates=50).items()}
+    line = {"sampler": "confidence", "steps": 1, "encoder_calls": 0.0, "seconds": 1.0, "sentences_per_second": 9.0}
+    line |= {
+        "exact_match": interval(0.7),
+        "token_accuracy": interval(0.9),
+        "bleu": {"value": 80.0, "low": 79.0, "high": 81.0},
+    }
+    line |= {"cosine": interval(0.95), "exact_ratio": interval(0.9), "reference": "ancestral"}
+    estimate = {"value": 1.2, "standard_error": 0.01, "low": 1.18, "high": 1.22}
+    share = [
+        {
+            "low": i / 5,
+            "high": (i + 1) / 5,
+            "cross_entropy": 0.5 + i,
+            "accuracy": 0.5,
+            "masked_tokens": 9,
+            "draws": 9,
+            "nats_per_token": 0.1,
+        }
+        for i in range(5)
+    ]
+    cost = {
+        "per_token": estimate,
+        "length_per_sentence": estimate,
+        "perplexity": 3.3,
+        "perplexity_low": 3.2,
+        "perplexity_high": 3.4,
+        "by_masked_share": share,
+    }
+    retrieval = dict.fromkeys(("at_1", "at_5", "at_10", "mean_reciprocal_rank"), interval(0.9)) | {"candidates": 1000}
+    sampler = {
+        "cosine": interval(0.93),
+        "squared_error_share": interval(0.1),
+        "retrieval": retrieval,
+        "neighbourhoods": {"rank_correlation": interval(0.9)},
+        "frechet": 0.01,
+        "cosines": generator.uniform(0.8, 1, 80).tolist(),
+    }
+    score = {
+        "spearman": {"value": 80.0, "low": 78.0, "high": 82.0},
+        "pearson": {"value": 80.0, "low": 78.0, "high": 82.0},
+        "by_similarity": {k: {"spearman": 80.0, "pearson": 80.0} for k in ("manhattan", "euclidean", "dot", "cosine")},
+        "ratio": interval(0.97),
+    }
+    diversity = {
+        "entropy_sample": 2.0,
+        "entropy_corpus": 5.0,
+        "distinct": {str(n): 0.5 for n in range(1, 5)},
+        "self_bleu": 20.0,
+        "unique": 1.0,
+    }
+    return Material(
+        title="MM-LDLM",
+        run={"name": "run-<i>", "path": "data/runs/x", "step": 1200, "fingerprint": "abc"},
+        run_config={
+            "model": {"depth": 4, "width": 192, "latent_dim": 384},
+            "objective": {"mode": "mixed"},
+            "encoder": {"name": "minilm"},
+            "fingerprints": {"tokens": "123"},
+        },
+        metrics={
+            "l2t.exact_match": 0.8,
+            "l2t.exact_match.low": 0.75,
+            "l2t.exact_match.high": 0.85,
+            "nll.per_token": 1.2,
+            "sts.starter.spearman": 80.0,
+        },
+        inversion={
+            "sentences": 80,
+            "metrics": metrics,
+            "by_length": by_length(rows, edges=[6, 9]).to_dict(orient="records"),
+            "sweep_sentences": 40,
+            "sweep": [
+                {**line, "label": "one", "network_calls": 1.0},
+                {**line, "label": "ancestral", "network_calls": 20.0},
+                {**line, "label": "search", "network_calls": 8.0, "encoder_calls": 4.0},
+            ],
+            "baselines": {"bag_of_words": {"metrics": metrics}},
+            "memorised": {"outputs": 0.0, "wrong_outputs": 0.0, "wrong": 16, "references": 0.0},
+        },
+        sts={
+            "starter": {
+                "pairs": 480,
+                "scores": dict.fromkeys(("teacher", "model", "one_step"), score),
+                "scatter": {"gold": [0.0, 5.0], "teacher": [0.1, 0.9], "model": [0.2, 0.8], "one_step": [0.1, 0.2]},
+            }
+        },
+        likelihood={
+            "sentences": 500,
+            "draws": 4,
+            "unconditional": cost,
+            "given_latent": cost,
+            "latent_bits": {"per_token": estimate, "per_sentence": estimate},
+            "zero_shot": {"wiki": {"sentences": 9, "unknown_share": 0.1, "outside_length": 2, "unconditional": cost}},
+        },
+        latents={
+            "samplers": {"model": sampler, "one_step": sampler},
+            "spectrum": {"real": {"rows": 80, "effective_rank": 9.0, "eigenvalues": [1.0, 0.5, 0.1]}},
+            "calibration": {"samples": 4, "spread_to_error": 0.7, "rank_share": [0.2] * 5},
+        },
+        generation={"texts": 20, "memorised": 0.05, "generated": diversity, "real": diversity},
+        rows=rows,
+        unconditional=pd.DataFrame({"text": [HOSTILE, "a text"]}),
+        log=[
+            {"step": s, "loss": 5 / s, "lr": 1e-3, "text_loss": 4 / s, "grad_norm": "nan" if s == 3 else 1.0}
+            for s in range(1, 60)
+        ],
+        events=[{"event": "skip", "step": 3, "reason": HOSTILE}],
+        ingestion_report={
+            "rows_in": 100,
+            "accepted": 90,
+            "duplicates": 6,
+            "quarantined": 4,
+            "tokens": {"splits": {"train": 80, "test": 10}, "vocab_size": 400},
+        },
+        validation_report={
+            "findings": [{"severity": "warning", "check": "norms", "message": HOSTILE, "count": 2, "remedy": "look"}]
+        },
+        timings={"training": 421.0},
+        parameters={"seed": 0, "ingestion": {"sources": [{"kind": "starter"}]}, "evil": HOSTILE},
+        examples=10,
+    )
+
+
+def draw(material):
+    return figures.all_figures(
+        inversion=material.inversion,
+        sts=material.sts,
+        likelihood=material.likelihood,
+        latents=material.latents,
+        log=material.log,
+        comparison=material.comparison,
+    )
+
+
+@pytest.fixture(scope="module")
+def html(material):
+    return page.render(material, draw(material), made_at="today")
+
+
+def without_library(html):
+    return html.replace(page.plotly_source(), "")
+
+
+def test_the_page_is_self_contained(html):
+    rest = without_library(html)
+    assert not re.findall(r"""(?:src|href)=["'](?!#)[^"']*""", rest), "nothing is fetched"
+    assert "@import" not in rest
+    assert "url(" not in rest
+    assert html.count(page.plotly_source()) == 1
+
+
+def test_everything_from_data_is_escaped(html):
+    rest = without_library(html)
+    assert "<script>alert(1)" not in rest
+    assert "run-<i>" not in rest
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in rest
+
+
+def test_a_figure_cannot_end_its_script():
+    figure = figures.empty(HOSTILE)
+    text = page.embedded_json(figure)
+    assert "<" not in text
+    assert ">" not in text
+
+
+def test_headline_examples_and_provenance_are_there(html):
+    for words in (
+        "80.0 %",
+        "75.0 % – 85.0 %",
+        "1,200 steps",
+        "sentences of starter",
+        "7 min 01 s",
+        "123",
+        "norms",
+        "90 accepted",
+    ):
+        assert words in html, words
+
+
+def test_a_run_without_anything_still_has_a_page(material):
+    bare = Material(
+        title="t",
+        run={},
+        run_config={},
+        metrics={},
+        inversion={"skipped": "not trained"},
+        sts={},
+        likelihood={},
+        latents={},
+        generation={},
+        rows=pd.DataFrame({"id": [], "reference": []}),
+        unconditional=pd.DataFrame(),
+    )
+    html = page.render(bare, draw(bare))
+    assert "Left out: not trained" in html
+    assert page.plotly_source() not in html, "no plot, no library"
+
+
+def test_differences_are_told_word_by_word():
+    assert content.word_difference("a cat sat down", "a dog sat down") == [
+        ("same", "a"),
+        ("lost", "cat"),
+        ("made", "dog"),
+        ("same", "sat down"),
+    ]
+    assert content.word_difference("a b", "") == [("lost", "a b")]
+
+
+def test_the_worst_examples_are_the_worst(material):
+    found = content.examples(material.rows, count=5, seed=0)
+    wrong = material.rows[~material.rows["exact"]]
+    assert found["worst"][0].accuracy == pytest.approx((wrong["matches"] / wrong["positions"]).min())
+    assert all(not e.exact for e in found["worst"])
+    assert len(found["any"]) == 5
+
+
+def test_smoothing_starts_without_bias():
+    assert figures.smoothed([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_every_plot_has_something_to_show(material):
+    drawn = draw(material)
+    assert [name for name, figure in drawn.items() if not figure.data] == ["plot_comparison"]

@@ -1,0 +1,231 @@
+"""The suites on a tiny random model: everything is measured, in range, and left out where it was not trained."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.evaluation import heldout
+from mm_ldlm.evaluation.config import (
+    BootstrapConfig,
+    GenerationConfig,
+    InversionConfig,
+    LatentsConfig,
+    LikelihoodConfig,
+    StsConfig,
+    SweepPoint,
+    TextFile,
+)
+from mm_ldlm.evaluation.sts_sets import StsSource
+from mm_ldlm.evaluation.suites import generation, inversion, latents, likelihood, sts
+from mm_ldlm.sampling.config import LatentSamplerConfig, SearchConfig, TextSamplerConfig
+
+FEW = BootstrapConfig(replicates=50)
+
+
+@pytest.fixture(scope="module")
+def sentences(stores):
+    return heldout.held_out(count=40, seed=0, **stores)
+
+
+def test_samples_find_their_sentences_in_any_order(stores, samples, sentences):
+    shuffled = samples["l2t"].sample(frac=1, random_state=0)
+    found, rows = heldout.of_samples(shuffled, **stores)
+    assert found.ids == tuple(shuffled["id"])
+    assert rows["source"].isna().all()
+    assert set(found.ids) == set(sentences.ids)
+    assert np.allclose(np.stack(rows["latent"]), found.latents_nd, atol=1e-6)
+
+
+def test_samples_of_other_data_are_refused(stores, samples):
+    alien = samples["l2t"].assign(id="nowhere")
+    with pytest.raises(EvaluationError, match="twice"):
+        heldout.of_samples(alien, **stores)
+    with pytest.raises(EvaluationError, match="different runs"):
+        heldout.of_samples(alien.head(1), **stores)
+    with pytest.raises(EvaluationError, match="column 'id'"):
+        heldout.of_samples(samples["unconditional"], **stores)
+
+
+def test_held_out_sentences_are_the_same_for_a_seed_and_of_the_split(stores, sentences):
+    again = heldout.held_out(count=40, seed=0, **stores)
+    assert again.ids == sentences.ids
+    assert all(int(i[2:]) % 6 == 0 for i in again.ids)
+    with pytest.raises(EvaluationError, match="splits"):
+        heldout.held_out(count=4, seed=0, split="dev", **stores)
+
+
+def test_inversion_headline_and_memory(model, stores, samples):
+    found, table = heldout.of_samples(samples["l2t"], **stores)
+    rows = inversion.score(model, found, table)
+    head = inversion.headline(rows, config=InversionConfig(length_edges=(4, 7)), bootstrap=FEW, seed=0)
+    assert head["sentences"] == 40
+    assert sum(line["rows"] for line in head["by_length"]) == 40
+    assert 0 <= head["metrics"]["token_accuracy"]["value"] <= 1
+    recomputed = inversion.reembedding_cosine(model, table["text"].tolist(), found.latents_nd)
+    assert np.allclose(rows["cosine"], recomputed, atol=1e-6)
+    memory = inversion.memorisation(
+        rows["hypothesis"].tolist(), rows["reference"].tolist(), heldout.texts_of_split(stores["records"], "train")
+    )
+    assert memory["references"] == 0
+    assert memory["wrong"] == (~rows["exact"]).sum()
+
+
+def test_sweep_counts_calls_and_pairs_with_the_reference(model, sentences):
+    config = InversionConfig(
+        sweep=(
+            SweepPoint(label="one", sampler=TextSamplerConfig(name="confidence", steps=1)),
+            SweepPoint(label="four", sampler=TextSamplerConfig(name="confidence", steps=4)),
+            SweepPoint(
+                label="search",
+                sampler=TextSamplerConfig(name="confidence", steps=2),
+                search=SearchConfig(candidates=2, rounds=1),
+            ),
+        ),
+        reference="four",
+    )
+    lines = inversion.sweep(model, sentences.first(12), config=config, bootstrap=FEW, seed=0, progress=False)
+    assert [line["label"] for line in lines] == ["one", "four", "search"]
+    assert lines[0]["network_calls"] == 1
+    assert lines[1]["network_calls"] > lines[0]["network_calls"]
+    assert lines[0]["encoder_calls"] == 0 < lines[2]["encoder_calls"]
+    assert all(line["reference"] == "four" for line in lines)
+
+
+def test_baselines_beat_nothing_but_are_scored(model, stores, sentences):
+    train = heldout.read_sentences(
+        heldout.split_rows(stores["index"], "train"),
+        records=stores["records"],
+        tokens=stores["tokens"],
+        latents=stores["latents"],
+    )
+    found = inversion.baselines(model, sentences, train, bootstrap=FEW, seed=0)
+    assert set(found) == {"nearest_training_sentence", "bag_of_words"}
+    assert found["nearest_training_sentence"]["metrics"]["exact_match"]["value"] == 0
+    assert found["nearest_training_sentence"]["metrics"]["cosine"]["value"] > 0.5
+
+
+def test_likelihood_is_near_the_entropy_of_a_guess_and_adds_up(model, sentences):
+    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=3, buckets=5), seed=0, progress=False)
+    for name in ("unconditional", "given_latent"):
+        assert 1.0 < found[name]["per_token"]["value"] < 30.0
+        total = sum(line["nats_per_token"] for line in found[name]["by_masked_share"])
+        assert total == pytest.approx(found[name]["tokens_only_per_token"]["value"])
+        assert found[name]["per_token"]["standard_error"] > 0
+    drop = found["unconditional"]["per_token"]["value"] - found["given_latent"]["per_token"]["value"]
+    assert found["latent_bits"]["per_token"]["value"] == pytest.approx(drop / np.log(2))
+
+
+def test_the_bound_agrees_with_the_facade(model, sentences):
+    """`MMLDLM.score` cuts t below t_min off and draws otherwise; the two estimate the same number."""
+    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=24), seed=0, progress=False)
+    theirs = model.score(list(sentences.texts), latents=sentences.latents_nd, draws=24)
+    per_token = theirs.nll.sum() / theirs.tokens.sum()
+    error = found["given_latent"]["per_token"]["standard_error"]
+    assert found["given_latent"]["per_token"]["value"] == pytest.approx(per_token, abs=4 * error, rel=0.02)
+
+
+def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
+    path = tmp_path / "other.txt"
+    config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path=str(path)),))
+    known = (f"w{i}" for i in range(20))
+    path.write_text("w1 w2 w3\n\nw4 w5 w6 w7\n" + "w1 " * 30 + "\n" + " ".join(known) + "\n")
+    found = likelihood.evaluate(model, sentences.first(4), config=config, seed=0, progress=False)["zero_shot"]["other"]
+    assert (found["sentences"], found["outside_length"], found["unknown_share"]) == (2, 2, 0.0)
+    assert found["given_latent"]["per_token"]["value"] > 0
+
+
+def test_zero_shot_on_a_missing_file_says_so(model, sentences):
+    config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path="nowhere.txt"),))
+    with pytest.raises(EvaluationError, match="does not exist"):
+        likelihood.evaluate(model, sentences.first(4), config=config, seed=0, progress=False)
+
+
+def test_latents_are_measured_against_the_encoder(model, stores, samples):
+    found, table = heldout.of_samples(samples["t2l"], **stores)
+    result = latents.evaluate(
+        model,
+        found,
+        heldout.required_vectors(table),
+        distractors_md=heldout.latents_of(stores["latents"], heldout.split_rows(stores["index"], "train")),
+        unconditional_nd=heldout.vectors(samples["unconditional"]),
+        sampler=LatentSamplerConfig(name="ddim", steps=2),
+        config=LatentsConfig(calibration_sentences=8, calibration_samples=3),
+        bootstrap=FEW,
+        seed=0,
+    )
+    assert set(result["samplers"]) == {"model", "one_step"}
+    assert result["samplers"]["model"]["retrieval"]["candidates"] > 200
+    assert result["calibration"]["samples"] == 3
+    assert {"real", "model", "one_step", "unconditional"} == set(result["spectrum"])
+    assert result["unconditional_frechet"] >= 0
+
+
+def sts_file(tmp_path, longest=4):
+    generator = np.random.default_rng(0)
+    path = tmp_path / "sts.csv"
+    lines = []
+    for i in range(40):
+        words = [f"w{k}" for k in generator.integers(0, 20, size=longest)]
+        changed = list(words)
+        for place in generator.permutation(longest)[: i % 4]:
+            changed[place] = f"w{generator.integers(0, 20)}"
+        lines.append(f"{' '.join(words)},{' '.join(changed)},{5 - (i % 4)}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_sts_of_model_teacher_and_regression(model, tmp_path):
+    config = StsConfig(
+        sets=(StsSource(format="stsb", name="tiny", path=sts_file(tmp_path)),), sampler=LatentSamplerConfig(steps=2)
+    )
+    entry = sts.evaluate(model, config=config, bootstrap=FEW, seed=0, progress=False)["tiny"]
+    assert entry["pairs"] == 40
+    assert entry["too_long"] == 0
+    assert set(entry["scores"]) == {"teacher", "model", "one_step"}
+    assert entry["scores"]["teacher"]["spearman"]["value"] > 50
+    assert {"low", "high", "value", "level"} == set(entry["scores"]["model"]["ratio"])
+
+
+def test_sts_sentences_that_are_too_long_are_cut_and_counted_or_refused(model, tmp_path):
+    source = StsSource(format="stsb", name="long", path=sts_file(tmp_path, longest=14))
+    config = StsConfig(sets=(source,), sampler=LatentSamplerConfig(steps=1))
+    entry = sts.evaluate(model, config=config, bootstrap=FEW, seed=0, progress=False)["long"]
+    assert entry["too_long"] > 40
+    assert entry["pairs"] == 40
+    with pytest.raises(EvaluationError, match="too_long"):
+        sts.evaluate(
+            model, config=dataclasses.replace(config, too_long="refuse"), bootstrap=FEW, seed=0, progress=False
+        )
+
+
+def test_pitfall_26_the_suite_reports_diversity_with_and_without_a_causal_model(stores, samples, model):
+    some = samples["unconditional"]
+    result = generation.evaluate(
+        some["text"].tolist(),
+        heldout.token_rows(some, model.tokenizer),
+        real_texts=["w1 w2", "w3 w4"],
+        real_tokens=[[1, 2], [3, 4]],
+        training_texts=heldout.texts_of_split(stores["records"], "train"),
+        config=GenerationConfig(),
+    )
+    for name in ("generated", "real"):
+        assert {"entropy_sample", "entropy_corpus", "distinct", "self_bleu", "unique"} <= set(result[name])
+        assert "perplexity" not in result[name]
+
+
+def test_parts_that_were_not_trained_are_left_out(make_model, sentences, tmp_path):
+    inverter = make_model(mode="l2t", condition_dropout=0.0)
+    assert "embed" in latents.untrained(inverter)
+    assert inversion.untrained(inverter) is None
+    found = likelihood.evaluate(inverter, sentences.first(8), config=LikelihoodConfig(draws=1), seed=0, progress=False)
+    assert found["unconditional"] is None
+    assert found["given_latent"] is not None
+    assert "latent_bits" not in found
+    config = StsConfig(sets=(StsSource(format="stsb", name="tiny", path=sts_file(tmp_path)),))
+    entry = sts.evaluate(inverter, config=config, bootstrap=FEW, seed=0, progress=False)["tiny"]
+    assert set(entry["scores"]) == {"teacher"}
+    assert "l2t" in entry["skipped"]
+    embedder = make_model(mode="t2l", condition_dropout=0.0)
+    assert "write" in inversion.untrained(embedder)
