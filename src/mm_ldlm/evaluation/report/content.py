@@ -128,7 +128,7 @@ def lede(material: Material) -> str:
             parts.append(f"in mode “{objective['mode']}”")
     else:
         parts.append("A run")
-    splits = (counts.get("tokens") or {}).get("splits") or {}
+    splits = counts.get("splits") or {}
     if splits.get("train"):
         sources = ", ".join(source_names(material)) or "text"
         parts.append(f"trained on {splits['train']:,} sentences of {sources}")
