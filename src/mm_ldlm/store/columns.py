@@ -48,7 +48,7 @@ class FixedColumn(Column):
         if not pa.types.is_fixed_size_list(self.type):
             raise StoreError(f"{store.directory}: column {name!r} is {self.type}, expected a fixed-size list.")
         self.width = int(self.type.list_size)
-        self.dtype = np.dtype(self.type.value_type.to_pandas_dtype())
+        self.dtype = _dtype(self.type.value_type)
 
     def shard(self, number: int) -> npt.NDArray[Any]:
         """All rows of one shard, (rows, d) in the stored dtype, without a copy."""
@@ -77,7 +77,7 @@ class ListColumn(Column):
         super().__init__(store, name)
         if not (pa.types.is_list(self.type) or pa.types.is_large_list(self.type)):
             raise StoreError(f"{store.directory}: column {name!r} is {self.type}, expected a list.")
-        self.dtype = np.dtype(self.type.value_type.to_pandas_dtype())
+        self.dtype = _dtype(self.type.value_type)
 
     def lengths(self, rows: Rows) -> npt.NDArray[np.int64]:
         """(n,) items in each row."""
@@ -136,7 +136,7 @@ class IntColumn(Column):
     def take(self, rows: Rows) -> npt.NDArray[Any]:
         """(n,) in the stored dtype."""
         rows = self.store.rows(rows)
-        out = np.empty(len(rows), np.dtype(self.type.to_pandas_dtype()))
+        out = np.empty(len(rows), _dtype(self.type))
         for array, inside, place in self._pieces(rows):
             out[place] = _numpy(array)[inside]
         return out
@@ -167,3 +167,8 @@ def _matrix(array: pa.FixedSizeListArray, width: int) -> npt.NDArray[Any]:
 
 def _numpy(array: pa.Array) -> npt.NDArray[Any]:
     return array.to_numpy(zero_copy_only=True)
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy type of a numeric Arrow type. (Arrow's own `to_pandas_dtype` imports pandas, which a bare GPU host lacks.)"""
+    return np.dtype({"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind)))
