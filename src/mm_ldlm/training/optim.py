@@ -219,7 +219,7 @@ class Ema:
         with torch.no_grad():
             torch._foreach_lerp_(
                 [self.values[name] for name in self._moving],
-                [self.parameters[name].detach() for name in self._moving],
+                [self.parameters[name].detach().float() for name in self._moving],
                 1 - decay,
             )
 

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.config import parse
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.training.batches import BatchPlan, Loader, dealt
+from mm_ldlm.training.config import BatchConfig
+
+
+def plan(count: int = 200, *, seed: int = 0, **settings: Any) -> BatchPlan:
+    lengths = np.random.default_rng(1).integers(1, 31, count)
+    return BatchPlan(lengths, parse(BatchConfig, settings or {"tokens": 256}, at="batch"), seed=seed, max_length=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=200),
+    tokens=st.integers(32, 600),
+    rows=st.booleans(),
+    multiple=st.integers(1, 9),
+)
+def test_an_epoch_has_every_row_once_and_every_row_fits(lengths: list[int], tokens: int, rows: bool, multiple: int) -> None:
+    found = {"rows": max(tokens // 30, 1)} if rows else {"tokens": tokens}
+    config = parse(BatchConfig, {**found, "length_multiple": multiple, "row_multiple": 4}, at="batch")
+    made = BatchPlan(np.array(lengths), config, seed=3, max_length=30)
+    batches = made.epoch(2)
+    assert sorted(np.concatenate([rows for rows, _ in batches]).tolist()) == list(range(len(lengths)))
+    for rows_, length in batches:
+        assert np.array(lengths)[rows_].max() <= length <= 30
+        assert len(rows_) <= made.rows_of(length)
+
+
+def test_full_batches_have_few_shapes_and_keep_to_the_budget() -> None:
+    made = plan(4000, tokens=512, length_multiple=8)
+    batches = made.epoch(0)
+    shapes = {(len(rows), length) for rows, length in batches[:-1]}
+    assert shapes <= set(made.shapes()) and len(shapes) <= 4
+    assert all(len(rows) * length <= 512 for rows, length in batches)
+
+
+def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
+    def flat(made: BatchPlan, epoch: int) -> list[int]:
+        return np.concatenate([rows for rows, _ in made.epoch(epoch)]).tolist()
+
+    assert flat(plan(), 3) == flat(plan(), 3)
+    assert flat(plan(), 3) != flat(plan(), 4)
+    assert flat(plan(), 3) != flat(plan(seed=1), 3)
+
+
+def test_starting_in_the_middle_continues_the_same_batches() -> None:
+    made = plan()
+    count = len(made.epoch(0))
+    whole = list(itertools.islice(made.from_(0, 0), count + 5))
+    rest = list(itertools.islice(plan().from_(0, 7), count - 2))
+    for a, b in zip(whole[7:], rest, strict=True):
+        assert (a.epoch, a.index, a.tokens) == (b.epoch, b.index, b.tokens)
+        assert np.array_equal(a.rows, b.rows)
+    after = next(plan().from_(0, count))  # a checkpoint at the very end of an epoch
+    assert (after.epoch, after.index) == (1, 0)
+
+
+@pytest.mark.parametrize(("world", "accumulation"), [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (3, 1)])
+def test_any_number_of_processes_sees_the_same_global_batch(world: int, accumulation: int) -> None:
+    source = helpers.Rows(100)
+    config = parse(BatchConfig, {"rows": 12, "accumulation": accumulation}, at="batch")
+    planned = next(BatchPlan(source.lengths, config, seed=0, max_length=helpers.LONGEST).from_(0, 0))
+    seen: dict[int, int] = {}
+    shapes, tokens = set(), 0
+    for rank in range(world):
+        for batch in dealt(planned, source, rank=rank, world=world, accumulation=accumulation, fill=False):
+            shapes.add(tuple(batch.tokens_BL.shape))
+            real = batch.rows_B >= 0
+            assert np.array_equal(batch.valid_BL.any(1).numpy(), real.numpy())
+            tokens += int(batch.valid_BL.sum())
+            assert batch.global_size == 12 and batch.global_tokens == planned.tokens
+            seen |= dict(zip(batch.position_B[real].tolist(), batch.rows_B[real].tolist(), strict=True))
+    assert len(shapes) == 1
+    assert [seen[i] for i in range(12)] == planned.rows.tolist()
+    assert tokens == planned.tokens
+
+
+def test_fill_keeps_the_shape_of_a_last_small_batch() -> None:
+    source = helpers.Rows(21)
+    config = parse(BatchConfig, {"rows": 8, "length_multiple": 12}, at="batch")
+    made = BatchPlan(source.lengths, config, seed=0, max_length=12)
+    last = list(itertools.islice(made.from_(0, 0), 3))[-1]
+    assert len(last.rows) == 5
+    assert dealt(last, source, rank=0, world=1, accumulation=1, fill=True)[0].tokens_BL.shape == (8, 12)
+    assert dealt(last, source, rank=0, world=1, accumulation=1, fill=False)[0].tokens_BL.shape == (5, 12)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None:
+    source = helpers.Rows(40)
+    config = parse(BatchConfig, {"rows": 8, "prefetch": prefetch}, at="batch")
+    made = BatchPlan(source.lengths, config, seed=0, max_length=12)
+    loader = Loader(made, source, rank=0, world=1, fill=False)
+    batches = loader.from_(0, 2)
+    planned, micros = next(batches)
+    assert (planned.epoch, planned.index) == (0, 2)
+    assert micros[0].rows_B.tolist() == planned.rows.tolist()
+    batches.close()
+
+    class Broken(helpers.Rows):
+        def latents(self, rows: Any) -> Any:
+            raise OSError("the disk is gone")
+
+    broken = Loader(made, Broken(40), rank=0, world=1, fill=False).from_(0, 0)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(broken)
+
+
+def test_tokens_or_rows_but_not_both() -> None:
+    for settings_ in ({}, {"tokens": 10, "rows": 2}):
+        with pytest.raises(ConfigurationError, match="either tokens or rows"):
+            parse(BatchConfig, settings_, at="training.batch")

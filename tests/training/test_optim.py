@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mm_ldlm.config import parse
+from mm_ldlm.models.build import ModelConfig, build_model
+from mm_ldlm.training.config import EmaConfig, OptimizerConfig
+from mm_ldlm.training.optim import Ema, Optimization, orthogonalised, schedule
+
+
+def model() -> nn.Module:
+    return build_model(ModelConfig(latent_dim=4, width=16, depth=1, heads=2, max_length=8), vocab_size=12, pad_id=0, mask_id=1)
+
+
+def config(**settings: Any) -> OptimizerConfig:
+    return parse(OptimizerConfig, settings, at="optimizer")
+
+
+def test_schedules_rise_then_fall_to_their_floor() -> None:
+    for name, middle in (("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)):
+        made = config(schedule=name, warmup_steps=10, min_lr_ratio=0.1)
+        values = [schedule(made, step=step, max_steps=110) for step in range(111)]
+        assert values[0] == pytest.approx(0.1) and values[9] == 1.0
+        assert values[60] == pytest.approx(middle, abs=0.01)
+        assert values[110] == pytest.approx(1.0 if name == "constant" else 0.1)
+    assert schedule(config(warmup_steps=0), step=0, max_steps=10) == 1.0
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_is_in_one_group_and_decay_spares_norms_biases_and_embeddings(name: str) -> None:
+    made = model()
+    groups = Optimization(made, config(name=name), max_steps=10).groups
+    names = [n for group in groups for n, _ in group["params"]]
+    assert sorted(names) == sorted(n for n, _ in made.named_parameters())
+    decayed = {n for group in groups if group["weight_decay"] > 0 for n, _ in group["params"]}
+    assert "blocks.0.streams.0.qkv.weight" in decayed
+    for spared in ("text_embedding.weight", "blocks.0.streams.0.qkv.bias", "blocks.0.streams.0.qk_norm.scale",
+                   "latent_encoder.position_KD", "null_latent.value"):  # fmt: skip
+        assert spared not in decayed
+    muon = {n for group in groups if group["kind"] == "muon" for n, _ in group["params"]}
+    assert (name == "muon") == bool(muon)
+    assert all(n.startswith("blocks.") and n.endswith("weight") for n in muon)
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    made = model()
+    made.text_embedding.weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert "text_embedding.weight" not in [n for g in Optimization(made, config(), max_steps=1).groups for n, _ in g["params"]]
+
+
+def test_adamw_is_torchs() -> None:
+    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    made = Optimization(ours, config(lr=0.01, weight_decay=0.1, warmup_steps=0, schedule="constant"), max_steps=5)
+    other = torch.optim.AdamW(
+        [{"params": [theirs.weight], "weight_decay": 0.1}, {"params": [theirs.bias], "weight_decay": 0.0}],
+        lr=0.01, betas=(0.9, 0.95), eps=1e-8,
+    )  # fmt: skip
+    for step in range(5):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+        for module in (ours, theirs):
+            module(x).square().sum().backward()
+        made.set_lr(step, scale=1.0)
+        made.step()
+        other.step()
+        made.drop_gradients()
+        other.zero_grad()
+    torch.testing.assert_close(ours.weight, theirs.weight)
+    torch.testing.assert_close(ours.bias, theirs.bias)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 5), (2, 4, 4), (1, 3, 9)])
+def test_muon_updates_are_nearly_orthogonal(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalised(matrices))
+    assert float(values.min()) > 0.6 and float(values.max()) < 1.3
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    assert float((orthogonalised(matrices) * (u @ v)).sum((-2, -1)).min()) > 0.8 * min(shape[1:])
+
+
+def test_muon_lowers_a_loss_and_its_step_has_adamws_size() -> None:
+    torch.nn.Module()
+    made = model()
+    optimization = Optimization(made, config(name="muon", muon_lr=0.01, weight_decay=0, warmup_steps=0), max_steps=5)
+    weight = made.blocks[0].streams[0].qkv.weight  # type: ignore[index,union-attr]
+    before = weight.detach().clone()
+    weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    optimization.step()
+    moved = (weight.detach() - before).square().mean().sqrt()
+    assert 0.1 * 0.01 < float(moved) < 0.4 * 0.01
+
+
+def test_the_norm_is_global_and_clipping_keeps_directions() -> None:
+    made = nn.Linear(3, 2)
+    optimization = Optimization(made, config(clip=1.0), max_steps=1)
+    made.weight.grad, made.bias.grad = torch.full((2, 3), 3.0), torch.full((2,), 4.0)
+    norm = float(optimization.norm())
+    assert norm == pytest.approx((6 * 9 + 2 * 16) ** 0.5)
+    assert optimization.clip(norm)
+    assert float(optimization.norm()) == pytest.approx(1.0, rel=1e-4)
+    assert not optimization.clip(0.5)
+
+
+def test_optimizer_state_comes_back_bit_for_bit() -> None:
+    def trained(name: str) -> tuple[nn.Module, Optimization]:
+        made = model()
+        optimization = Optimization(made, config(name=name), max_steps=10)
+        for step in range(3):
+            for i, p in enumerate(made.parameters()):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
+            optimization.step()
+        return made, optimization
+
+    for name in ("adamw", "muon"):
+        _, optimization = trained(name)
+        other = Optimization(model(), config(name=name), max_steps=10)
+        other.load(optimization.tensors(), lambda like, value: value.clone())
+        assert set(other.tensors()) == set(optimization.tensors())
+        assert all(torch.equal(value, other.tensors()[key]) for key, value in optimization.tensors().items())
+
+
+def test_pitfall_20_the_moving_average_is_float32_and_moves() -> None:
+    """Held in bf16 it would stand still: a step of 0.001 of the way is below half a unit in the last place."""
+    made = nn.Linear(4, 4).bfloat16()
+    with torch.no_grad():
+        made.weight.fill_(1.0)
+    ema = Ema(made, EmaConfig(decay=0.999))
+    with torch.no_grad():
+        made.weight.fill_(1.5)
+    for update in range(10_000, 10_100):
+        ema.update(update)
+    value = ema.values["weight"]
+    assert value.dtype == torch.float32
+    assert float(value.mean()) == pytest.approx(1.5 - 0.5 * 0.999**100, rel=1e-4)
+
+
+def test_swapping_in_the_averages_leaves_the_weights_as_they_were() -> None:
+    made = nn.Linear(2, 2)
+    ema = Ema(made, EmaConfig(decay=0.5))
+    with torch.no_grad():
+        made.weight.add_(1.0)
+    before = made.weight.detach().clone()
+    with ema.swapped():
+        assert torch.equal(made.weight, ema.values["weight"]) and not torch.equal(made.weight, before)
+    assert torch.equal(made.weight, before)
+
+
+def test_without_averages_there_is_nothing_to_keep() -> None:
+    ema = Ema(nn.Linear(2, 2), EmaConfig(enabled=False))
+    ema.update(0)
+    assert ema.values == {}

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from mm_ldlm.training.state import TrainingState, random_states, restore_random_states, seed_everything, step_seed
+
+
+def test_random_states_come_back() -> None:
+    device = torch.device("cpu")
+    seed_everything(5)
+    torch.randn(3)
+    states = random_states(device)
+    first = (random.random(), float(np.random.rand()), torch.randn(2))  # noqa: NPY002
+    restore_random_states(states, device)
+    second = (random.random(), float(np.random.rand()), torch.randn(2))  # noqa: NPY002
+    assert first[:2] == second[:2] and torch.equal(first[2], second[2])
+
+
+def test_step_seeds_differ_by_everything_that_names_them() -> None:
+    seeds = {step_seed(seed, draw, name) for seed in range(3) for draw in range(50) for name in ("", "dropout/0")}
+    assert len(seeds) == 300 and all(0 <= value < 2**63 for value in seeds)
+
+
+def test_state_round_trip_ignores_what_it_does_not_know() -> None:
+    state = TrainingState(step=3, draw=5, lr_scale=0.5, best=1.25)
+    assert TrainingState.from_dict({**state.to_dict(), "of_a_later_version": 1}) == state
