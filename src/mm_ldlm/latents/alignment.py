@@ -1,4 +1,5 @@
-"""Checks between records, tokens and latents: the same rows, ids that are digests, disjoint splits, ids in the vocabulary."""
+"""Checks between records, tokens and latents: the same rows, ids that are digests, disjoint splits, ids in the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def check_tokens(found: Findings, tokens: ShardStore, *, tokenizer: TextTokenize
     for split, counts in unknown.items():
         if counts.get("tokens") and (share := counts.get("unknown", 0) / counts["tokens"]) > 0.01:
             found.add(
-                "warning", "unknown tokens", f"{share:.2%} of the tokens of split '{split}' are unknown to the tokenizer.",
+                "warning", "unknown tokens", f"{share:.2%} of the tokens of split '{split}' are unknown to the "
+                "tokenizer.",
                 count=counts["unknown"], remedy="Another tokenizer, or tokenizer.reduce_vocabulary: false, may know them.",
             )  # fmt: skip
 
@@ -143,13 +145,15 @@ def _check_disjoint(
         rows = order[1:][across]
         texts = records.strings("text").take(rows[:MAX_EXAMPLES])
         found.add(
-            "error", "split leakage", f"{len(rows)} texts stand in more than one split (compared without case and spacing).",
+            "error", "split leakage", f"{len(rows)} texts stand in more than one split (compared without case and "
+            "spacing).",
             count=len(rows), examples=texts, remedy="Run the ingestion pipeline again; sources that bring their own split "
             "must not repeat texts between splits.",
         )  # fmt: skip
     if within := int((same & ~across).sum()):
         found.add(
-            "info", "duplicate texts", f"{within} records repeat a text of the same split but for case and spacing.", count=within,
+            "info", "duplicate texts", f"{within} records repeat a text of the same split but for case and "
+            "spacing.", count=within,
             remedy="Near-duplicate removal (ingestion.near_duplicates) takes them out.",
         )  # fmt: skip
 

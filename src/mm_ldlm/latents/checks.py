@@ -1,7 +1,7 @@
 """Validation: everything that must hold between records, tokens, latents, encoder and model before anything trains.
 
-`validate` runs the checks in the order in which a failure would make the later ones pointless, and returns a report. It raises
-nothing for what it finds in the data: `findings.enforce` does, after the report is on disk.
+`validate` runs the checks in the order in which a failure would make the later ones pointless, and returns a report. It
+raises nothing for what it finds in the data: `findings.enforce` does, after the report is on disk.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ValidationConfig:
         max_collapsed_share: of dimensions; above: the contract fails.
         max_drift: distance of a shard's mean from the whole's, in total standard deviations; above: a warning.
         spot_rows: rows drawn over all shards, encoded again and compared; 0 leaves it out.
-        spot_tolerance: largest relative distance of a vector to its re-encoding; null: 1e-4 for float32, 3e-3 for float16
-            storage, 5e-2 for encoders that compute in half precision.
+        spot_tolerance: largest relative distance of a vector to its re-encoding; null: 1e-4 for float32, 3e-3 for
+            float16 storage, 5e-2 for encoders that compute in half precision.
         on_leakage: training texts that occur in an evaluation set: "remove" (to quarantine) or "report".
         max_quarantine_share: of all rows; above: the contract fails.
         plot_rows: rows behind the spectrum and nearest-neighbour plots.
@@ -161,7 +161,8 @@ def _check_makers(
                 else ""
             )
             found.add(
-                "error", name, f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}; {what} "
+                "error", name, f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}; "
+                "{what} "
                 f"has fingerprint {expected}.", count=len(store),
                 remedy=f"Use what made them, or remove the directory and run {pipeline} again.",
             )  # fmt: skip
@@ -182,7 +183,8 @@ def _check_bytes(found: Findings, *stores: ShardStore, checksums: bool) -> bool:
         damaged = store.damaged_shards() if checksums else []
         if damaged:
             found.add(
-                "error", "checksum", f"{kind}: in {store.directory} the bytes of {len(damaged)} of {len(store.manifest.shards)} "
+                "error", "checksum", f"{kind}: in {store.directory} the bytes of {len(damaged)} of "
+                "{len(store.manifest.shards)} "
                 "shards are not those that were written.", count=len(damaged), examples=damaged,
                 remedy="Run the pipeline that writes this store again: damaged shards are found by their checksum and made anew. "
                 "If it comes back, suspect the disk.",
@@ -211,12 +213,14 @@ def _check_shapes(
     ):  # fmt: skip
         if expected is not None and expected != column.width:
             found.add(
-                "error", "width", f"the stored vectors have {column.width} dimensions, {what} says {expected}.", count=len(latents),
+                "error", "width", f"the stored vectors have {column.width} dimensions, {what} says "
+                "{expected}.", count=len(latents),
                 remedy="Set model.latent_dim to the stored width, or embed again with the encoder (and truncate_dim) you want.",
             )  # fmt: skip
     if column.dtype.name != extraction.dtype:
         found.add(
-            "error", "dtype", f"stored as {column.dtype.name}, embedding.dtype says {extraction.dtype}.", count=len(latents),
+            "error", "dtype", f"stored as {column.dtype.name}, embedding.dtype says "
+            "{extraction.dtype}.", count=len(latents),
             remedy="Set embedding.dtype to what is stored, or embed again.",
         )  # fmt: skip
 
@@ -239,7 +243,8 @@ def check_vectors(
     rows("finite", np.flatnonzero(~measured.finite_n), "hold NaN or infinity.", again)
     if (dimensions := np.flatnonzero(measured.bad_per_dimension_d)).size:
         found.add(
-            "warning", "finite dimensions", f"{dimensions.size} dimensions hold NaN or infinity somewhere.", count=dimensions.size,
+            "warning", "finite dimensions", f"{dimensions.size} dimensions hold NaN or infinity "
+            "somewhere.", count=dimensions.size,
             examples=(f"dimension {j}: {measured.bad_per_dimension_d[j]} rows" for j in dimensions),
             remedy="All dimensions alike: a text breaks the encoder. A few: look for overflow in its last layer (dtype).",
         )  # fmt: skip
@@ -271,7 +276,8 @@ def check_vectors(
     for shard, distance in measured.drift:
         if distance > config.max_drift:
             found.add(
-                "warning", "drift", f"the mean of shard {shard} lies {distance:.2f} standard deviations from the whole's, more than "
+                "warning", "drift", f"the mean of shard {shard} lies {distance:.2f} standard deviations from the "
+                "whole's, more than "
                 f"{config.max_drift:g}.", count=1, examples=[shard],
                 remedy="Sorted or mixed sources do this; so does an encoder that changed midway. The spot check tells which.",
             )  # fmt: skip
@@ -291,7 +297,8 @@ def _check_duplicates(
     share = involved / max(len(candidates), 1)
     found.add(
         "error" if share > config.max_duplicate_share else "warning", "duplicate vectors",
-        f"{involved} rows ({share:.2%}) share their vector with a different text; at most {config.max_duplicate_share:.2%} may.",
+        f"{involved} rows ({share:.2%}) share their vector with a different text; at most "
+        f"{config.max_duplicate_share:.2%} may.",
         count=involved, examples=ids(later),
         remedy="Texts that differ only in what the encoder drops (case, spacing) do this; many at once mean a broken encoder. "
         "validation.on_duplicate_vector: quarantine keeps the first of each.",
@@ -307,6 +314,7 @@ def _check_dimensions(found: Findings, measured: statistics.Statistics, *, confi
         found.add(
             "error" if share > config.max_collapsed_share else "warning", "collapsed dimensions",
             f"{len(dead)} of {len(measured.deviation_d)} dimensions do not vary (standard deviation at most "
-            f"{config.collapsed_deviation:g}); at most {config.max_collapsed_share:.2%} may.", count=len(dead), examples=dead,
+            f"{config.collapsed_deviation:g}); at most {config.max_collapsed_share:.2%} "
+            f"may.", count=len(dead), examples=dead,
             remedy="The encoder gives constants there: look at its pooling and truncation. The normaliser maps such dimensions to 0.",
         )  # fmt: skip

@@ -8,9 +8,9 @@ The workspace while it is being filled:
     .extract/rank-0.json       progress of one process
     manifest.json              last of all; `.extract` then goes
 
-A shard is encoded by itself: its sentences are sorted by length and batched among themselves, so its bytes depend neither on
-the other shards nor on who encodes it. On the CPU the number of threads enters the arithmetic, so it is part of the plan and
-fixed in every process.
+A shard is encoded by itself: its sentences are sorted by length and batched among themselves, so its bytes depend
+neither on the other shards nor on who encodes it. On the CPU the number of threads enters the arithmetic, so it is part
+of the plan and fixed in every process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def extract(
     located = locate(encoder)
     if latent_dim is not None and located.width is not None and located.width != latent_dim:
         raise ConfigurationError(
-            f"parameter 'model.latent_dim' is {latent_dim}, but encoder '{encoder.name}' gives {located.width} numbers per "
+            f"parameter 'model.latent_dim' is {latent_dim}, but encoder '{encoder.name}' gives {located.width} numbers "
+            f"per "
             f"sentence. Set model.latent_dim to {located.width}, or choose another encoder (or encoder.truncate_dim)."
         )
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
@@ -127,11 +128,13 @@ def _same(plan: Plan, found: dict[str, str]) -> None:
     for name, wanted in plan.fingerprints.items():
         if found.get(name) != wanted:
             what = {
-                "records": "other records", "encoder": "another encoder (or other weights, tokenizer, prompt, length, dtype)",
+                "records": "other records", "encoder": "another encoder (or other weights, tokenizer, prompt, length, "
+                "dtype)",
                 "parameters": "other embedding parameters",
             }[name]  # fmt: skip
             raise FingerprintError(
-                f"{plan.workspace} holds latents of {what}: {name} {found.get(name)}, asked for is {wanted}. Nothing was "
+                f"{plan.workspace} holds latents of {what}: {name} {found.get(name)}, asked for is {wanted}. Nothing "
+                f"was "
                 "touched. Go back to what made them, or remove the directory to embed everything again."
             )
 
@@ -207,7 +210,8 @@ def _identity(encoder: EncoderConfig) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in ("path", "device")}
 
 
-# -- processes ----------------------------------------------------------------------------------------------------------
+# -- processes
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _processes(encoder: EncoderConfig, config: ExtractConfig) -> int:

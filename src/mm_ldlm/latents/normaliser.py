@@ -1,7 +1,7 @@
 """The latent normaliser: what makes an encoder's vectors fit for unit Gaussian noise (mathematics §2).
 
-Fitted on the training split in one streaming pass with float64 accumulators, saved as an artifact of its own, and inverted
-after sampling. Shapes: n rows, d width.
+Fitted on the training split in one streaming pass with float64 accumulators, saved as an artifact of its own, and
+inverted after sampling. Shapes: n rows, d width.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class NormaliserConfig:
     """How latents are standardised.
 
     Attributes:
-        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349) or
-            "whitening" (mean, and the full covariance turned into the identity).
+        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349)
+            or "whitening" (mean, and the full covariance turned into the identity).
         robust_rows: "robust" needs its rows at once; beyond this many it uses an even sample of them.
     """
 
@@ -83,7 +83,8 @@ class Normaliser:
         return digest.hexdigest()[:32]
 
     def standardise(self, x: Vectors) -> Vectors:
-        """Encoder vectors (..., d) to model space, computed in float64 for numpy and in the tensor's own type for torch."""
+        """Encoder vectors (..., d) to model space, computed in float64 for numpy and in the tensor's own type for
+        torch."""
         if isinstance(x, np.ndarray):
             self._check(x.shape)
             z = (x.astype(np.float64) - self.mean_d) / self.scale_d

@@ -98,8 +98,8 @@ def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
     drift = [(name, float(np.linalg.norm(sums / size - shift_d) / total)) for name, sums, size in shard_sums if size]
     sample = _sample(latents, finite_n & (norm_n > 0), plot_rows, seed)
     return Statistics(
-        finite_n, norm_n, digest_n, bad_d, shift_d + (origin_d if origin_d is not None else 0), np.sqrt(variance_d), drift,
-        _spectrum(sample), _neighbours(sample),
+        finite_n, norm_n, digest_n, bad_d, shift_d + (origin_d if origin_d is not None else 0), np.sqrt(variance_d),
+        drift, _spectrum(sample), _neighbours(sample),
     )  # fmt: skip
 
 

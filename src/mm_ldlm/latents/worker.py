@@ -1,7 +1,7 @@
 """One embedding process: encode the shards that are this rank's, each written before it is vouched for.
 
-Started by `extract` for more than one process (`python -m mm_ldlm.latents.worker JOB`), called directly for one. While a shard
-is computed the next one is tokenised and the last one is written, each on a thread of its own.
+Started by `extract` for more than one process (`python -m mm_ldlm.latents.worker JOB`), called directly for one. While
+a shard is computed the next one is tokenised and the last one is written, each on a thread of its own.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.floa
     if len(bad) and plan.non_finite == "stop":
         first = ", ".join(ids[row] for row in bad[:5])
         raise EncoderError(
-            f"encoder {plan.encoder.name!r} gave numbers that are not finite for {len(bad)} of {len(ids)} sentences of shard "
-            f"{number} (ids {first}{', …' if len(bad) > 5 else ''}). Nothing of this shard was written. Look at these sentences "
+            f"encoder {plan.encoder.name!r} gave numbers that are not finite for {len(bad)} of {len(ids)} sentences of "
+            f"shard "
+            f"{number} (ids {first}{', …' if len(bad) > 5 else ''}). Nothing of this shard was written. Look at these "
+            f"sentences "
             "and at encoder.dtype, or set embedding.non_finite to quarantine to keep them out of the index and go on."
         )
 

@@ -1,0 +1,129 @@
+"""Latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array a row (see `mm_ldlm.corpus.layout`).
+
+Both directions keep every bit: a row is written in the stored type and read back in the type it was written in.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.corpus.layout import Folder, paths_of
+from mm_ldlm.encoders import EncoderConfig, locate
+from mm_ldlm.errors import StoreError
+from mm_ldlm.latents import store as latent_store
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.store.fingerprint import fingerprint
+
+_ROWS = 4096
+
+
+def export_latents(path: str | Path, records: ShardStore, latents: LatentStore) -> dict[str, int]:
+    """Add the latents to a layout that `export_layout(..., with_latents=True)` wrote, a folder or a .zip.
+
+    Gives the rows of each split.
+
+    Raises:
+        StoreError: latents and records are not of the same rows.
+    """
+    if len(latents) != len(records):
+        raise StoreError(
+            f"{len(records)} records and {len(latents)} rows of latents: these stores do not belong together."
+        )
+    numbers: Counter[str] = Counter()
+    with Folder(path, "a") as folder:
+        for start in range(0, len(records), _ROWS):
+            window = slice(start, min(start + _ROWS, len(records)))
+            vectors, ids = latents.fixed("latent").take(window), latents.ids(window)
+            table = records.window(window.start, window.stop, columns=["id", "split"]).to_pydict()
+            for vector, own, identity, split in zip(vectors, ids, table["id"], table["split"], strict=True):
+                if own != identity:
+                    raise StoreError(f"{latents.directory}: the row of record {identity} carries id {own}; validate first.")
+                folder.write(paths_of(split, numbers[split])["latent_path"], _npy(vector))
+                numbers[split] += 1
+    return dict(numbers)
+
+
+def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderConfig, workspace: Path) -> Manifest:
+    """Read the layout's latents, in the order of `records`, into a latent store.
+
+    `encoder` is what is said to have made them; the validation pipeline holds a sample against it. Rows are found by id,
+    or, where the lists have none, by the record's number within its split.
+
+    Raises:
+        StoreError: a record has no latent, a file is damaged, or its width or type differs from the first one's.
+    """
+    located = locate(encoder)
+    with Folder(path) as folder:
+        paths = _paths(folder)
+        first = _read(folder, paths, *_first(records))
+        if first.dtype.name not in ("float32", "float16"):
+            raise StoreError(f"{path}: latents are {first.dtype.name}; stores hold float32 or float16. Convert them first.")
+        dtype: Any = first.dtype.name
+        writer = StoreWriter(workspace, kind=latent_store.KIND, schema=latent_store.schema(len(first), dtype))
+        numbers: Counter[str] = Counter()
+        for start in range(0, len(records), _ROWS):
+            table = records.window(start, start + _ROWS, columns=["id", "split"]).to_pydict()
+            vectors = np.empty((len(table["id"]), len(first)), first.dtype)
+            for row, (identity, split) in enumerate(zip(table["id"], table["split"], strict=True)):
+                vector = _read(folder, paths, identity, split, numbers[split])
+                numbers[split] += 1
+                if vector.shape != first.shape or vector.dtype != first.dtype:
+                    raise StoreError(
+                        f"{path}: the latent of record {identity} is {vector.dtype.name} of width {len(vector)}, the first "
+                        f"one {first.dtype.name} of width {len(first)}. All rows of a store are alike."
+                    )
+                vectors[row] = vector
+            writer.append(latent_store.table(table["id"], vectors, dtype=dtype))
+    return writer.finish(
+        fingerprints={
+            "records": records.manifest.fingerprint,
+            "encoder": located.fingerprint,
+            "parameters": fingerprint({"imported": "layout"}),
+        },
+        meta={"width": len(first), "dtype": dtype, "encoder": located.describe(), "imported": True},
+    )
+
+
+def _first(records: ShardStore) -> tuple[str, str, int]:
+    if not len(records):
+        raise StoreError(f"{records.directory}: no records to import latents for.")
+    table = records.window(0, 1, columns=["id", "split"]).to_pydict()
+    return table["id"][0], table["split"][0], 0
+
+
+def _paths(folder: Folder) -> dict[str, str]:
+    """id → latent path, from the lists that name ids."""
+    listed = ((entry.id, entry.latent_path) for entry in folder.entries())
+    return {identity: path for identity, path in listed if identity is not None and path is not None}
+
+
+def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, number: int) -> npt.NDArray[Any]:
+    name = paths.get(identity) if paths else paths_of(split, number)["latent_path"]
+    try:
+        if name is None:
+            raise FileNotFoundError
+        found = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
+    except FileNotFoundError:
+        raise StoreError(
+            f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). Nothing stands in for "
+            "a missing latent: embed it, or take the record out."
+        ) from None
+    except (ValueError, OSError, EOFError) as error:
+        raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}).") from None
+    squeezed = found.reshape(-1)
+    if found.size != max(found.shape, default=0):
+        raise StoreError(f"{folder.path}/{name}: an array of shape {found.shape}, expected one vector (d,) or (1, d).")
+    return squeezed
+
+
+def _npy(vector: npt.NDArray[Any]) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, vector, allow_pickle=False)
+    return sink.getvalue()

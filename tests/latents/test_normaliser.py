@@ -1,0 +1,184 @@
+"""The normaliser: fitted on what it should be, undone exactly, the same in numpy and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.errors import StoreError
+from mm_ldlm.latents import normaliser as module
+from mm_ldlm.latents import store as latent_store
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import StoreWriter
+
+KINDS = ["standard", "robust", "whitening"]
+
+
+def store(path: Path, vectors: np.ndarray, *, shard_rows: int = 97) -> LatentStore:
+    dtype: Any = vectors.dtype.name
+    writer = StoreWriter(path, kind="latents", schema=latent_store.schema(vectors.shape[1], dtype), shard_rows=shard_rows)
+    writer.append(latent_store.table([str(i) for i in range(len(vectors))], vectors, dtype=dtype))
+    writer.finish(meta={"width": vectors.shape[1]})
+    return LatentStore.open(path)
+
+
+def drawn(rows: int = 1000, width: int = 6, *, unit: bool = False) -> np.ndarray:
+    random = np.random.default_rng(0)
+    mixed = random.normal(size=(rows, width)) @ random.normal(size=(width, width)) + random.normal(size=width) * 3
+    if unit:
+        mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+    return mixed.astype(np.float32)
+
+
+def fitted(path: Path, vectors: np.ndarray, kind: str, *, unit: bool = False, rows: np.ndarray | None = None) -> Normaliser:
+    chosen = np.arange(len(vectors)) if rows is None else rows
+    return fit(store(path, vectors), rows=chosen, config=NormaliserConfig(kind=kind), unit_norm=unit)  # type: ignore[arg-type]
+
+
+def test_standard_is_mean_and_deviation_of_the_training_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READ_ROWS", 64)
+    vectors = drawn()
+    rows = np.arange(0, 1000, 3)
+    found = fitted(tmp_path, vectors, "standard", rows=rows)
+    train = vectors[rows].astype(np.float64)
+    np.testing.assert_allclose(found.mean_d, train.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.scale_d, train.std(0, ddof=1), rtol=1e-10)
+    assert found.rows == len(rows)
+
+
+def test_the_one_pass_keeps_its_digits_far_from_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The textbook sum of squares loses everything here."""
+    monkeypatch.setattr(module, "_READ_ROWS", 10)
+    vectors = (1e4 + np.random.default_rng(1).normal(size=(500, 3)) * 1e-2).astype(np.float32)
+    found = fitted(tmp_path, vectors, "standard")
+    np.testing.assert_allclose(found.scale_d, vectors.astype(np.float64).std(0, ddof=1), rtol=1e-8)
+
+
+def test_robust_is_median_and_quartiles(tmp_path: Path) -> None:
+    vectors = drawn()
+    vectors[:20] *= 1000
+    found = fitted(tmp_path, vectors, "robust")
+    low, median, high = np.quantile(vectors.astype(np.float64), [0.25, 0.5, 0.75], axis=0)
+    np.testing.assert_allclose(found.mean_d, median)
+    np.testing.assert_allclose(found.scale_d * 1.3489795, high - low, rtol=1e-6)
+
+
+def test_robust_looks_at_an_even_sample_of_many_rows(tmp_path: Path) -> None:
+    vectors = drawn()
+    config = NormaliserConfig(kind="robust", robust_rows=100)
+    found = fit(store(tmp_path, vectors), rows=np.arange(1000), config=config, unit_norm=False)
+    sample = vectors[np.linspace(0, 999, 100).astype(int)].astype(np.float64)
+    np.testing.assert_allclose(found.mean_d, np.median(sample, axis=0))
+
+
+def test_whitening_makes_the_covariance_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READ_ROWS", 128)
+    vectors = drawn()
+    z = fitted(tmp_path, vectors, "whitening").standardise(vectors.astype(np.float64))
+    np.testing.assert_allclose(np.cov(z, rowvar=False), np.eye(6), atol=1e-8)
+    np.testing.assert_allclose(z.mean(0), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", [False, True])
+def test_inversion_is_exact_and_restores_unit_length(tmp_path: Path, kind: str, unit: bool) -> None:
+    vectors = drawn(unit=unit)
+    found = fitted(tmp_path, vectors, kind, unit=unit)
+    z = found.standardise(vectors)
+    assert z.dtype == np.float32
+    np.testing.assert_allclose(found.invert(z), vectors, atol=3e-6 if unit else 3e-5)
+    exact = vectors.astype(np.float64)
+    if not unit:
+        np.testing.assert_allclose(found.invert(found.standardise(exact)), exact, rtol=1e-10, atol=1e-12)
+    off = found.invert(found.standardise(exact) * 1.3)
+    lengths = np.linalg.norm(off, axis=1)
+    if unit:
+        np.testing.assert_allclose(lengths, 1, atol=1e-12)
+    else:
+        assert np.abs(lengths - np.linalg.norm(exact, axis=1)).max() > 0.1
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), rows=st.integers(2, 40), width=st.integers(1, 8))
+def test_any_fit_inverts(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str, rows: int, width: int
+) -> None:
+    """Also with fewer rows than dimensions, and with dimensions that do not vary."""
+    random = np.random.default_rng(seed)
+    vectors = random.normal(size=(rows, width)).astype(np.float32)
+    vectors[:, random.random(width) < 0.2] = 0.5
+    found = fitted(tmp_path_factory.mktemp("n"), vectors, kind)
+    z = found.standardise(vectors.astype(np.float64))
+    assert np.isfinite(z).all()
+    np.testing.assert_allclose(found.invert(z), vectors, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_gives_what_numpy_gives(tmp_path: Path, kind: str) -> None:
+    vectors = drawn(unit=True)
+    found = fitted(tmp_path, vectors, kind, unit=True)
+    z = found.standardise(torch.from_numpy(vectors))
+    np.testing.assert_allclose(z.numpy(), found.standardise(vectors), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(found.invert(z).numpy(), vectors, atol=2e-5)
+    assert found.standardise(torch.from_numpy(vectors).reshape(10, 100, 6)).shape == (10, 100, 6)
+
+
+def test_dead_dimensions_become_zero_not_noise(tmp_path: Path) -> None:
+    """MiniLM has three: their float32 rounding must not be blown up to unit variance."""
+    vectors = drawn()
+    vectors[:, 2] = 1e-9 * np.random.default_rng(2).normal(size=1000)
+    vectors[:, 4] = 0.25
+    found = fitted(tmp_path, vectors, "standard")
+    assert found.constant == (2, 4)
+    z = found.standardise(vectors)
+    assert np.abs(z[:, [2, 4]]).max() < 1e-6
+    np.testing.assert_allclose(found.invert(z)[:, 4], 0.25)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_survives_the_disk_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    found = fitted(tmp_path / "s", drawn(), kind, unit=True)
+    found.save(tmp_path / "n")
+    again = Normaliser.load(tmp_path / "n")
+    assert again.fingerprint == found.fingerprint
+    assert (again.kind, again.unit_norm, again.rows, again.constant) == (kind, True, 1000, ())
+    np.testing.assert_array_equal(again.standardise(drawn()), found.standardise(drawn()))
+
+
+def test_fingerprints_tell_normalisers_apart(tmp_path: Path) -> None:
+    vectors = drawn()
+    found = [fitted(tmp_path / kind, vectors, kind) for kind in KINDS]
+    found.append(fitted(tmp_path / "unit", vectors, "standard", unit=True))
+    found.append(fitted(tmp_path / "rows", vectors, "standard", rows=np.arange(999)))
+    assert len({item.fingerprint for item in found}) == 5
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"normaliser\.json: no such file"):
+        Normaliser.load(tmp_path)
+    fitted(tmp_path / "s", drawn(), "standard").save(tmp_path)
+    path = tmp_path / "normaliser.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="not those that were saved"):
+        Normaliser.load(tmp_path)
+
+
+def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
+    vectors = drawn(rows=20)
+    vectors[7, 1] = np.inf
+    with pytest.raises(StoreError, match="row 7 holds a number that is not finite"):
+        fitted(tmp_path / "a", vectors, "standard")
+    fitted(tmp_path / "b", vectors, "standard", rows=np.arange(7))
+    with pytest.raises(StoreError, match="no rows"):
+        fitted(tmp_path / "c", vectors, "standard", rows=np.empty(0, int))
+    with pytest.raises(StoreError, match="fitted on 6 dimensions"):
+        fitted(tmp_path / "d", drawn(), "standard").standardise(np.zeros((2, 5)))
