@@ -129,16 +129,27 @@ def material():
         rows=rows,
         unconditional=pd.DataFrame({"text": [HOSTILE, "a text"]}),
         log=[
-            {"step": s, "loss": 5 / s, "lr": 1e-3, "text_loss": 4 / s, "grad_norm": "nan" if s == 3 else 1.0}
+            {
+                "step": s,
+                "loss": 5 / s,
+                "lr": 1e-3,
+                "text_loss": 4 / s,
+                "grad_norm/backbone": 1.0,
+                "grad_norm": "nan" if s == 3 else 1.0,
+            }
             for s in range(1, 60)
         ],
-        events=[{"event": "skip", "step": 3, "reason": HOSTILE}],
+        events=[
+            {"event": "skip", "step": 3, "reason": HOSTILE},
+            {"event": "trains", "step": 0, "table": ["part trains frozen", "backbone 1,200,000 34,000"]},
+        ],
         ingestion_report={
             "rows_in": 100,
             "accepted": 90,
             "duplicates": 6,
             "quarantined": 4,
-            "tokens": {"splits": {"train": 80, "test": 10}, "vocab_size": 400},
+            "splits": {"train": 80, "test": 10},
+            "tokens": {"splits": {"train": {"rows": 80}, "test": {"rows": 10}}, "vocab_size": 400},
         },
         validation_report={
             "findings": [{"severity": "warning", "check": "norms", "message": HOSTILE, "count": 2, "remedy": "look"}]
@@ -196,6 +207,7 @@ def test_headline_examples_and_provenance_are_there(html):
         "80.0 %",
         "75.0 % – 85.0 %",
         "1,200 steps",
+        "1.2 M parameters",
         "sentences of starter",
         "7 min 01 s",
         "123",

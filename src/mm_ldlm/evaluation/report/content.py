@@ -123,7 +123,11 @@ def lede(material: Material) -> str:
     encoder = (config.get("encoder") or {}).get("name") or (config.get("encoder") or {}).get("path")
     parts = []
     if model:
-        parts.append(f"A two-stream MMDiT of {model.get('depth')} blocks and width {model.get('width')}")
+        shape = f"{model.get('depth')} blocks of width {model.get('width')}"
+        size = parameter_count(material.events)
+        parts.append(
+            f"A two-stream MMDiT of {size / 1e6:.1f} M parameters ({shape})" if size else f"An MMDiT of {shape}"
+        )
         if objective.get("mode"):
             parts.append(f"in mode “{objective['mode']}”")
     else:
@@ -140,6 +144,15 @@ def lede(material: Material) -> str:
     if seconds := material.timings.get("training"):
         parts.append(f"in {duration(seconds)}")
     return " ".join(parts) + "."
+
+
+def parameter_count(events: Sequence[Mapping[str, Any]]) -> int:
+    """Parameters by the worker's own table ("trains" event: part, trained, frozen); 0 where it wrote none."""
+    tables = [event.get("table") or [] for event in events if event.get("event") == "trains"]
+    if not tables:
+        return 0
+    numbers = [word.replace(",", "") for line in tables[-1] for word in str(line).split()[1:]]
+    return sum(int(word) for word in numbers if word.isdigit())
 
 
 def source_names(material: Material) -> list[str]:

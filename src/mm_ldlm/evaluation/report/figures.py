@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MODEL, TEACHER, ONE_STEP, BASELINE, REAL, SECOND = "#4c7bd9", "#8b93a1", "#d9962b", "#cf5c7c", "#3f9e6e", "#8a6fd1"
+PALETTE = (MODEL, ONE_STEP, REAL, BASELINE, SECOND, "#3aa6b9", "#a3703f", "#7a9a3c", TEACHER)
 _INK, _GRID = "#7d8590", "rgba(125,133,144,0.18)"
 _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
@@ -42,6 +43,7 @@ def all_figures(
         "plot_latent_spectrum": spectrum(latents),
         "plot_calibration": calibration(latents),
         "plot_training": training(log, smoothing=smoothing),
+        "plot_diagnostics": diagnostics(log),
         "plot_comparison": comparison_plot(comparison),
     }
     return {name: figure if figure is not None else empty() for name, figure in drawn.items()}
@@ -346,22 +348,48 @@ def masked_share(likelihood: Mapping[str, Any]) -> go.Figure | None:
 PANELS = (
     ("loss", ("loss", "validation/loss"), "linear"),
     ("text and latent loss", ("text_loss", "latent_loss"), "log"),
-    ("text accuracy", ("text_accuracy",), "linear"),
+    ("accuracy of masked tokens, of lengths", ("text_accuracy", "length_accuracy"), "linear"),
     ("gradient norm", ("grad_norm",), "log"),
     ("learning rate", ("lr",), "linear"),
     ("tokens a second", ("tokens_per_second",), "linear"),
 )
+"""Title, keys of the training log, scale of the axis."""
+DIAGNOSTICS = (
+    ("text loss by share masked (t0 least)", "text_nll_t", "linear"),
+    ("latent error by noise (t0 least)", "latent_error_t", "linear"),
+    ("gradient norm by part", "grad_norm/", "log"),
+    ("update ÷ weight by part", "update_ratio/", "log"),
+    ("largest attention logit by block", "attention_logit_max/", "linear"),
+    ("activation scale by block", "activation_rms/", "linear"),
+)
+"""Title, how the keys begin, scale of the axis."""
 
 
 def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
     """Panels over steps from the training log; thin lines are the log's, thick ones smoothed."""
-    if not log:
+    known = _known(log)
+    panels = [(title, [key for key in keys if key in known], scale) for title, keys, scale in PANELS]
+    return _panels(log, [panel for panel in panels if panel[1]], smoothing=smoothing)
+
+
+def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
+    """What the worker saw of the network itself, one line a part or block; hover names it."""
+    known = _known(log)
+    panels = [(title, sorted(k for k in known if k.startswith(start)), scale) for title, start, scale in DIAGNOSTICS]
+    return _panels(log, [panel for panel in panels if panel[1]], smoothing=0.0)
+
+
+def _known(log: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {key for line in log for key in line}
+
+
+def _panels(
+    log: Sequence[Mapping[str, Any]], panels: Sequence[tuple[str, Sequence[str], str]], *, smoothing: float
+) -> go.Figure | None:
+    if not panels:
         return None
     from plotly.subplots import make_subplots
 
-    panels = [panel for panel in PANELS if any(key in line for key in panel[1] for line in log)]
-    if not panels:
-        return None
     rows = math.ceil(len(panels) / 2)
     figure = make_subplots(
         rows=rows,
@@ -372,11 +400,11 @@ def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.
     )
     for number, (_, keys, scale) in enumerate(panels):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
-        for key, colour in zip(keys, (MODEL, ONE_STEP), strict=False):
-            _curve(figure, log, key, colour, smoothing, place)
+        for count, key in enumerate(keys):
+            _curve(figure, log, key, PALETTE[count % len(PALETTE)], smoothing, place)
         figure.update_yaxes(type=scale, **place)
     _style(figure, height=250 * rows)
-    figure.update_layout(showlegend=False, hovermode="x unified", margin={"l": 50, "r": 16, "t": 36, "b": 36})
+    figure.update_layout(showlegend=False, hovermode="closest", margin={"l": 50, "r": 16, "t": 36, "b": 36})
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12, "color": _INK}
     return figure
@@ -390,22 +418,29 @@ def _curve(
     from mm_ldlm.tracking.jsonl import number
 
     points = [(line["step"], number(line.get(key))) for line in log if key in line]
-    points = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    if not points:
+    finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    if not finite:
         return
-    steps, values = [p[0] for p in points], [float(p[1] or 0.0) for p in points]
-    smooth = key not in ("lr",) and not key.startswith("validation/") and len(values) > 20 and smoothing > 0
+    steps, values = [step for step, _ in finite], [value for _, value in finite]
+    smooth = key != "lr" and not key.startswith("validation/") and len(values) > 20 and smoothing > 0
+    mode = "lines" if len(values) > 1 else "markers"
     thin = {"color": colour, "width": 1 if smooth else 2}
-    options: dict[str, Any] = {"x": steps, "mode": "lines", "name": key, **{}}
     figure.add_trace(
         go.Scatter(
-            y=values, line=thin, opacity=0.3 if smooth else 1.0, hoverinfo="skip" if smooth else "all", **options
+            x=steps,
+            y=values,
+            mode=mode,
+            name=key,
+            line=thin,
+            opacity=0.3 if smooth else 1.0,
+            hoverinfo="skip" if smooth else "all",
         ),
         **place,
     )
     if smooth:
+        thick = {"color": colour, "width": 2.2}
         figure.add_trace(
-            go.Scatter(y=smoothed(values, smoothing), line={"color": colour, "width": 2.2}, **options), **place
+            go.Scatter(x=steps, y=smoothed(values, smoothing), mode="lines", name=key, line=thick), **place
         )
 
 
