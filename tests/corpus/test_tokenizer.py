@@ -90,6 +90,11 @@ def test_the_name_of_a_special_token_in_a_text_is_text(any_tokenizer: TextTokeni
     assert len(ids) >= 1
 
 
+def test_the_name_of_a_mask_is_cut_into_pieces_and_not_lost(bert: TextTokenizer) -> None:
+    ids = bert.encode(["[MASK] [CLS]"])[0]
+    assert [bert.token(i) for i in ids] == ["[", "mask", "]", "[", "cl", "##s", "]"]
+
+
 def test_text_comes_back(any_tokenizer: TextTokenizer) -> None:
     for text in CORPUS[:3]:
         ids = any_tokenizer.encode([text])[0]
