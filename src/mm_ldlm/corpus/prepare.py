@@ -42,7 +42,7 @@ class IngestionConfig:
 
     Attributes:
         sources: read one after another, or in proportion to their weights until one of them runs out.
-        path: stands in for the path of the one source that has one; for the command line, which does not reach into lists.
+        path: stands in for the path of the one source that has one: the command line does not reach into lists.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: inner runs of white space become one space.
         length: bounds in characters and words; bounds in tokens are the tokenizer's.
