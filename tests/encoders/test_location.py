@@ -117,7 +117,8 @@ def test_the_fingerprint_is_of_what_decides_the_vectors(tiny: Tiny, tmp_path: Pa
     assert fingerprint() != before
 
 
-# -- sentence-transformers folders ---------------------------------------------------------------------------------------
+# -- sentence-transformers folders
+# ---------------------------------------------------------------------------------------
 
 
 def _theirs(folder: Path, sentences: list[str], **options: object) -> np.ndarray:

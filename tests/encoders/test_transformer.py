@@ -17,7 +17,8 @@ from mm_ldlm.errors import EncoderError
 Tiny = Callable[[str], Path]
 NAMES = sorted(REGISTRY)
 SENTENCES = [
-    "the cat sat on the mat .", "a", "it is", "the red dog ran in the blue house ! it was green ?", "one two three four",
+    "the cat sat on the mat .", "a", "it is", "the red dog ran in the blue house ! it was green ?", "one two three "
+    "four",
     "The Cat", "", "a b c d e f a b c d e f a b c d e f",
 ]  # fmt: skip
 

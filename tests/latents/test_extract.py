@@ -158,7 +158,9 @@ def test_not_a_number_stops_and_names_the_sentences(
 ) -> None:
     monkeypatch.setattr(worker, "load_encoder", lambda *a, **k: _Broken(load_encoder(*a, **k)))
     first = next(
-        name for name, text in pristine.records.table(slice(None)).select(["id", "text"]).to_pandas().values if "cat" in text
+        name
+        for name, text in pristine.records.table(slice(None)).select(["id", "text"]).to_pandas().values
+        if "cat" in text
     )
     with pytest.raises(EncoderError, match=rf"not finite for \d+ of 50 sentences of shard 0 \(ids {first}"):
         run(pristine, tmp_path / "w")
@@ -183,7 +185,11 @@ def test_half_precision_is_stored_and_read_as_float32(pristine: Any, tmp_path: P
 def test_a_width_that_is_not_the_models_is_refused_before_any_work(pristine: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'model\.latent_dim' is 384, but encoder 'minilm' gives 24"):
         extract(
-            pristine.records, encoder=pristine.encoder, config=pristine.extraction, workspace=tmp_path / "w", latent_dim=384
+            pristine.records,
+            encoder=pristine.encoder,
+            config=pristine.extraction,
+            workspace=tmp_path / "w",
+            latent_dim=384,
         )
     assert not list((tmp_path / "w").glob("*"))
 
@@ -199,7 +205,13 @@ def test_no_records_make_an_empty_store(pristine: Any, tmp_path: Path) -> None:
 
 
 def test_shards_are_neither_many_nor_few() -> None:
-    assert [default_shard_rows(n) for n in (10, 20_000, 100_000, 1_000_000, 10_000_000)] == [1024, 1024, 1024, 8192, 65_536]
+    assert [default_shard_rows(n) for n in (10, 20_000, 100_000, 1_000_000, 10_000_000)] == [
+        1024,
+        1024,
+        1024,
+        8192,
+        65_536,
+    ]
 
 
 def test_a_dead_process_is_one_readable_error_and_nothing_is_lost(pristine: Any, tmp_path: Path, files: Files) -> None:

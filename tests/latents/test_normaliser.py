@@ -23,7 +23,9 @@ KINDS = ["standard", "robust", "whitening"]
 
 def store(path: Path, vectors: np.ndarray, *, shard_rows: int = 97) -> LatentStore:
     dtype: Any = vectors.dtype.name
-    writer = StoreWriter(path, kind="latents", schema=latent_store.schema(vectors.shape[1], dtype), shard_rows=shard_rows)
+    writer = StoreWriter(
+        path, kind="latents", schema=latent_store.schema(vectors.shape[1], dtype), shard_rows=shard_rows
+    )
     writer.append(latent_store.table([str(i) for i in range(len(vectors))], vectors, dtype=dtype))
     writer.finish(meta={"width": vectors.shape[1]})
     return LatentStore.open(path)
@@ -37,12 +39,16 @@ def drawn(rows: int = 1000, width: int = 6, *, unit: bool = False) -> np.ndarray
     return mixed.astype(np.float32)
 
 
-def fitted(path: Path, vectors: np.ndarray, kind: str, *, unit: bool = False, rows: np.ndarray | None = None) -> Normaliser:
+def fitted(
+    path: Path, vectors: np.ndarray, kind: str, *, unit: bool = False, rows: np.ndarray | None = None
+) -> Normaliser:
     chosen = np.arange(len(vectors)) if rows is None else rows
     return fit(store(path, vectors), rows=chosen, config=NormaliserConfig(kind=kind), unit_norm=unit)  # type: ignore[arg-type]
 
 
-def test_standard_is_mean_and_deviation_of_the_training_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_is_mean_and_deviation_of_the_training_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_READ_ROWS", 64)
     vectors = drawn()
     rows = np.arange(0, 1000, 3)
@@ -107,9 +113,7 @@ def test_inversion_is_exact_and_restores_unit_length(tmp_path: Path, kind: str, 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), rows=st.integers(2, 40), width=st.integers(1, 8))
-def test_any_fit_inverts(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str, rows: int, width: int
-) -> None:
+def test_any_fit_inverts(tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str, rows: int, width: int) -> None:
     """Also with fewer rows than dimensions, and with dimensions that do not vary."""
     random = np.random.default_rng(seed)
     vectors = random.normal(size=(rows, width)).astype(np.float32)

@@ -15,8 +15,8 @@ from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
 class Encoder(Protocol):
     """A loaded encoder.
 
-    `encode` is `run(prepare(sentences))`: tokenising apart from computing, so that a caller can do the first for the next
-    rows while the second goes on.
+    `encode` is `run(prepare(sentences))`: tokenising apart from computing, so that a caller can do the first for the
+    next rows while the second goes on.
     """
 
     located: Located

@@ -11,8 +11,8 @@ import numpy.typing as npt
 def by_length(lengths: Sequence[int], *, budget: int, rows: int) -> list[npt.NDArray[np.int64]]:
     """Cut the indices, sorted by length (longest first, ties in order), into batches.
 
-    A batch holds at most `rows` indices and at most `budget` tokens after padding to its longest; a single row longer than
-    the budget is a batch of its own. A function of its arguments alone, so the same rows meet on every machine.
+    A batch holds at most `rows` indices and at most `budget` tokens after padding to its longest; a single row longer
+    than the budget is a batch of its own. A function of its arguments alone, so the same rows meet on every machine.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     batches = []

@@ -18,14 +18,16 @@ class EncoderSpec:
     Attributes:
         name: what the parameters call it.
         source: hub id, or `package:NAME` for weights inside an installed package.
-        revision: pinned commit on the hub; None where none is known to us: the files' digests still enter the fingerprint.
+        revision: pinned commit on the hub; None where none is known to us: the files' digests still enter the
+            fingerprint.
         width: of the vectors before any truncation; None when only the folder knows.
         pooling: over the last hidden states: masked mean, first token, or last token.
         prompt: put before every sentence.
         padding_side: "left" for decoders pooled at their last token.
         max_length: tokens, special ones included; longer sentences are cut.
         normalised: vectors are scaled to unit length, after truncation too.
-        truncation: smallest and largest width the model was trained to be cut to (Matryoshka); None: cutting is refused.
+        truncation: smallest and largest width the model was trained to be cut to (Matryoshka); None: cutting is
+            refused.
         architecture: which class loads the weights.
         final_token: that has to end every sequence (pooled there), appended where the tokenizer does not.
         language: source language code of multilingual tokenizers that want one.
@@ -150,7 +152,8 @@ class EncoderConfig:
         if spec is None:
             if "/" not in self.name and self.path is None:
                 raise ValueError(
-                    f"encoder {self.name!r} is not in the registry ({', '.join(REGISTRY)}) and is no hub id (owner/model); "
+                    f"encoder {self.name!r} is not in the registry ({', '.join(REGISTRY)}) and is no hub id "
+                    f"(owner/model); "
                     "set path to use a local sentence-transformers folder under a name of your own"
                 )
             return

@@ -36,7 +36,7 @@ class ValidationConfig:
         max_duplicate_share: of rows with a vector that another row has; above: the contract fails.
         collapsed_deviation: a dimension with a smaller standard deviation is collapsed.
         max_collapsed_share: of dimensions; above: the contract fails.
-        max_drift: distance of a shard's mean from the whole's, in total standard deviations; above: a warning.
+        max_drift: distance of a shard's mean from the shards' median, in total standard deviations; above: a warning.
         spot_rows: rows drawn over all shards, encoded again and compared; 0 leaves it out.
         spot_tolerance: largest relative distance of a vector to its re-encoding; null: 1e-4 for float32, 3e-3 for
             float16 storage, 5e-2 for encoders that compute in half precision.
@@ -162,7 +162,7 @@ def _check_makers(
             )
             found.add(
                 "error", name, f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}; "
-                "{what} "
+                f"{what} "
                 f"has fingerprint {expected}.", count=len(store),
                 remedy=f"Use what made them, or remove the directory and run {pipeline} again.",
             )  # fmt: skip
@@ -184,7 +184,7 @@ def _check_bytes(found: Findings, *stores: ShardStore, checksums: bool) -> bool:
         if damaged:
             found.add(
                 "error", "checksum", f"{kind}: in {store.directory} the bytes of {len(damaged)} of "
-                "{len(store.manifest.shards)} "
+                f"{len(store.manifest.shards)} "
                 "shards are not those that were written.", count=len(damaged), examples=damaged,
                 remedy="Run the pipeline that writes this store again: damaged shards are found by their checksum and made anew. "
                 "If it comes back, suspect the disk.",
@@ -214,13 +214,13 @@ def _check_shapes(
         if expected is not None and expected != column.width:
             found.add(
                 "error", "width", f"the stored vectors have {column.width} dimensions, {what} says "
-                "{expected}.", count=len(latents),
+                f"{expected}.", count=len(latents),
                 remedy="Set model.latent_dim to the stored width, or embed again with the encoder (and truncate_dim) you want.",
             )  # fmt: skip
     if column.dtype.name != extraction.dtype:
         found.add(
             "error", "dtype", f"stored as {column.dtype.name}, embedding.dtype says "
-            "{extraction.dtype}.", count=len(latents),
+            f"{extraction.dtype}.", count=len(latents),
             remedy="Set embedding.dtype to what is stored, or embed again.",
         )  # fmt: skip
 

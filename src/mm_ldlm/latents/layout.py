@@ -44,7 +44,9 @@ def export_latents(path: str | Path, records: ShardStore, latents: LatentStore) 
             table = records.window(window.start, window.stop, columns=["id", "split"]).to_pydict()
             for vector, own, identity, split in zip(vectors, ids, table["id"], table["split"], strict=True):
                 if own != identity:
-                    raise StoreError(f"{latents.directory}: the row of record {identity} carries id {own}; validate first.")
+                    raise StoreError(
+                        f"{latents.directory}: the row of record {identity} carries id {own}; validate first."
+                    )
                 folder.write(paths_of(split, numbers[split])["latent_path"], _npy(vector))
                 numbers[split] += 1
     return dict(numbers)
@@ -64,7 +66,9 @@ def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderCon
         paths = _paths(folder)
         first = _read(folder, paths, *_first(records))
         if first.dtype.name not in ("float32", "float16"):
-            raise StoreError(f"{path}: latents are {first.dtype.name}; stores hold float32 or float16. Convert them first.")
+            raise StoreError(
+                f"{path}: latents are {first.dtype.name}; stores hold float32 or float16. Convert them first."
+            )
         dtype: Any = first.dtype.name
         writer = StoreWriter(workspace, kind=latent_store.KIND, schema=latent_store.schema(len(first), dtype))
         numbers: Counter[str] = Counter()

@@ -37,7 +37,7 @@ def check(
     if not len(bad):
         found.add(
             "info", "spot re-encoding", f"{len(rows)} rows encoded again: largest relative distance "
-            "{distance.max():.2g} "
+            f"{distance.max():.2g} "
             f"(allowed {tolerance:g}).", count=len(rows),
         )  # fmt: skip
         return

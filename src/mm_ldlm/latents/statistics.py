@@ -24,7 +24,7 @@ class Statistics:
         digest_n: (n,) uint64 of the row's bytes; equal rows have equal digests.
         bad_per_dimension_d: rows that are not finite there.
         mean_d, deviation_d: over finite rows, float64.
-        drift: (shard name, distance of its mean from the whole's in total standard deviations).
+        drift: (shard name, distance of its mean from the shards' median, in total standard deviations).
         spectrum: eigenvalues of the covariance of a sample, largest first, as shares of their sum.
         neighbour_cosine: of sampled rows, to the nearest other row of the sample.
     """
@@ -95,7 +95,10 @@ def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
     shift_d = total_d / max(count, 1)
     variance_d = np.maximum(squares_d / max(count, 1) - shift_d**2, 0)
     total = float(np.sqrt(variance_d.sum())) or 1.0
-    drift = [(name, float(np.linalg.norm(sums / size - shift_d) / total)) for name, sums, size in shard_sums if size]
+    means = {name: sums / size for name, sums, size in shard_sums if size}
+    # Held against the median of the shards: one odd shard pulls the mean towards itself.
+    middle_d = np.median(np.stack(list(means.values())), axis=0) if means else shift_d
+    drift = [(name, float(np.linalg.norm(mean_d - middle_d) / total)) for name, mean_d in means.items()]
     sample = _sample(latents, finite_n & (norm_n > 0), plot_rows, seed)
     return Statistics(
         finite_n, norm_n, digest_n, bad_d, shift_d + (origin_d if origin_d is not None else 0), np.sqrt(variance_d),

@@ -1,1 +1,2 @@
-"""`validation`: records, tokens, latents -> report, quarantine, plots, index, normaliser. See `mm_ldlm.latents.checks`."""
+"""`validation`: records, tokens, latents -> report, quarantine, plots, index, normaliser. See
+`mm_ldlm.latents.checks`."""

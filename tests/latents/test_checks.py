@@ -1,0 +1,398 @@
+"""Damage: each kind is caught by validation, with its own message; sound data pass without a word."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mm_ldlm.errors import StoreError, ValidationError
+from mm_ldlm.latents import store as latent_store
+from mm_ldlm.latents.checks import Outcome, ValidationConfig, validate
+from mm_ldlm.latents.findings import enforce
+from mm_ldlm.latents.index import rows_of, write_index, write_quarantine
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+
+Edit = Callable[[list[str], np.ndarray], tuple[list[str], np.ndarray]]
+
+
+def opened(data: Any) -> dict[str, ShardStore]:
+    return {"records": data.records, "tokens": data.tokens, "latents": data.latents}
+
+
+def check(
+    data: Any, *, stores: dict[str, ShardStore] | None = None, limits: dict[str, Any] | None = None, **changes: Any
+) -> Outcome:
+    given: dict[str, Any] = {
+        **(stores or opened(data)), "tokenizer": data.tokenizer, "encoder": data.encoder, "extraction": data.extraction, "latent_dim": 24, "max_length": 32,
+        "evaluation_sets": {}, "seed": 0, "config": ValidationConfig(max_quarantine_share=0.2, **(limits or {})),
+    }  # fmt: skip
+    return validate(**{**given, **changes})
+
+
+def rewrite(data: Any, edit: Edit, *, dtype: Any = "float32") -> None:
+    """Change the latents and vouch for them again, as a faulty program would: checksums and fingerprints are right."""
+    old = data.latents
+    ids, vectors = edit(old.ids(slice(None)), old.take(slice(None)).copy())
+    writer = StoreWriter(
+        data.root / "latents", kind="latents", schema=latent_store.schema(vectors.shape[1], dtype), shard_rows=50
+    )
+    writer.append(latent_store.table(ids, vectors, dtype=dtype))
+    meta = {**old.manifest.meta, "width": vectors.shape[1]}
+    writer.finish(fingerprints=old.manifest.fingerprints, meta=meta)
+
+
+def only(outcome: Outcome, check: str) -> dict[str, Any]:
+    found = [finding for finding in outcome.report["findings"] if finding["check"] == check]
+    assert len(found) == 1, outcome.report["findings"]
+    return found[0]
+
+
+def failed(outcome: Outcome) -> set[str]:
+    return {finding["check"] for finding in outcome.report["findings"] if finding["severity"] == "error"}
+
+
+def test_sound_data_pass(pristine: Any) -> None:
+    outcome = check(pristine)
+    assert outcome.report["passed"], outcome.report
+    assert outcome.report["valid"] == 230
+    assert {f["check"] for f in outcome.report["findings"]} == {"spot re-encoding"}
+    assert only(outcome, "spot re-encoding")["severity"] == "info"
+    assert set(only(outcome, "spot re-encoding")) == {"severity", "check", "message", "count", "examples", "remedy"}
+    enforce(outcome.report)
+
+
+def test_damage_a_flipped_byte(data: Any) -> None:
+    path = data.root / "latents" / "part-000002.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    finding = only(check(data), "checksum")
+    assert finding["examples"] == ["part-000002.arrow"]
+    with pytest.raises(ValidationError, match="the bytes of 1 of 5 shards are not those that were written"):
+        enforce(check(data).report)
+    assert "checksum" not in failed(check(data, limits={"verify_checksums": False}))
+
+
+@pytest.mark.parametrize("kind", ["latents", "tokens", "records"])
+def test_damage_a_truncated_shard(data: Any, kind: str) -> None:
+    stores = opened(data)
+    path = next((data.root / kind).glob("part-*.arrow"))
+    path.write_bytes(path.read_bytes()[:-100])
+    outcome = check(data, stores=stores)
+    assert "truncated shard" in only(outcome, "truncated shard")["message"]
+    with pytest.raises(StoreError, match="truncated shard"):
+        ShardStore.open(data.root / kind)
+
+
+def test_damage_a_missing_shard(data: Any) -> None:
+    stores = opened(data)
+    (data.root / "latents" / "part-000001.arrow").unlink()
+    outcome = check(data, stores=stores)
+    assert failed(outcome) == {"missing shard"}
+    assert "part-000001.arrow: this shard is missing (50 rows)" in only(outcome, "missing shard")["message"]
+
+
+def test_damage_a_manifest_of_another_encoder(data: Any) -> None:
+    manifest = data.latents.manifest
+    dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, "encoder": "0" * 32}).write(
+        data.root / "latents"
+    )
+    outcome = check(data)
+    message = only(outcome, "encoder")["message"]
+    assert "were made with encoder 00000000" in message
+    assert "(minilm, revision None, width 24)" in message
+
+
+def test_damage_records_that_changed_since(data: Any) -> None:
+    manifest = data.records.manifest
+    dataclasses.replace(manifest, meta={"changed": True}).write(data.root / "records")
+    assert [f["check"] for f in check(data).report["findings"] if f["severity"] == "error"] == ["records", "records"]
+
+
+def test_damage_a_row_of_nan(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[17] = np.nan
+        vectors[120, 3] = np.inf
+        return ids, vectors
+
+    rewrite(data, edit)
+    outcome = check(data)
+    assert only(outcome, "finite")["count"] == 2
+    assert outcome.failing["finite"].tolist() == [17, 120]
+    assert only(outcome, "finite dimensions")["count"] == 24
+    assert outcome.report["passed"]
+    assert outcome.report["valid"] == 228
+
+
+def test_damage_a_row_of_zeros(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[40] = 0
+        return ids, vectors
+
+    rewrite(data, edit)
+    outcome = check(data)
+    assert outcome.failing["zero"].tolist() == [40]
+    assert only(outcome, "zero")["message"] == "1 rows are zero vectors."
+    assert only(outcome, "zero")["examples"] == [data.latents.ids([40])[0]]
+
+
+def test_damage_a_row_of_the_wrong_width(data: Any) -> None:
+    """Arrow cannot hold one odd row in a column of width 24; what can happen is a shard of another width."""
+    manifest = data.latents.manifest
+    shard = manifest.shards[3]
+    ids = data.latents.ids(slice(150, 200))
+    other = write_shard(data.root / "latents", shard.name, latent_store.table(ids, np.ones((50, 23)), dtype="float32"))
+    shards = [other if s.name == shard.name else s for s in manifest.shards]
+    dataclasses.replace(manifest, shards=tuple(shards)).write(data.root / "latents")
+    finding = only(check(data), "width")
+    assert "part-000003.arrow" in finding["message"]
+    assert "[23] differ from the first shard's" in finding["message"]
+    with pytest.raises(pa.ArrowInvalid):
+        pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32(), 2))
+
+
+def test_damage_ids_swapped_between_texts_and_latents(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        ids[10], ids[11] = ids[11], ids[10]
+        return ids, vectors
+
+    rewrite(data, edit)
+    outcome = check(data)
+    assert failed(outcome) == {"alignment"}
+    assert "2 rows of latents carry another id" in only(outcome, "alignment")["message"]
+    assert "rows were swapped or shifted" in only(outcome, "alignment")["message"]
+    assert outcome.failing["alignment"].tolist() == [10, 11]
+
+
+def test_damage_vectors_swapped_under_the_right_ids(data: Any) -> None:
+    """Only encoding again can see this."""
+
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[[30, 90]] = vectors[[90, 30]]
+        return ids, vectors
+
+    rewrite(data, edit)
+    outcome = check(data)
+    finding = only(outcome, "spot re-encoding")
+    assert finding["count"] == 2
+    assert "2 of them are the vectors of other rows" in finding["message"]
+    assert failed(outcome) == {"spot re-encoding"}
+    assert not failed(check(data, limits={"spot_rows": 0}))
+
+
+def test_damage_a_whole_shard_of_another_encoder_is_always_in_the_sample(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[100:150] = np.roll(vectors[100:150], 1, axis=1)
+        return ids, vectors
+
+    rewrite(data, edit)
+    for seed in range(5):
+        assert "spot re-encoding" in failed(check(data, limits={"spot_rows": 10}, seed=seed))
+    assert only(check(data), "drift")["examples"] == ["part-000002.arrow"]
+
+
+def test_pitfall_14_missing_latents_stop_the_run(data: Any) -> None:
+    rewrite(data, lambda ids, vectors: (ids[:200], vectors[:200]))
+    outcome = check(data)
+    assert "230 records, but 200 rows of latents: 30 are missing" in only(outcome, "alignment")["message"]
+    with pytest.raises(ValidationError, match="30 are missing"):
+        enforce(outcome.report)
+
+
+def test_pitfall_14_a_text_in_two_splits_stops_the_run(data: Any) -> None:
+    table = data.records.table(slice(None)).to_pydict()
+    table["text"][5] = table["text"][6].upper()
+    table["split"][5], table["split"][6] = "train", "test"
+    writer = StoreWriter(data.root / "records", kind="records", schema=data.records.schema)
+    writer.append(table)
+    writer.finish()
+    outcome = check(data)
+    assert only(outcome, "split leakage")["count"] == 1
+    assert only(outcome, "ids")["count"] == 1  # the text was exchanged, the id was not
+
+
+def test_widths_that_disagree_are_named(pristine: Any, data: Any) -> None:
+    message = only(check(pristine, latent_dim=384), "width")["message"]
+    assert message == "the stored vectors have 24 dimensions, model.latent_dim says 384."
+    rewrite(data, lambda ids, vectors: (ids, vectors[:, :20]))
+    messages = [f["message"] for f in check(data).report["findings"] if f["check"] == "width"]
+    assert messages == [
+        "the stored vectors have 20 dimensions, the encoder says 24.",
+        "the stored vectors have 20 dimensions, model.latent_dim says 24.",
+    ]
+
+
+def test_a_type_that_is_not_the_parameters_is_named(pristine: Any) -> None:
+    extraction = dataclasses.replace(pristine.extraction, dtype="float16")
+    assert (
+        "stored as float32, embedding.dtype says float16"
+        in only(check(pristine, extraction=extraction), "dtype")["message"]
+    )
+
+
+def test_norms_of_a_normalising_encoder(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[7] *= 1.01
+        return ids, vectors
+
+    rewrite(data, edit)
+    loose = {"spot_tolerance": 0.1}
+    assert check(data, limits=loose).failing["norm"].tolist() == [7]
+    assert "norm" not in check(data, limits={**loose, "norm_tolerance": 0.05}).failing
+
+
+@pytest.mark.parametrize("choice", ["warn", "quarantine"])
+def test_norms_of_other_encoders_are_held_against_their_own_spread(data: Any, choice: str) -> None:
+    from mm_ldlm.latents import statistics
+    from mm_ldlm.latents.checks import check_vectors
+    from mm_ldlm.latents.findings import Findings
+
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors *= np.random.default_rng(0).uniform(1, 1.5, (len(vectors), 1)).astype(np.float32)
+        vectors[9] *= 50
+        return ids, vectors
+
+    rewrite(data, edit)
+    measured = statistics.measure(data.latents, plot_rows=100, seed=0)
+    for reach, expected in ((8.0, 1), (1000.0, 0)):
+        found = Findings()
+        limits = ValidationConfig(norm_outlier_iqrs=reach, on_norm_outlier=choice)  # type: ignore[arg-type]
+        check_vectors(found, data.latents, measured, config=limits, normalised=False)
+        assert len([f for f in found.findings if f.check == "norm"]) == expected
+        assert found.failing.tolist() == ([9] if expected and choice == "quarantine" else [])
+
+
+def test_duplicated_vectors(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[50:60] = vectors[3]
+        return ids, vectors
+
+    rewrite(data, edit)
+    limits = {"spot_rows": 0, "max_duplicate_share": 0.1}
+    assert only(check(data, limits=limits), "duplicate vectors")["count"] == 11
+    assert not check(data, limits=limits).failing
+    assert failed(check(data, limits={**limits, "max_duplicate_share": 0.01})) == {"duplicate vectors"}
+    kept_first = check(data, limits={**limits, "on_duplicate_vector": "quarantine"})
+    assert kept_first.failing["duplicate vectors"].tolist() == list(range(50, 60))
+
+
+def test_collapsed_dimensions(data: Any) -> None:
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        vectors[:, [2, 5]] = 0.1
+        return ids, vectors
+
+    rewrite(data, edit)
+    limits = {"spot_rows": 0, "norm_tolerance": 10.0}
+    finding = only(check(data, limits=limits), "collapsed dimensions")
+    assert (finding["count"], finding["examples"], finding["severity"]) == (2, ["2", "5"], "error")
+    assert not failed(check(data, limits={**limits, "max_collapsed_share": 0.1}))
+    # The two are constant up to the rounding of their mean: a limit of 0 still sees them, one above all sees 24.
+    assert only(check(data, limits={**limits, "collapsed_deviation": 1.0}), "collapsed dimensions")["count"] == 24
+
+
+def test_token_faults(data: Any) -> None:
+    tokens = data.tokens
+    columns = tokens.table(slice(None)).to_pydict()
+    columns["input_ids"][1][0] = data.tokenizer.vocab_size
+    columns["input_ids"][2][0] = data.tokenizer.mask_id
+    columns["length"][3] += 1
+    columns["input_ids"][4], columns["length"][4] = [], 0
+    writer = StoreWriter(data.root / "tokens", kind="tokens", schema=tokens.schema)
+    writer.append(columns)
+    writer.finish(fingerprints=tokens.manifest.fingerprints)
+    outcome = check(data, max_length=10)
+    assert {"token ids", "special tokens", "token lengths", "length"} <= failed(outcome)
+    rows = {name: found.tolist() for name, found in outcome.failing.items()}
+    assert (rows["token ids"], rows["special tokens"], rows["token lengths"], rows["empty"]) == ([1], [2], [3], [4])
+    assert f"outside 0..{data.tokenizer.vocab_size - 1}" in only(outcome, "token ids")["message"]
+
+
+def test_evaluation_sentences_are_taken_out_of_training_or_reported(pristine: Any) -> None:
+    table = pristine.records.table(slice(None)).to_pydict()
+    train = [row for row, split in enumerate(table["split"]) if split == "train"][:3]
+    test = table["split"].index("test")
+    wanted = [table["text"][row].upper() for row in train] + [table["text"][test], "Never seen."]
+    sets = {"stsb": wanted}
+    outcome = check(pristine, evaluation_sets=sets)
+    assert only(outcome, "evaluation leakage")["count"] == 3
+    assert outcome.failing["evaluation leakage"].tolist() == train
+    reported = check(pristine, evaluation_sets=sets, limits={"on_leakage": "report"})
+    assert only(reported, "evaluation leakage")["count"] == 3
+    assert not reported.failing
+
+
+def test_too_much_quarantine_stops_the_run(pristine: Any) -> None:
+    texts = pristine.records.strings("text").take(slice(None))
+    outcome = check(pristine, evaluation_sets={"all": texts}, limits={})
+    assert failed(outcome) == {"quarantine"}
+
+
+def test_failed_rows_are_kept_apart_and_the_rest_is_indexed(pristine: Any, tmp_path: Path) -> None:
+    failing = {"zero": np.array([3, 200]), "norm": np.array([3])}
+    write_quarantine(pristine.records, failing, tmp_path / "q")
+    quarantine = ShardStore.open(tmp_path / "q", "quarantine")
+    rows = quarantine.table(slice(None)).to_pylist()
+    assert [(row["row"], row["reason"]) for row in rows] == [(3, "norm"), (3, "zero"), (200, "zero")]
+    assert rows[2]["id"] == pristine.records.strings("id").take([200])[0]
+    stores = (pristine.records, pristine.tokens, pristine.latents)
+    manifest = write_index(*stores, quarantine, tmp_path / "i")
+    index = ShardStore.open(tmp_path / "i", "index")
+    expected = [row for row in range(230) if row not in (3, 200)]
+    assert index.ints("row").take(slice(None)).tolist() == expected
+    assert index.strings("id").take(slice(None)) == pristine.records.strings("id").take(expected)
+    lengths = pristine.tokens.lists("input_ids").lengths(expected)
+    assert index.ints("length").take(slice(None)).tolist() == lengths.tolist()
+    assert sum(manifest.meta["splits"].values()) == 228
+    train = rows_of(index, "train")
+    assert set(pristine.records.strings("split").take(train)) == {"train"}
+    assert len(train) == manifest.meta["splits"]["train"]
+
+
+def test_an_index_without_training_rows_is_refused(pristine: Any, tmp_path: Path) -> None:
+    write_quarantine(pristine.records, {"zero": np.arange(230)}, tmp_path / "q")
+    with pytest.raises(ValidationError, match="no training row is left: 230 records, 230 in quarantine"):
+        write_index(
+            pristine.records, pristine.tokens, pristine.latents, ShardStore.open(tmp_path / "q"), tmp_path / "i"
+        )
+
+
+def test_plots_hold_what_was_measured(pristine: Any) -> None:
+    from mm_ldlm.latents import figures
+
+    measured = check(pristine).statistics
+    assert measured is not None
+    assert sum(figures.norm_histogram(measured).data[0].y) == 230
+    spectrum = np.array(figures.spectrum(measured).data[0].y)
+    np.testing.assert_allclose(spectrum.sum(), 1)
+    assert (np.diff(spectrum) <= 1e-12).all()
+    assert sum(figures.neighbour_cosine(measured).data[0].y) == 230
+    assert sum(figures.length_histogram(np.array([1, 1, 4])).data[0].y) == 3
+    for figure in (figures.norm_histogram(None), figures.spectrum(None), figures.neighbour_cosine(None)):
+        assert figure.to_json()
+
+
+def test_statistics_are_those_of_numpy(pristine: Any) -> None:
+    from mm_ldlm.latents import statistics
+
+    vectors = pristine.latents.take(slice(None)).astype(np.float64)
+    found = statistics.measure(pristine.latents, plot_rows=1000, seed=0)
+    np.testing.assert_allclose(found.mean_d, vectors.mean(0), atol=1e-12)
+    np.testing.assert_allclose(found.deviation_d, vectors.std(0), rtol=1e-9)
+    cosine = vectors @ vectors.T
+    np.fill_diagonal(cosine, -1)
+    np.testing.assert_allclose(found.neighbour_cosine, cosine.max(1), atol=1e-6)
+    assert len(np.unique(found.digest_n)) == len(np.unique(vectors, axis=0))
+
+
+def test_manifest_and_shards_of_another_width_do_not_open(data: Any) -> None:
+    manifest = Manifest.read(data.root / "latents")
+    dataclasses.replace(manifest, meta={**manifest.meta, "width": 99}).write(data.root / "latents")
+    with pytest.raises(StoreError, match="promises width 99, the shards hold 24"):
+        LatentStore.open(data.root / "latents")
