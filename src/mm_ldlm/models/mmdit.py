@@ -104,7 +104,8 @@ class MMDiT(nn.Module):
         rows = max(vocab_size, pad_id + 1, mask_id + 1)
         D, K = config.width, config.latent_tokens
 
-        self.text_embedding = tag(nn.Embedding(rows, D), "text_embedding")
+        # `from_pretrained` draws no values of its own: drawing normal ones on "meta" would import torch._dynamo (3 s).
+        self.text_embedding = tag(nn.Embedding.from_pretrained(torch.empty(rows, D), freeze=False), "text_embedding")
         self.null_text = tag(_Vector(D), "null_text")
         self.latent_encoder = tag(LatentEncoder(config), "latent_encoder")
         self.null_latent = tag(_Vector(config.latent_dim), "null_latent")
