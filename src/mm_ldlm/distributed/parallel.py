@@ -52,6 +52,22 @@ class Parallel:
                     setter(last, recurse=False)
         yield
 
+    def gradients(self, loss: Tensor) -> dict[str, Tensor | None]:
+        """This rank's gradients by parameter, outside of training (a repeated or a trial step); `.grad` is left empty.
+
+        DDP's reducer must not see such a backward pass: it would take the parameters used there for used in the next step.
+        Its hooks sit where gradients are accumulated, which `autograd.grad` does not reach.
+        """
+        named = {name: p for name, p in self.inner.named_parameters() if p.requires_grad}
+        if self.strategy != "fsdp":
+            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            return dict(zip(named, found, strict=True))
+        loss.backward()
+        held = {name: p.grad for name, p in named.items()}
+        for p in named.values():
+            p.grad = None
+        return held
+
     @property
     def gradient_scale(self) -> float:
         """DDP and FSDP average over ranks; a loss that is a share of the global sum is scaled by this to undo it."""

@@ -126,7 +126,17 @@ def _repeat(parts: Run, micros: list[Batch], kind: str) -> Findings:
                     if name in parts.objective.weights and name not in found.losses and not bool(torch.isfinite(value))
                 ]  # fmt: skip
                 loss = total(losses, parts.objective, batch) * parts.parallel.gradient_scale
-                (loss if parts.scaler is None else parts.scaler.scale(loss)).backward()
+                gradients = parts.parallel.gradients(loss if parts.scaler is None else parts.scaler.scale(loss))
+                if found.gradient is None:
+                    # Backward order, about: the parameter registered last is the nearest to the loss.
+                    found.gradient = next(
+                        (
+                            name.removeprefix("model.")
+                            for name, gradient in reversed(list(gradients.items()))
+                            if gradient is not None and not bool(torch.isfinite(gradient).all())
+                        ),
+                        None,
+                    )
     except Exception as error:
         found.trouble = f"{type(error).__name__}: {error}"
     parts.optimization.drop_gradients()
@@ -134,7 +144,7 @@ def _repeat(parts: Run, micros: list[Batch], kind: str) -> Findings:
 
 
 class _Watch:
-    """Hooks on all modules and trainable parameters of a model, for the length of a block."""
+    """Hooks on all modules of a model, for the length of a block."""
 
     def __init__(self, model: nn.Module, found: Findings) -> None:
         self.model, self.found = model, found
@@ -144,9 +154,6 @@ class _Watch:
         self.handles.append(self.model.register_forward_pre_hook(self._inputs, with_kwargs=True))
         for name, module in self.model.named_modules():
             self.handles.append(module.register_forward_hook(self._forward(name or type(module).__name__)))
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                self.handles.append(parameter.register_post_accumulate_grad_hook(self._gradient(name)))
 
     def __exit__(self, *unused: object) -> None:
         for handle in self.handles:
@@ -179,14 +186,6 @@ class _Watch:
         def hook(gradient: Tensor) -> None:
             if self.found.backward is None and not bool(torch.isfinite(gradient).all()):
                 self.found.backward = name
-
-        return hook
-
-    def _gradient(self, name: str) -> Any:
-        def hook(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if self.found.gradient is None and gradient is not None and not bool(torch.isfinite(gradient).all()):
-                self.found.gradient = name
 
         return hook
 

@@ -237,8 +237,7 @@ def _passes(parts: Run, data: Data, size: int, length: int) -> None:
     batch = micro.to(parts.process.device)
     with autocast(parts):
         losses = parts.parallel.inner(batch, generator_of(parts, batch), parts.state.step)
-    total(losses, parts.objective, batch).backward()
-    parts.optimization.drop_gradients()
+    parts.parallel.gradients(total(losses, parts.objective, batch))
 
 
 def _forget(parts: Run) -> None:
