@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mm_ldlm.checkpoints import folder
+from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.errors import TrainingDiverged, WorkerFailed
 from mm_ldlm.store import atomic
@@ -30,6 +32,9 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     typed = TrainingSpec.from_dict(spec)
     directory = runs / typed.name
     config = with_environment(typed.training.launch)
+    if config.nodes > 1 and config.job is None:
+        config = dataclasses.replace(config, job=typed.name)  # the hosts of one run must agree on it
+    logs = runs / "logs" / typed.name / host_name()
     if read_status(directory)["status"] == "finished" and typed.training.resume != "never":
         log.info("run %s is finished already: nothing to train", typed.name)
         return reference(typed, runs)
@@ -47,7 +52,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         with Follower(directory / LOG, sinks):
             launch(
                 "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
-                log_directory=runs / "logs" / typed.name,
+                log_directory=logs,
             )  # fmt: skip
     except WorkerFailed as error:
         if _DIVERGED in str(error):
@@ -59,7 +64,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
             f"training of {typed.name} was stopped at step {status['step']} of {typed.training.max_steps}; its checkpoint is "
             "written. The same command continues from there."
         )
-    shutil.rmtree(runs / "logs" / typed.name, ignore_errors=True)
+    shutil.rmtree(logs, ignore_errors=True)
     return reference(typed, runs)
 
 

@@ -24,3 +24,21 @@ def read_status(directory: Path) -> dict[str, Any]:
         return found
     except FileNotFoundError:
         return {"status": "absent", "step": 0}
+
+
+FAILURE = "failure.json"
+
+
+def write_failure(directory: Path, launch: str, error: Exception) -> None:
+    """An error that would come again: the ranks of this launch that are restarted repeat it instead of trying."""
+    if launch and directory.is_dir() and read_failure(directory, launch) is None:
+        atomic.write_json(directory / FAILURE, {"launch": launch, "text": str(error)})
+
+
+def read_failure(directory: Path, launch: str) -> str | None:
+    """The text of the error that ended an earlier attempt of this very launch."""
+    try:
+        found = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return str(found["text"]) if found["launch"] == launch else None

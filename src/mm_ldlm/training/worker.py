@@ -26,7 +26,7 @@ from mm_ldlm.config import to_dict
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import CheckpointError, MMLDLMError
+from mm_ldlm.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.models.build import build_model
 from mm_ldlm.models.freezing import INPUT_PARTS, apply_mode_freezing
 from mm_ldlm.objectives.base import Objective
@@ -44,7 +44,7 @@ from mm_ldlm.training.optim import Ema, Optimization
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
-from mm_ldlm.training.status import LOG, write_status
+from mm_ldlm.training.status import LOG, read_failure, write_failure, write_status
 from mm_ldlm.training.stepping import TrainStep
 from mm_ldlm.training.validation import Validation
 
@@ -88,6 +88,8 @@ def train(
         tracker = _open_folder(directory, spec, process)
         parts: loop.Run | None = None
         try:
+            if process.place.attempt > 0 and (known := read_failure(directory, process.place.run_id)):
+                raise WorkerFailed(known)  # a restart would only fail in the same way again
             data = data or open_data(spec, root)
             parts = build(spec, root=root, data=data, process=process, tracker=tracker, wrap_objective=wrap_objective)
             if config.preflight:
@@ -109,6 +111,8 @@ def train(
         except BaseException as error:
             step = None if parts is None else parts.state.step
             error.__dict__.setdefault("mm_ldlm_step", step)
+            if isinstance(error, MMLDLMError):
+                write_failure(directory, process.place.run_id, error)
             tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
             _status(directory, process, "failed", step or 0, reason=str(error))
             raise
@@ -283,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         result = train(spec, root=given.root or given.spec.resolve().parent)
     except BaseException as error:
         failure.record(error, step=error.__dict__.get("mm_ldlm_step"))
-        if isinstance(error, (MMLDLMError, CheckpointError)):
+        if isinstance(error, MMLDLMError):
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1
         raise
