@@ -100,7 +100,9 @@ def test_unconditional_noises_both_by_independent_times() -> None:
     call = spy.calls[0]
     both = torch.stack([call["t_text_B"], call["t_latent_B"]])
     assert abs(float(torch.corrcoef(both)[0, 1])) < 0.25
-    assert bool(call["null_length_B"].all())  # no latent is given, so its length is not asked for
+    # the trunk sees noise, but the length is that of the clean latent, or of none
+    assert torch.equal(call["length_latents_Bd"], data.latents_Bd)
+    assert not bool(call["null_length_B"].all()) and bool(call["null_length_B"].any())
 
 
 def test_pitfall_06_every_time_is_trained() -> None:

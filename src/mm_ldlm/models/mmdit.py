@@ -75,11 +75,12 @@ class LengthHead(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = Linear(config.latent_dim, config.width)
-        self.outer = Linear(config.width, config.max_length, gain=0.0)
+        self.inner = Linear(config.latent_dim, config.length_hidden)
+        self.middle = Linear(config.length_hidden, config.length_hidden)
+        self.outer = Linear(config.length_hidden, config.max_length, gain=0.0)
 
     def forward(self, latents_Bd: Tensor) -> Tensor:
-        return self.outer(F.gelu(self.inner(latents_Bd))).float()
+        return self.outer(F.gelu(self.middle(F.gelu(self.inner(latents_Bd))))).float()
 
 
 class MMDiT(nn.Module):
@@ -140,6 +141,7 @@ class MMDiT(nn.Module):
         t_latent_B: Tensor,
         null_latent_B: Tensor | None = None,
         null_text_B: Tensor | None = None,
+        length_latents_Bd: Tensor | None = None,
         null_length_B: Tensor | None = None,
         self_condition_Bd: Tensor | None = None,
         logits_at: Tensor | None = None,
@@ -153,6 +155,8 @@ class MMDiT(nn.Module):
             latents_Bd: standardised latents, noised to `t_latent_B`.
             null_latent_B: true where the latent is replaced by the learned null latent.
             null_text_B: true where the text is replaced by one learned null token; its length does not show either.
+            length_latents_Bd: what the length head reads, the clean latents while the trunk reads noised ones; the same
+                as `latents_Bd` when absent.
             null_length_B: as `null_latent_B`, for the length head alone; the same as `null_latent_B` when absent.
             self_condition_Bd: the previous x_0 estimate, if the model was configured to read it; zeros when absent.
             logits_at: (B, L) bool; the vocabulary head is computed at these n positions alone and gives (n, V), in
@@ -169,8 +173,9 @@ class MMDiT(nn.Module):
 
         length_logits_BN = None
         if "length" in heads:
-            for_length_Bd = given_Bd if null_length_B is None else self._with_null(latents_Bd, null_length_B)
-            length_logits_BN = self.length_head(for_length_Bd)
+            clean_Bd = latents_Bd if length_latents_Bd is None else length_latents_Bd.float()
+            null_B = null_latent_B if null_length_B is None else null_length_B
+            length_logits_BN = self.length_head(self._with_null(clean_Bd, null_B))
         want_text, want_latent = "text" in heads, "latent" in heads
         if not (want_text or want_latent):
             return Output(None, None, length_logits_BN)

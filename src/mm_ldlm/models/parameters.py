@@ -21,6 +21,8 @@ class ModelConfig:
     mlp_ratio: PositiveFloat = 4.0
     conditioning_width: PositiveInt | None = None
     """Width of the time and latent conditioning c that modulates every block; `width` when absent."""
+    length_width: PositiveInt | None = None
+    """Width of the length head's two hidden layers; `width` when absent. A short training wants it wide."""
     dropout: Share = 0.0
     rope_theta: PositiveFloat = 10_000.0
     qk_norm: bool = True
@@ -54,6 +56,10 @@ class ModelConfig:
     @property
     def condition_width(self) -> int:
         return self.conditioning_width or self.width
+
+    @property
+    def length_hidden(self) -> int:
+        return self.length_width or self.width
 
     @property
     def two_stream_blocks(self) -> int:

@@ -146,11 +146,12 @@ class MultimodalObjective:
             inputs["null_latent_B"] = dropped_B
         elif mode == "t2l":
             inputs["null_text_B"] = dropped_B
-        else:  # no latent is given here, so the length that goes with it is the marginal one
-            inputs["null_length_B"] = torch.ones_like(dropped_B)
+        # the length belongs to the clean latent, whatever the trunk reads; where the condition is dropped it learns the
+        # marginal. `mixed` learns it from every batch; the single mode t2l has its length head frozen.
+        inputs["length_latents_Bd"], inputs["null_length_B"] = x0_Bd, dropped_B
         if self.config.self_condition and noise_latent:
             inputs["self_condition_Bd"] = self._self_condition(model, tokens_BL, inputs, generator)
-        want_length = noise_text and self.config.length_weight > 0
+        want_length = self.config.length_weight > 0 and (noise_text or self.config.mode == "mixed")
         wanted = {"text": noise_text, "latent": noise_latent, "length": want_length}
         inputs["heads"] = tuple(name for name, here in wanted.items() if here)
         masked_BL = (tokens_BL == self.mask_id) & batch.valid_BL if noise_text else None
