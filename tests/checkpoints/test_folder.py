@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mm_ldlm.checkpoints import folder, legacy
+from mm_ldlm.checkpoints.folder import Contents
+from mm_ldlm.checkpoints.writer import Writer
+from mm_ldlm.errors import CheckpointError
+from mm_ldlm.store import atomic
+
+
+def contents(value: float = 1.0, **folders: Path) -> Contents:
+    return Contents({"model.safetensors": {"w": torch.full((8, 8), value)}}, {"training_state.json": {"step": 1}}, folders)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "a.json").write_text("{}")
+    path = folder.write(tmp_path / "c", 12, contents(2.0, tokenizer=tmp_path / "tok"))
+    assert path.name == "step-00000012" and folder.step_of(path) == 12
+    marker = folder.check(path)
+    assert set(marker["files"]) == {"model.safetensors", "training_state.json", "tokenizer/a.json"}
+    assert torch.equal(folder.tensors(path, "model.safetensors")["w"], torch.full((8, 8), 2.0))
+    assert folder.document(path, "training_state.json") == {"step": 1}
+
+
+@pytest.mark.parametrize("moment", ["tensors", "marker", "rename"])
+def test_pitfall_22_a_fault_at_any_moment_leaves_the_checkpoint_before(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Disk full while tensors are written, before the marker, and at the rename."""
+    folder.write(tmp_path, 5, contents(1.0))
+
+    def full(*arguments: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if moment == "tensors":
+        monkeypatch.setattr(folder, "save_file", full)
+    elif moment == "marker":
+        monkeypatch.setattr(folder, "file_sha256", full)
+    else:
+        monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        folder.write(tmp_path, 10, contents(2.0))
+    monkeypatch.undo()
+    newest, damaged = folder.newest_whole(tmp_path)
+    assert newest is not None and folder.step_of(newest) == 5 and not damaged
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "training_state.json", folder.MARKER])
+@pytest.mark.parametrize("harm", ["truncated", "missing", "flipped"])
+def test_a_harmed_checkpoint_is_refused_and_the_one_before_taken(file: str, harm: str, tmp_path: Path) -> None:
+    folder.write(tmp_path, 5, contents())
+    path = folder.write(tmp_path, 10, contents()) / file
+    if harm == "missing":
+        path.unlink()
+    elif harm == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(bytes(data))
+    newest, _ = folder.newest_whole(tmp_path)
+    assert newest is not None and folder.step_of(newest) == 5
+
+
+def test_finding_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no finished checkpoint"):
+        folder.find(tmp_path)
+    for step in (1, 2, 3):
+        folder.write(tmp_path / "checkpoints", step, contents())
+    folder.point(tmp_path / "checkpoints", "best", tmp_path / "checkpoints" / folder.name_of(2))
+    assert folder.step_of(folder.find(tmp_path)) == 3
+    assert folder.step_of(folder.find(tmp_path / "checkpoints", which="best")) == 2
+    assert folder.step_of(folder.find(tmp_path, which="1")) == 1
+    assert folder.find(tmp_path / "checkpoints/step-00000002").name == "step-00000002"
+    with pytest.raises(CheckpointError, match="there are 1, 2, 3"):
+        folder.find(tmp_path, which="9")
+    with pytest.raises(CheckpointError, match="latest, best or a step"):
+        folder.find(tmp_path, which="newest")
+
+
+def test_retention_keeps_the_last_every_nth_and_the_best(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        folder.write(tmp_path, step, contents())
+    folder.point(tmp_path, "best", tmp_path / folder.name_of(3))
+    folder.keep(tmp_path, last=2, every=4)
+    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [3, 4, 8, 9, 10]
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_the_writer_reports_success_and_failure(background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, bool]] = []
+    writer = Writer(
+        tmp_path, keep_last=2, keep_every=None, background=background,
+        report=lambda step, seconds, error: told.append((step, error is None)),
+    )  # fmt: skip
+    for step in (1, 2, 3):
+        writer.save(step, contents(), best=step == 1)
+    writer.wait()
+    assert told == [(1, True), (2, True), (3, True)] and writer.failed is None
+    assert folder.pointer(tmp_path, "latest") == "step-00000003" and folder.pointer(tmp_path, "best") == "step-00000001"
+
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder, "save_file", full)
+    writer.save(4, contents(), best=False)
+    writer.wait()
+    assert told[-1] == (4, False) and writer.failed is not None
+    assert folder.pointer(tmp_path, "latest") == "step-00000003"
+
+
+def test_half_written_folders_of_killed_writers_are_no_checkpoints(tmp_path: Path) -> None:
+    folder.write(tmp_path, 5, contents())
+    (tmp_path / ".tmp-abc-step-00000010").mkdir()
+    (tmp_path / "step-00000020").mkdir()
+    (tmp_path / "step-00000020" / "model.safetensors").write_bytes(b"half")
+    newest, _ = folder.newest_whole(tmp_path)
+    assert newest is not None and folder.step_of(newest) == 5
+    atomic.remove_temporaries(tmp_path)
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+# -- the older layout ----------------------------------------------------------------------------------------------------
+
+
+def test_the_older_layout_is_read_without_its_wrappers_names(tmp_path: Path) -> None:
+    torch.save({"module._orig_mod.a.weight": torch.ones(2)}, tmp_path / "model.pt")
+    torch.save({"state": {0: {"exp_avg": torch.zeros(2)}}}, tmp_path / "optimizer.pt")
+    torch.save({"torch": torch.get_rng_state()}, tmp_path / "rng_state_rank1.pt")
+    (tmp_path / "training_state.json").write_text(json.dumps({"step": 92261}))
+    assert legacy.is_legacy(tmp_path)
+    found = legacy.read(tmp_path)
+    assert list(found.model) == ["a.weight"] and found.state["step"] == 92261
+    assert found.optimizer is not None and list(found.rng) == [1]
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch harm-was-done",))
+
+
+def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": Harm()}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="refused or not readable"):
+        legacy.read(tmp_path)
+    assert not (tmp_path / "harm-was-done").exists()
+    (tmp_path / "model.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError):
+        legacy.read(tmp_path)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from mm_ldlm.distributed.environment import Hosts, Place, first_host, hosts, place
+from mm_ldlm.errors import ConfigurationError
+
+
+def test_torchruns_variables() -> None:
+    found = place(
+        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "29400",
+         "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    )  # fmt: skip
+    assert found == Place(3, 1, 4, 2, "head", 29400, 2, "x", True)
+
+
+def test_nothing_said_is_one_process() -> None:
+    assert place({}) == Place()
+    assert place({"RANK": "1", "WORLD_SIZE": "2"}) == Place()  # a host's numbers, not a process's: for the launcher
+
+
+def test_slurm_with_a_task_per_process() -> None:
+    env = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "gpu[03-04]",
+           "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "77"}  # fmt: skip
+    found = place(env)
+    assert (found.rank, found.local_rank, found.world, found.local_world) == (5, 1, 8, 4)
+    assert (found.master_address, found.master_port) == ("gpu03", 10077)
+    assert place({**env, "MASTER_ADDR": "here", "MASTER_PORT": "1234"}).master_port == 1234
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "name"),
+    [("gpu[03-05,9]", "gpu03"), ("gpu[7,9]", "gpu7"), ("alone", "alone"), ("a1,b2", "a1")],
+)
+def test_first_host_of_a_slurm_list(nodelist: str, name: str) -> None:
+    assert first_host(nodelist) == name
+
+
+def test_the_launchers_variables_old_and_new() -> None:
+    new = {"MASTER_ADDR": "head", "MASTER_PORT": "1", "NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "8"}
+    assert hosts(new) == Hosts(2, 1, "head:1", 8)
+    old = {"MASTER_ADDR": "head", "WORLD_SIZE": "2", "RANK": "1"}  # platforms that number hosts by RANK
+    assert hosts(old) == Hosts(2, 1, "head:29400", None)
+    assert hosts({}) == Hosts()
+
+
+def test_contradictions_and_words_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"ranks are 0\.\.1"):
+        place({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(ConfigurationError, match="NNODES='two'"):
+        hosts({"NNODES": "two"})

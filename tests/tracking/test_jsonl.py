@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.tracking.base import Silent, Tracker
+from mm_ldlm.tracking.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
+from mm_ldlm.tracking.live import Follower, MlflowSink, ProgressSink, progress_line
+
+
+def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:
+    tracker: Tracker = JsonlTracker(tmp_path / "run" / "log.jsonl")
+    tracker.metrics(1, {"loss": math.nan, "norm": math.inf, "ok": 1.5})
+    tracker.event(1, "skip", reason="loss is nan", rows=[1, 2])
+    tracker.close()
+    for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    (line,) = read_metrics(tmp_path / "run" / "log.jsonl")
+    assert math.isnan(number(line["loss"]) or 0) and number(line["norm"]) == math.inf and number(line["ok"]) == 1.5
+    (event,) = read_events(tmp_path / "run" / "log.jsonl", "skip")
+    assert event["rows"] == [1, 2] and event["time"] > 0
+    Silent().metrics(1, {})
+
+
+def test_the_last_line_of_a_step_counts_and_half_a_line_of_a_killed_writer_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "lo')
+    assert len(read_lines(path)) == 2
+    tracker = JsonlTracker(path)
+    tracker.metrics(2, {"loss": 1})
+    tracker.close()
+    assert [(line["step"], line["loss"]) for line in read_metrics(path)] == [(1, 3), (2, 1)]
+
+
+def test_following_sees_every_line_once_from_where_the_log_ends(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.metrics(0, {})
+    stop = threading.Event()
+    lines = follow(path, stop=stop.is_set, interval=0.01)
+    assert next(lines) == []
+    tracker.metrics(1, {})
+    assert [line["step"] for line in next(lines)] == [1]
+    tracker.metrics(2, {})
+    stop.set()
+    assert [line["step"] for batch in lines for line in batch] == [2]
+
+
+class Sink:
+    def __init__(self, *, breaks: bool = False) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.closed, self.breaks = False, breaks
+
+    def take(self, lines: Any) -> None:
+        if self.breaks:
+            raise OSError("the server is gone")
+        self.lines += lines
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_follower_hands_on_everything_and_drops_a_broken_sink(tmp_path: Path) -> None:
+    good, bad = Sink(), Sink(breaks=True)
+    path = tmp_path / "log.jsonl"
+    with Follower(path, [bad, good], interval=0.01):
+        tracker = JsonlTracker(path)
+        for step in range(50):
+            tracker.metrics(step, {"loss": 1.0})
+            time.sleep(0.001)
+    assert [line["step"] for line in good.lines] == list(range(50)) and good.closed
+
+
+def test_the_progress_line_says_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"step": 30, "loss": 1.23456, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 12345.6, "seconds_left": 3725, "skipped": 2}
+    text = progress_line(line, max_steps=100, smoothed=1.5)
+    for part in ("30/100", "1.2346", "smoothed 1.5000", "1.00e-03", "0.500", "12,346 tokens/s", "1:02:05", "2 skipped"):
+        assert part in text
+    assert "–" in progress_line({"step": 1, "loss": "nan"}, max_steps=2, smoothed=None)
+    sink = ProgressSink(100)
+    sink.take([line, {"event": "skip", "step": 31, "reason": "loss is nan"}])
+    sink.close()
+
+
+def test_lines_reach_mlflow_with_their_steps(tmp_path: Path) -> None:
+    from mm_ldlm.tracking.mlflow import client, close_run, open_run, resolve_uri
+
+    uri = resolve_uri("sqlite:///mlflow.db", root=tmp_path)
+    run_id = open_run(uri, experiment="e", name="n", parameters={}, tags={})
+    sink = MlflowSink(uri, run_id)
+    sink.take([{"step": step, "loss": 2.0 - step, "l2t/text_loss": 1.0, "mode": "l2t", "bad": "nan"} for step in range(3)])
+    sink.take([{"event": "skip", "step": 2, "reason": "loss is nan"}])
+    close_run(uri, run_id, status="KILLED")
+    history = client(uri).get_metric_history(run_id, "loss")
+    assert [(item.step, item.value) for item in history] == [(0, 2.0), (1, 1.0), (2, 0.0)]
+    run = client(uri).get_run(run_id)
+    assert run.info.status == "KILLED" and "skip" in run.data.tags["last_event"] and "bad" not in run.data.metrics
