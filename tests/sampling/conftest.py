@@ -8,8 +8,8 @@ import torch
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.walk import TextDenoiser
 
-MASK, PAD, WORDS = 8, 9, 8  # ids 0..7 are words; the head is wider than the vocabulary, as real heads are
-HEAD = 12
+MASK, PAD, WORDS = 8, 9, 8  # ids 0..7 are words, and [MASK] and [PAD] have ids like them, as in a real vocabulary
+VOCABULARY, HEAD = 10, 12  # the head is wider still, as padded heads are
 
 
 @pytest.fixture
@@ -23,12 +23,13 @@ def constant_denoiser():
 
     def make(probabilities):
         logits_V = torch.full((HEAD,), 50.0)
+        logits_V[:WORDS] = -torch.inf
         logits_V[: len(probabilities)] = torch.tensor(probabilities, dtype=torch.float64).log().float()
         return TextDenoiser.dense(
             lambda tokens_AL, t_A: logits_V.expand(*tokens_AL.shape, HEAD),
             mask_id=MASK,
             pad_id=PAD,
-            vocab_size=len(probabilities),
+            vocab_size=VOCABULARY,
         )
 
     return make
@@ -47,7 +48,7 @@ def context_denoiser():
             out = table[index_AL]
             return out * (1 + t_A[:, None, None]) if timed else out
 
-        return TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=WORDS)
+        return TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=VOCABULARY)
 
     return make
 

@@ -15,6 +15,10 @@ from mm_ldlm.diffusion.masked import categorical
 from mm_ldlm.errors import SamplingError
 
 
+_PART = {True: 500_000, False: 50_000_000}
+"""Numbers of a law drawn from at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears (False)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """How a token is drawn from the network's law."""
@@ -62,5 +66,12 @@ def draw_tokens(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:
     """One token per position by the settings in `draw`; at temperature 0 the most probable one."""
     if draw.temperature == 0:
         return log_probs_MV.argmax(dim=-1)
+    part = max(1, _PART[log_probs_MV.device.type == "cpu"] // log_probs_MV.shape[-1])
+    return torch.cat(
+        [_draw(lp_mV, u_m, draw) for lp_mV, u_m in zip(log_probs_MV.split(part), u_M.split(part), strict=True)]
+    )
+
+
+def _draw(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:
     filtered_MV = filter_logits(log_probs_MV, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
     return categorical(filtered_MV.softmax(dim=-1, dtype=torch.float64), u_M)

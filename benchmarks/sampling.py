@@ -1,0 +1,91 @@
+"""Sentences per second of each text sampler on the base run, at the quality it has, against 64 ancestral steps.
+
+The same held-out latents, the same batches, the same length head for all; rounds alternate and the fastest of each counts.
+`exact` is the share of sentences that come back token for token; a sampler is a fair rival of the ancestral one where it
+has at least 99 % of the latter's. Needs the run and the stores that `kedro run` leaves in `data/`; says so without them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+SENTENCES, ROUNDS = 256, 3
+PEER = "ancestral, 64 steps"
+POINTS: dict[str, dict[str, Any]] = {
+    PEER: {"name": "ancestral", "steps": 64},
+    "ancestral, 64 steps, skip_idle": {"name": "ancestral", "steps": 64, "skip_idle": True},
+    "ddpm_cache, 64 steps": {"name": "ddpm_cache", "steps": 64, "clock": "share"},
+    "random, 8 steps": {"name": "random", "steps": 8, "temperature": 0.0},
+    "confidence, 1 step": {"name": "confidence", "steps": 1, "temperature": 0.0},
+    "confidence, 2 steps": {"name": "confidence", "steps": 2, "temperature": 0.0},
+    "confidence, 4 steps": {"name": "confidence", "steps": 4, "temperature": 0.0},
+    "confidence, 8 steps": {"name": "confidence", "steps": 8, "temperature": 0.0},
+    "confidence, 4 steps, cosine": {"name": "confidence", "steps": 4, "temperature": 0.0, "counts": "cosine"},
+    "margin, 4 steps": {"name": "margin", "steps": 4, "temperature": 0.0},
+    "entropy, 4 steps": {"name": "entropy", "steps": 4, "temperature": 0.0},
+    "threshold 0.9": {"name": "threshold", "steps": 32, "temperature": 0.0},
+    "threshold 0.7": {"name": "threshold", "steps": 32, "temperature": 0.0, "threshold": 0.7},
+    "entropy bound 0.1": {"name": "entropy_bounded", "steps": 32, "temperature": 0.0},
+    "entropy bound 1.0": {"name": "entropy_bounded", "steps": 32, "temperature": 0.0, "entropy_bound": 1.0},
+    "blocks of 8, 4 steps": {"name": "blocks", "block_length": 8, "steps": 4, "temperature": 0.0},
+    "remdm_cap, 64 steps": {"name": "remdm_cap", "steps": 64},
+    "remdm_rescale, 64 steps": {"name": "remdm_rescale", "steps": 64},
+    "remdm_conf, 64 steps": {"name": "remdm_conf", "steps": 64},
+    "remdm_loop, 64 steps": {"name": "remdm_loop", "steps": 64},
+}
+
+
+def run(data: Path = DATA) -> list[dict[str, Any]]:
+    """One row a sampler; `ratio` is its sentences per second over the peer's."""
+    if not (data / "06_models" / "run.json").is_file():
+        print("  nothing to measure: `kedro run` has left no run here.")
+        return []
+    from mm_ldlm import MMLDLM
+    from mm_ldlm.evaluation.heldout import held_out
+    from mm_ldlm.latents.store import LatentStore
+    from mm_ldlm.sampling.config import TextSamplerConfig
+    from mm_ldlm.store import ShardStore
+
+    reference = json.loads((data / "06_models" / "run.json").read_text(encoding="utf-8"))
+    model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])
+    sentences = held_out(
+        records=ShardStore.open(data / "02_intermediate" / "records"),
+        tokens=ShardStore.open(data / "03_primary" / "tokens"),
+        latents=LatentStore.open(data / "04_feature" / "latents"),
+        index=ShardStore.open(data / "05_model_input" / "index"),
+        count=SENTENCES,
+        seed=0,
+    )
+    samplers = {label: TextSamplerConfig(**settings) for label, settings in POINTS.items()}
+    seconds: dict[str, list[float]] = {label: [] for label in samplers}
+    exact, calls = {}, {}
+    model.invert(sentences.latents_nd[:32])  # warm up
+    for _ in range(ROUNDS):
+        for label, sampler in samplers.items():
+            start = time.perf_counter()
+            made = model.invert(sentences.latents_nd, sampler=sampler)
+            seconds[label].append(time.perf_counter() - start)
+            same = [a == tuple(b) for a, b in zip(made.tokens, sentences.tokens, strict=True)]
+            exact[label], calls[label] = float(np.mean(same)), float(made.network_calls.mean())
+    speed = {label: len(sentences) / min(times) for label, times in seconds.items()}
+    return [
+        {
+            "name": f"sampling: {label}",
+            "value": speed[label],
+            "unit": "sentences/s",
+            "peer": None if label == PEER else PEER,
+            "peer_value": None if label == PEER else speed[PEER],
+            "ratio": None if label == PEER else speed[label] / speed[PEER],
+            "exact_match": exact[label],
+            "network_calls": calls[label],
+            "equal_quality": exact[label] >= 0.99 * exact[PEER],
+            "note": f"exact match {exact[label]:.3f} (peer {exact[PEER]:.3f}), {calls[label]:.1f} calls a sentence",
+        }
+        for label in samplers
+    ]
