@@ -18,8 +18,8 @@ TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 
 class Bench:
     """Writes random words that are right half of the time, and surer where they are right; nearness is their share."""
 
-    def __init__(self, right=0.5):
-        self.right, self.encoded, self.written = right, 0, 0
+    def __init__(self, right=0.5, sure=-0.1):
+        self.right, self.sure, self.encoded, self.written = right, sure, 0, 0
 
     def write(self, canvas, target, generator, greedy):
         self.written += len(canvas)
@@ -27,7 +27,7 @@ class Bench:
         good = u < self.right
         words = torch.where(good, TARGETS[target], (TARGETS[target] + 1) % 6)
         tokens = torch.where(canvas == MASK, words, canvas)
-        log_probs = torch.where(canvas == MASK, torch.where(good, -0.1, -2.0), 0.0)
+        log_probs = torch.where(canvas == MASK, torch.where(good, self.sure, -2.0), 0.0)
         ones = torch.ones(len(canvas), dtype=torch.long)
         return TextSample(tokens, log_probs, torch.zeros_like(tokens), ones * 3, 3)
 
@@ -50,6 +50,9 @@ def test_more_search_is_never_worse(rows):
     for fewer, more in itertools.pairwise(results):
         assert (more.cosines >= fewer.cosines).all()
     assert results[-1].cosines.mean() > results[0].first_cosines.mean() + 0.2
+    unsure = [run(rows, Bench(sure=-2.0), candidates=2, rounds=rounds)[1] for rounds in range(6)]
+    for fewer, more in itertools.pairwise(unsure):  # children are often worse here: parents must be able to win
+        assert (more.cosines >= fewer.cosines).all()
     for result in results:
         assert (result.cosines >= result.first_cosines).all()
         assert torch.equal(result.cosines, (result.tokens == TARGETS).float().mean(1))
