@@ -85,7 +85,11 @@ def check_sanity(
             precision(parts, batch, modes),
             in_place(parts, batch, modes),
         ]
-        checks += learning(parts, batch, modes, config)
+        try:
+            checks += learning(parts, batch, modes, config)
+        except RuntimeError as error:
+            text = str(error).strip().splitlines()[0]
+            checks.append(Check("one batch by heart", text, "the backward pass fails; see the lines above"))
         checks.append(groups(parts))
         return checks
 

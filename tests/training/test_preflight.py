@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import helpers
+import pytest
+import torch
+
+from mm_ldlm.errors import PreflightError
+from mm_ldlm.training import preflight
+from mm_ldlm.training.worker import train
+
+
+def failing(tmp_path: Path, **settings: Any) -> str:
+    with pytest.raises(PreflightError) as raised:
+        train(helpers.spec(preflight=True, **settings), root=tmp_path, data=helpers.data())
+    return str(raised.value)
+
+
+def test_a_width_that_contradicts_the_latents(tmp_path: Path) -> None:
+    text = failing(tmp_path, model={"latent_dim": 7})
+    assert "✗ widths" in text and "set it to 8" in text
+
+
+def test_batches_that_cannot_be_dealt_out(tmp_path: Path) -> None:
+    assert "fewer rows than the 4 parts" in failing(tmp_path, batch={"rows": 2, "accumulation": 4})
+
+
+def test_no_room_for_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert "✗ disk" in failing(tmp_path) and not list((tmp_path / "run/checkpoints").iterdir())
+
+
+def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = preflight._passes
+
+    def small(parts: Any, data: Any, size: int, length: int) -> None:
+        if size > 5:
+            raise torch.OutOfMemoryError("on purpose")
+        plain(parts, data, size, length)
+
+    monkeypatch.setattr(preflight, "_passes", small)
+    text = failing(tmp_path)
+    assert "out of memory at 16 rows × 12 tokens" in text and "4 rows × 12 tokens fit" in text and "accumulation to 4" in text
+
+
+def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    assert "fp16 on a CPU" in failing(tmp_path, precision={"autocast": "fp16"})

@@ -1,0 +1,83 @@
+"""From the launching process: a whole session, its reference, and how failures come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import helpers
+import pytest
+
+from mm_ldlm.errors import ConfigurationError, PreflightError, WorkerFailed
+from mm_ldlm.training.session import reference, run_session
+from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status
+
+
+def test_a_session_runs_and_a_second_one_finds_it_finished(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    spec = helpers.planned(tmp_path, max_steps=4, launch={"processes": 1})
+    first = run_session(spec.to_dict(), runs)
+    assert first["name"] == "run" and first["step"] == 4 and first["checkpoint"] == "step-00000004"
+    assert first["fingerprint"] == spec.fingerprint and "loss" in first["metrics"]
+    before = (runs / "run/training_log.jsonl").read_text()
+    assert run_session(spec.to_dict(), runs) == first == reference(spec, runs)
+    assert (runs / "run/training_log.jsonl").read_text() == before
+    assert not (runs / "logs/run").is_dir() or not list((runs / "logs/run").rglob("*.log"))
+
+
+def test_a_workers_error_comes_back_in_its_own_words_and_restarts_do_not_repeat_it(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    spec = helpers.planned(
+        tmp_path, max_steps=4, launch={"processes": 1, "max_restarts": 1}, batch={"rows": 2, "accumulation": 4}, preflight=True
+    )
+    with pytest.raises(WorkerFailed, match="fewer rows than the 4 parts") as raised:
+        run_session(spec.to_dict(), runs)
+    assert "before the first step" in str(raised.value) or "at step 0" in str(raised.value)
+    assert read_status(runs / "run")["status"] == "failed"
+
+
+def test_an_unfinished_run_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = helpers.spec()
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: write_status(tmp_path / "run", "stopped", 3))
+    with pytest.raises(WorkerFailed, match="stopped at step 3 of 10"):
+        run_session(spec.to_dict(), tmp_path)
+
+
+def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
+    write_failure(tmp_path, "a", PreflightError("first"))
+    write_failure(tmp_path, "a", PreflightError("second"))
+    assert read_failure(tmp_path, "a") == "first" and read_failure(tmp_path, "b") is None
+
+
+def test_specs_are_refused_when_they_do_not_fit(tmp_path: Path) -> None:
+    found = helpers.spec().to_dict()
+    for change, words in (
+        ({"format_version": 0}, "Plan it again"),
+        ({"training": {**found["training"], "max_step": 3}}, "max_step"),
+        ({"paths": {}}, "missing"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            TrainingSpec.from_dict({**found, **change})
+    with pytest.raises(ConfigurationError, match="no such spec"):
+        TrainingSpec.read(tmp_path / "none.json")
+
+
+def test_the_name_follows_what_the_run_is_not_how_it_is_watched() -> None:
+    def name(**settings: object) -> str:
+        return helpers.spec(run_name=None, **settings).name
+
+    assert name() == name(log_every=7) == name(launch={"processes": 4}) == name(resume="never") == name(preflight=True)
+    assert len({name(), name(max_steps=11), name(seed=8), name(model={"depth": 1}), name(objective={"mode": "l2t"})}) == 5
+
+
+def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"model.latent_dim' is 7, the stored latents have 8"):
+        helpers.planned(tmp_path, model={"latent_dim": 7})
+    with pytest.raises(ConfigurationError, match=r"model.max_length' is 4"):
+        helpers.planned(tmp_path, model={"max_length": 4})
