@@ -17,14 +17,17 @@ from mm_ldlm.store import atomic
 
 
 def contents(value: float = 1.0, **folders: Path) -> Contents:
-    return Contents({"model.safetensors": {"w": torch.full((8, 8), value)}}, {"training_state.json": {"step": 1}}, folders)
+    return Contents(
+        {"model.safetensors": {"w": torch.full((8, 8), value)}}, {"training_state.json": {"step": 1}}, folders
+    )
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
     (tmp_path / "tok" / "a.json").write_text("{}")
     path = folder.write(tmp_path / "c", 12, contents(2.0, tokenizer=tmp_path / "tok"))
-    assert path.name == "step-00000012" and folder.step_of(path) == 12
+    assert path.name == "step-00000012"
+    assert folder.step_of(path) == 12
     marker = folder.check(path)
     assert set(marker["files"]) == {"model.safetensors", "training_state.json", "tokenizer/a.json"}
     assert torch.equal(folder.tensors(path, "model.safetensors")["w"], torch.full((8, 8), 2.0))
@@ -51,7 +54,9 @@ def test_pitfall_22_a_fault_at_any_moment_leaves_the_checkpoint_before(
         folder.write(tmp_path, 10, contents(2.0))
     monkeypatch.undo()
     newest, damaged = folder.newest_whole(tmp_path)
-    assert newest is not None and folder.step_of(newest) == 5 and not damaged
+    assert newest is not None
+    assert folder.step_of(newest) == 5
+    assert not damaged
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 
 
@@ -69,7 +74,8 @@ def test_a_harmed_checkpoint_is_refused_and_the_one_before_taken(file: str, harm
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(bytes(data))
     newest, _ = folder.newest_whole(tmp_path)
-    assert newest is not None and folder.step_of(newest) == 5
+    assert newest is not None
+    assert folder.step_of(newest) == 5
 
 
 def test_finding_by_name(tmp_path: Path) -> None:
@@ -98,7 +104,9 @@ def test_retention_keeps_the_last_every_nth_and_the_best(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_the_writer_reports_success_and_failure(background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_reports_success_and_failure(
+    background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[int, bool]] = []
     writer = Writer(
         tmp_path, keep_last=2, keep_every=None, background=background,
@@ -107,8 +115,10 @@ def test_the_writer_reports_success_and_failure(background: bool, tmp_path: Path
     for step in (1, 2, 3):
         writer.save(step, contents(), best=step == 1)
     writer.wait()
-    assert told == [(1, True), (2, True), (3, True)] and writer.failed is None
-    assert folder.pointer(tmp_path, "latest") == "step-00000003" and folder.pointer(tmp_path, "best") == "step-00000001"
+    assert told == [(1, True), (2, True), (3, True)]
+    assert writer.failed is None
+    assert folder.pointer(tmp_path, "latest") == "step-00000003"
+    assert folder.pointer(tmp_path, "best") == "step-00000001"
 
     def full(*arguments: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -116,7 +126,8 @@ def test_the_writer_reports_success_and_failure(background: bool, tmp_path: Path
     monkeypatch.setattr(folder, "save_file", full)
     writer.save(4, contents(), best=False)
     writer.wait()
-    assert told[-1] == (4, False) and writer.failed is not None
+    assert told[-1] == (4, False)
+    assert writer.failed is not None
     assert folder.pointer(tmp_path, "latest") == "step-00000003"
 
 
@@ -126,12 +137,13 @@ def test_half_written_folders_of_killed_writers_are_no_checkpoints(tmp_path: Pat
     (tmp_path / "step-00000020").mkdir()
     (tmp_path / "step-00000020" / "model.safetensors").write_bytes(b"half")
     newest, _ = folder.newest_whole(tmp_path)
-    assert newest is not None and folder.step_of(newest) == 5
+    assert newest is not None
+    assert folder.step_of(newest) == 5
     atomic.remove_temporaries(tmp_path)
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-# -- the older layout ----------------------------------------------------------------------------------------------------
+# -- the older layout --------------------------------------------------------------------------
 
 
 def test_the_older_layout_is_read_without_its_wrappers_names(tmp_path: Path) -> None:
@@ -141,8 +153,10 @@ def test_the_older_layout_is_read_without_its_wrappers_names(tmp_path: Path) -> 
     (tmp_path / "training_state.json").write_text(json.dumps({"step": 92261}))
     assert legacy.is_legacy(tmp_path)
     found = legacy.read(tmp_path)
-    assert list(found.model) == ["a.weight"] and found.state["step"] == 92261
-    assert found.optimizer is not None and list(found.rng) == [1]
+    assert list(found.model) == ["a.weight"]
+    assert found.state["step"] == 92261
+    assert found.optimizer is not None
+    assert list(found.rng) == [1]
 
 
 class Harm:

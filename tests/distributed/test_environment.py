@@ -8,7 +8,8 @@ from mm_ldlm.errors import ConfigurationError
 
 def test_torchruns_variables() -> None:
     found = place(
-        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "29400",
+        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+         "MASTER_ADDR": "head", "MASTER_PORT": "29400",
          "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     )  # fmt: skip
     assert found == Place(3, 1, 4, 2, "head", 29400, 2, "x", True)

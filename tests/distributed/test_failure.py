@@ -24,7 +24,9 @@ def test_the_first_failure_is_told_and_lost_peers_come_last(tmp_path: Path, monk
     words = failure.first_words(tmp_path, since=0)
     assert words is not None
     told = failure.told(words)
-    assert "rank 1 on" in told and "at step 7: ValueError (test_failure.py:" in told and "the cause" in told
+    assert "rank 1 on" in told
+    assert "at step 7: ValueError (test_failure.py:" in told
+    assert "the cause" in told
     assert str(tmp_path / "1" / "stderr.log") in told
     assert failure.first_words(tmp_path, since=words["time"] + 1e6) is None
 
@@ -32,10 +34,14 @@ def test_the_first_failure_is_told_and_lost_peers_come_last(tmp_path: Path, monk
 def test_errors_of_ours_are_told_in_their_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(tmp_path / "0/error.json", TrainingDiverged("too far"), monkeypatch, rank=0)
     words = failure.first_words(tmp_path, since=0)
-    assert words is not None and failure.told(words).startswith(f"rank 0 on {words['host']} failed at step 7: too far")
+    assert words is not None
+    assert failure.told(words).startswith(f"rank 0 on {words['host']} failed at step 7: too far")
 
 
 def test_signals_are_named_and_sigterm_comes_last() -> None:
     text = failure.signal_words([(0, -15, "a.log"), (1, -9, "b.log")])
-    assert text is not None and "rank 1 was ended by SIGKILL" in text and "memory" in text and "b.log" in text
+    assert text is not None
+    assert "rank 1 was ended by SIGKILL" in text
+    assert "memory" in text
+    assert "b.log" in text
     assert failure.signal_words([]) is None

@@ -91,7 +91,8 @@ def test_t2l_gives_the_clean_text_and_noises_the_latent() -> None:
     assert torch.equal(call["tokens_BL"], data.tokens_BL)
     assert bool((call["t_text_B"] == 0).all())
     assert not torch.equal(call["latents_Bd"], data.latents_Bd)
-    assert "text_loss" not in losses and "latent_loss" in losses
+    assert "text_loss" not in losses
+    assert "latent_loss" in losses
 
 
 def test_unconditional_noises_both_by_independent_times() -> None:
@@ -102,7 +103,8 @@ def test_unconditional_noises_both_by_independent_times() -> None:
     assert abs(float(torch.corrcoef(both)[0, 1])) < 0.25
     # the trunk sees noise, but the length is that of the clean latent, or of none
     assert torch.equal(call["length_latents_Bd"], data.latents_Bd)
-    assert not bool(call["null_length_B"].all()) and bool(call["null_length_B"].any())
+    assert not bool(call["null_length_B"].all())
+    assert bool(call["null_length_B"].any())
 
 
 def test_pitfall_06_every_time_is_trained() -> None:
@@ -176,7 +178,10 @@ def test_losses_do_not_depend_on_how_the_batch_is_dealt(mode: str) -> None:
     """Sums over two halves are the sums over the whole: noise belongs to the place in the global batch."""
     data, made = batch(), objective(mode=mode, condition_dropout=0.3)
     model = build_model(
-        ModelConfig(latent_dim=WIDTH, width=16, depth=1, heads=2, max_length=LENGTH), vocab_size=VOCAB, pad_id=PAD, mask_id=MASK
+        ModelConfig(latent_dim=WIDTH, width=16, depth=1, heads=2, max_length=LENGTH),
+        vocab_size=VOCAB,
+        pad_id=PAD,
+        mask_id=MASK,
     )
     for parameter in model.parameters():  # away from the all-zero heads
         parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -263,7 +268,10 @@ def test_pitfall_15_settings_that_contradict_or_are_unknown_are_refused(settings
 def test_ten_steps_on_one_batch_lower_the_loss_in_every_mode(mode: str) -> None:
     made, data = objective(mode=mode), batch()
     model = build_model(
-        ModelConfig(latent_dim=WIDTH, width=32, depth=2, heads=2, max_length=LENGTH), vocab_size=VOCAB, pad_id=PAD, mask_id=MASK
+        ModelConfig(latent_dim=WIDTH, width=32, depth=2, heads=2, max_length=LENGTH),
+        vocab_size=VOCAB,
+        pad_id=PAD,
+        mask_id=MASK,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     names = [objective(mode=name) for name in (SINGLE if mode in ("mixed", "sequential") else (mode,))]

@@ -22,9 +22,12 @@ def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:
     for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     (line,) = read_metrics(tmp_path / "run" / "log.jsonl")
-    assert math.isnan(number(line["loss"]) or 0) and number(line["norm"]) == math.inf and number(line["ok"]) == 1.5
+    assert math.isnan(number(line["loss"]) or 0)
+    assert number(line["norm"]) == math.inf
+    assert number(line["ok"]) == 1.5
     (event,) = read_events(tmp_path / "run" / "log.jsonl", "skip")
-    assert event["rows"] == [1, 2] and event["time"] > 0
+    assert event["rows"] == [1, 2]
+    assert event["time"] > 0
     Silent().metrics(1, {})
 
 
@@ -74,11 +77,20 @@ def test_a_follower_hands_on_everything_and_drops_a_broken_sink(tmp_path: Path) 
         for step in range(50):
             tracker.metrics(step, {"loss": 1.0})
             time.sleep(0.001)
-    assert [line["step"] for line in good.lines] == list(range(50)) and good.closed
+    assert [line["step"] for line in good.lines] == list(range(50))
+    assert good.closed
 
 
 def test_the_progress_line_says_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
-    line = {"step": 30, "loss": 1.23456, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 12345.6, "seconds_left": 3725, "skipped": 2}
+    line = {
+        "step": 30,
+        "loss": 1.23456,
+        "lr": 1e-3,
+        "grad_norm": 0.5,
+        "tokens_per_second": 12345.6,
+        "seconds_left": 3725,
+        "skipped": 2,
+    }
     text = progress_line(line, max_steps=100, smoothed=1.5)
     for part in ("30/100", "1.2346", "smoothed 1.5000", "1.00e-03", "0.500", "12,346 tokens/s", "1:02:05", "2 skipped"):
         assert part in text
@@ -94,10 +106,14 @@ def test_lines_reach_mlflow_with_their_steps(tmp_path: Path) -> None:
     uri = resolve_uri("sqlite:///mlflow.db", root=tmp_path)
     run_id = open_run(uri, experiment="e", name="n", parameters={}, tags={})
     sink = MlflowSink(uri, run_id)
-    sink.take([{"step": step, "loss": 2.0 - step, "l2t/text_loss": 1.0, "mode": "l2t", "bad": "nan"} for step in range(3)])
+    sink.take(
+        [{"step": step, "loss": 2.0 - step, "l2t/text_loss": 1.0, "mode": "l2t", "bad": "nan"} for step in range(3)]
+    )
     sink.take([{"event": "skip", "step": 2, "reason": "loss is nan"}])
     close_run(uri, run_id, status="KILLED")
     history = client(uri).get_metric_history(run_id, "loss")
     assert [(item.step, item.value) for item in history] == [(0, 2.0), (1, 1.0), (2, 0.0)]
     run = client(uri).get_run(run_id)
-    assert run.info.status == "KILLED" and "skip" in run.data.tags["last_event"] and "bad" not in run.data.metrics
+    assert run.info.status == "KILLED"
+    assert "skip" in run.data.tags["last_event"]
+    assert "bad" not in run.data.metrics

@@ -50,7 +50,8 @@ def spec(
     *, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, seed: int = 7, **training: Any
 ) -> TrainingSpec:
     settings: dict[str, Any] = {
-        "max_steps": 10, "batch": {"rows": 16, "length_multiple": 4, "prefetch": 2}, "log_every": 1, "diagnose_every": 0,
+        "max_steps": 10, "batch": {"rows": 16, "length_multiple": 4, "prefetch": 2},
+        "log_every": 1, "diagnose_every": 0,
         "optimizer": {"lr": 3e-3, "warmup_steps": 2}, "checkpoint": {"every_steps": 5, "background": False},
         "device": "cpu", "preflight": False, "run_name": "run",
     }  # fmt: skip

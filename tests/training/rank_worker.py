@@ -1,6 +1,6 @@
 """What the multi-process tests start: `python -m rank_worker CASE.json`, a worker on the synthetic task with faults.
 
-The case: {"root": folder, "spec": keyword arguments of helpers.spec, "rows": n, "pause_at": step | null, "fault": {...}}.
+The case: {"root": folder, "spec": arguments of helpers.spec, "rows": n, "pause_at": step | null, "fault": {...}}.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def plan(count: int = 200, *, seed: int = 0, **settings: Any) -> BatchPlan:
     rows=st.booleans(),
     multiple=st.integers(1, 9),
 )
-def test_an_epoch_has_every_row_once_and_every_row_fits(lengths: list[int], tokens: int, rows: bool, multiple: int) -> None:
+def test_an_epoch_has_every_row_once_and_every_row_fits(
+    lengths: list[int], tokens: int, rows: bool, multiple: int
+) -> None:
     found = {"rows": max(tokens // 30, 1)} if rows else {"tokens": tokens}
     config = parse(BatchConfig, {**found, "length_multiple": multiple, "row_multiple": 4}, at="batch")
     made = BatchPlan(np.array(lengths), config, seed=3, max_length=30)
@@ -42,7 +44,8 @@ def test_full_batches_have_few_shapes_and_keep_to_the_budget() -> None:
     made = plan(4000, tokens=512, length_multiple=8)
     batches = made.epoch(0)
     shapes = {(len(rows), length) for rows, length in batches[:-1]}
-    assert shapes <= set(made.shapes()) and len(shapes) <= 4
+    assert shapes <= set(made.shapes())
+    assert len(shapes) <= 4
     assert all(len(rows) * length <= 512 for rows, length in batches)
 
 
@@ -80,7 +83,8 @@ def test_any_number_of_processes_sees_the_same_global_batch(world: int, accumula
             real = batch.rows_B >= 0
             assert np.array_equal(batch.valid_BL.any(1).numpy(), real.numpy())
             tokens += int(batch.valid_BL.sum())
-            assert batch.global_size == 12 and batch.global_tokens == planned.tokens
+            assert batch.global_size == 12
+            assert batch.global_tokens == planned.tokens
             seen |= dict(zip(batch.position_B[real].tolist(), batch.rows_B[real].tolist(), strict=True))
     assert len(shapes) == 1
     assert [seen[i] for i in range(12)] == planned.rows.tolist()

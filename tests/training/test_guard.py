@@ -12,7 +12,9 @@ def fed(guard: Guard, count: int = 40, *, loss: float = 1.0) -> None:
         guard.judge(kind="a", loss=loss + 0.01 * (step % 5), grad_norm=0.5 + 0.01 * (step % 3), bad_ranks=[])
 
 
-def judge(guard: Guard, loss: float = 1.0, norm: float = 0.5, *, bad: list[int] | None = None, kind: str = "a") -> Verdict:
+def judge(
+    guard: Guard, loss: float = 1.0, norm: float = 0.5, *, bad: list[int] | None = None, kind: str = "a"
+) -> Verdict:
     return guard.judge(kind=kind, loss=loss, grad_norm=norm, bad_ranks=bad or [])
 
 
@@ -21,9 +23,15 @@ def test_an_ordinary_step_is_applied() -> None:
 
 
 def test_every_non_finite_number_skips_and_says_why() -> None:
-    for loss, norm, word in ((math.nan, 1.0, "loss is nan"), (math.inf, 1.0, "loss is inf"), (1.0, math.nan, "norm is nan")):
+    for loss, norm, word in (
+        (math.nan, 1.0, "loss is nan"),
+        (math.inf, 1.0, "loss is inf"),
+        (1.0, math.nan, "norm is nan"),
+    ):
         verdict = judge(Guard(GuardConfig()), loss, norm)
-        assert verdict.action == "skip" and verdict.non_finite and word in verdict.reason
+        assert verdict.action == "skip"
+        assert verdict.non_finite
+        assert word in verdict.reason
     assert "rank 1" in judge(Guard(GuardConfig()), 1.0, 1.0, bad=[1]).reason
 
 
@@ -46,7 +54,9 @@ def test_a_spike_is_seen_against_its_own_kind_only() -> None:
     fed(guard)
     assert not judge(guard, 100.0, kind="b").spike
     verdict = judge(guard, 100.0)
-    assert verdict.spike and verdict.action == "apply" and "loss 100" in verdict.reason
+    assert verdict.spike
+    assert verdict.action == "apply"
+    assert "loss 100" in verdict.reason
 
 
 def test_spikes_are_skipped_where_that_is_asked_for() -> None:
@@ -74,7 +84,9 @@ def test_the_window_never_admits_a_non_finite_number() -> None:
 def test_an_fp16_overflow_is_no_fault() -> None:
     guard = Guard(GuardConfig(max_consecutive_skips=1))
     verdict = guard.judge(kind="a", loss=1.0, grad_norm=math.inf, bad_ranks=[], overflow=True)
-    assert verdict.action == "skip" and not verdict.non_finite and guard.consecutive_skips == 0
+    assert verdict.action == "skip"
+    assert not verdict.non_finite
+    assert guard.consecutive_skips == 0
 
 
 def test_state_survives_json() -> None:

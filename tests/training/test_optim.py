@@ -13,7 +13,9 @@ from mm_ldlm.training.optim import Ema, Optimization, orthogonalised, schedule
 
 
 def model() -> nn.Module:
-    return build_model(ModelConfig(latent_dim=4, width=16, depth=1, heads=2, max_length=8), vocab_size=12, pad_id=0, mask_id=1)
+    return build_model(
+        ModelConfig(latent_dim=4, width=16, depth=1, heads=2, max_length=8), vocab_size=12, pad_id=0, mask_id=1
+    )
 
 
 def config(**settings: Any) -> OptimizerConfig:
@@ -24,7 +26,8 @@ def test_schedules_rise_then_fall_to_their_floor() -> None:
     for name, middle in (("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)):
         made = config(schedule=name, warmup_steps=10, min_lr_ratio=0.1)
         values = [schedule(made, step=step, max_steps=110) for step in range(111)]
-        assert values[0] == pytest.approx(0.1) and values[9] == 1.0
+        assert values[0] == pytest.approx(0.1)
+        assert values[9] == 1.0
         assert values[60] == pytest.approx(middle, abs=0.01)
         assert values[110] == pytest.approx(1.0 if name == "constant" else 0.1)
     assert schedule(config(warmup_steps=0), step=0, max_steps=10) == 1.0
@@ -49,7 +52,9 @@ def test_every_parameter_is_in_one_group_and_decay_spares_norms_biases_and_embed
 def test_frozen_parameters_are_in_no_group() -> None:
     made = model()
     made.text_embedding.weight.requires_grad_(False)  # type: ignore[union-attr]
-    assert "text_embedding.weight" not in [n for g in Optimization(made, config(), max_steps=1).groups for n, _ in g["params"]]
+    assert "text_embedding.weight" not in [
+        n for g in Optimization(made, config(), max_steps=1).groups for n, _ in g["params"]
+    ]
 
 
 def test_adamw_is_torchs() -> None:
@@ -77,7 +82,8 @@ def test_adamw_is_torchs() -> None:
 def test_muon_updates_are_nearly_orthogonal(shape: tuple[int, ...]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalised(matrices))
-    assert float(values.min()) > 0.6 and float(values.max()) < 1.3
+    assert float(values.min()) > 0.6
+    assert float(values.max()) < 1.3
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
     assert float((orthogonalised(matrices) * (u @ v)).sum((-2, -1)).min()) > 0.8 * min(shape[1:])
 
@@ -145,7 +151,8 @@ def test_swapping_in_the_averages_leaves_the_weights_as_they_were() -> None:
         made.weight.add_(1.0)
     before = made.weight.detach().clone()
     with ema.swapped():
-        assert torch.equal(made.weight, ema.values["weight"]) and not torch.equal(made.weight, before)
+        assert torch.equal(made.weight, ema.values["weight"])
+        assert not torch.equal(made.weight, before)
     assert torch.equal(made.weight, before)
 
 

@@ -21,7 +21,8 @@ def failing(tmp_path: Path, **settings: Any) -> str:
 
 def test_a_width_that_contradicts_the_latents(tmp_path: Path) -> None:
     text = failing(tmp_path, model={"latent_dim": 7})
-    assert "✗ widths" in text and "set it to 8" in text
+    assert "✗ widths" in text
+    assert "set it to 8" in text
 
 
 def test_batches_that_cannot_be_dealt_out(tmp_path: Path) -> None:
@@ -30,7 +31,8 @@ def test_batches_that_cannot_be_dealt_out(tmp_path: Path) -> None:
 
 def test_no_room_for_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert "✗ disk" in failing(tmp_path) and not list((tmp_path / "run/checkpoints").iterdir())
+    assert "✗ disk" in failing(tmp_path)
+    assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
 def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +45,9 @@ def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(preflight, "_passes", small)
     text = failing(tmp_path)
-    assert "out of memory at 16 rows × 12 tokens" in text and "4 rows × 12 tokens fit" in text and "accumulation to 4" in text
+    assert "out of memory at 16 rows × 12 tokens" in text
+    assert "4 rows × 12 tokens fit" in text
+    assert "accumulation to 4" in text
 
 
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_other_numbers_of_processes_see_the_same_losses(processes: int, tmp_path
 def test_resuming_with_another_number_of_processes_works_and_says_what_differs(tmp_path: Path) -> None:
     go(tmp_path, spec={}, pause_at=5)
     run = go(tmp_path, processes=1, spec={})
-    assert "world: checkpoint has 2, this run 1" in read_events(run / "training_log.jsonl", "resume_differs")[0]["fields"]
+    assert (
+        "world: checkpoint has 2, this run 1" in read_events(run / "training_log.jsonl", "resume_differs")[0]["fields"]
+    )
     whole = go(tmp_path / "whole", spec={})
     assert losses(run) == pytest.approx(losses(whole), rel=1e-3)
 
@@ -174,8 +176,14 @@ def test_random_kills_leave_the_finished_run_bitwise_undisturbed(tmp_path: Path)
         before = read_status(root / "run").get("step", 0)
         deadline = time.monotonic() + 120
         while launcher.poll() is None and time.monotonic() < deadline:
-            checkpoints = sorted((root / "run/checkpoints").glob("step-*")) if (root / "run/checkpoints").is_dir() else []
-            begun = read_events(root / "run/training_log.jsonl", "start") if (root / "run/training_log.jsonl").exists() else []
+            checkpoints = (
+                sorted((root / "run/checkpoints").glob("step-*")) if (root / "run/checkpoints").is_dir() else []
+            )
+            begun = (
+                read_events(root / "run/training_log.jsonl", "start")
+                if (root / "run/training_log.jsonl").exists()
+                else []
+            )
             if len(begun) > done and checkpoints:
                 break
             time.sleep(0.05)
@@ -193,7 +201,8 @@ def test_random_kills_leave_the_finished_run_bitwise_undisturbed(tmp_path: Path)
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks), "orphaned ranks"
         victims.append(victim)
         done += 1
-        assert read_status(root / "run").get("step", 0) >= 0 and before >= 0
+        assert read_status(root / "run").get("step", 0) >= 0
+        assert before >= 0
     run = go(root, spec=spec)
     for name in ("model", "ema", "optimizer"):
         assert helpers.same_bits(helpers.tensors(whole, 400, name), helpers.tensors(run, 400, name)), name
@@ -252,6 +261,7 @@ def test_ctrl_c_on_the_launcher_checkpoints_and_resumes_exactly(tmp_path: Path) 
     threading.Timer(0.3, lambda: os.kill(launcher.pid, signal.SIGINT)).start()
     launcher.wait(timeout=60)
     status = read_status(root / "run")
-    assert status["status"] == "stopped" and 0 < status["step"] < 300
+    assert status["status"] == "stopped"
+    assert 0 < status["step"] < 300
     run = go(root, spec=spec)
     assert helpers.same_bits(helpers.tensors(whole, 300), helpers.tensors(run, 300))

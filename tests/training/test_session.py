@@ -19,8 +19,11 @@ def test_a_session_runs_and_a_second_one_finds_it_finished(tmp_path: Path) -> No
     runs.mkdir()
     spec = helpers.planned(tmp_path, max_steps=4, launch={"processes": 1})
     first = run_session(spec.to_dict(), runs)
-    assert first["name"] == "run" and first["step"] == 4 and first["checkpoint"] == "step-00000004"
-    assert first["fingerprint"] == spec.fingerprint and "loss" in first["metrics"]
+    assert first["name"] == "run"
+    assert first["step"] == 4
+    assert first["checkpoint"] == "step-00000004"
+    assert first["fingerprint"] == spec.fingerprint
+    assert "loss" in first["metrics"]
     before = (runs / "run/training_log.jsonl").read_text()
     assert run_session(spec.to_dict(), runs) == first == reference(spec, runs)
     assert (runs / "run/training_log.jsonl").read_text() == before
@@ -32,7 +35,11 @@ def test_a_workers_error_comes_back_in_its_own_words_and_restarts_do_not_repeat_
     runs = tmp_path / "runs"
     runs.mkdir()
     spec = helpers.planned(
-        tmp_path, max_steps=4, launch={"processes": 1, "max_restarts": 1}, batch={"rows": 2, "accumulation": 4}, preflight=True
+        tmp_path,
+        max_steps=4,
+        launch={"processes": 1, "max_restarts": 1},
+        batch={"rows": 2, "accumulation": 4},
+        preflight=True,
     )
     with pytest.raises(WorkerFailed, match="fewer rows than the 4 parts") as raised:
         run_session(spec.to_dict(), runs)
@@ -51,7 +58,8 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
     write_failure(tmp_path, "a", PreflightError("first"))
     write_failure(tmp_path, "a", PreflightError("second"))
-    assert read_failure(tmp_path, "a") == "first" and read_failure(tmp_path, "b") is None
+    assert read_failure(tmp_path, "a") == "first"
+    assert read_failure(tmp_path, "b") is None
 
 
 def test_specs_are_refused_when_they_do_not_fit(tmp_path: Path) -> None:
@@ -72,7 +80,9 @@ def test_the_name_follows_what_the_run_is_not_how_it_is_watched() -> None:
         return helpers.spec(run_name=None, **settings).name
 
     assert name() == name(log_every=7) == name(launch={"processes": 4}) == name(resume="never") == name(preflight=True)
-    assert len({name(), name(max_steps=11), name(seed=8), name(model={"depth": 1}), name(objective={"mode": "l2t"})}) == 5
+    assert (
+        len({name(), name(max_steps=11), name(seed=8), name(model={"depth": 1}), name(objective={"mode": "l2t"})}) == 5
+    )
 
 
 def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:

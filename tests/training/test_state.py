@@ -16,12 +16,14 @@ def test_random_states_come_back() -> None:
     first = (random.random(), float(np.random.rand()), torch.randn(2))  # noqa: NPY002
     restore_random_states(states, device)
     second = (random.random(), float(np.random.rand()), torch.randn(2))  # noqa: NPY002
-    assert first[:2] == second[:2] and torch.equal(first[2], second[2])
+    assert first[:2] == second[:2]
+    assert torch.equal(first[2], second[2])
 
 
 def test_step_seeds_differ_by_everything_that_names_them() -> None:
     seeds = {step_seed(seed, draw, name) for seed in range(3) for draw in range(50) for name in ("", "dropout/0")}
-    assert len(seeds) == 300 and all(0 <= value < 2**63 for value in seeds)
+    assert len(seeds) == 300
+    assert all(0 <= value < 2**63 for value in seeds)
 
 
 def test_state_round_trip_ignores_what_it_does_not_know() -> None:

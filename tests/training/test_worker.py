@@ -50,8 +50,11 @@ def test_pitfall_16_ten_steps_are_five_and_resume_and_five_bit_for_bit(mode: str
     for name in FILES:
         a, b = (helpers.tensors(tmp_path / part / "run", 10, name) for part in ("whole", "parts"))
         assert helpers.same_bits(a, b), name
-    losses = [[(line["step"], line["loss"]) for line in read_metrics(log(tmp_path / part))] for part in ("whole", "parts")]
-    assert losses[0] == losses[1] and len(losses[0]) == 10
+    losses = [
+        [(line["step"], line["loss"]) for line in read_metrics(log(tmp_path / part))] for part in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 10
     states = []
     for part in ("whole", "parts"):
         found = folder.document(folder.find(tmp_path / part / "run"), "training_state.json")
@@ -74,7 +77,8 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run(tmp_path / name, seed=seed)
     a, b, c = (helpers.tensors(tmp_path / name / "run", 10) for name in "abc")
-    assert helpers.same_bits(a, b) and not helpers.same_bits(a, c)
+    assert helpers.same_bits(a, b)
+    assert not helpers.same_bits(a, c)
 
 
 @pytest.mark.parametrize("kind", ["nan_loss", "inf_gradient", "nan_input"])
@@ -91,7 +95,9 @@ def test_pitfall_08_a_poisoned_step_changes_nothing(kind: str, accumulation: int
         assert helpers.same_bits(before, after), name
     assert not helpers.same_bits(helpers.tensors(tmp_path / "run", 4), helpers.tensors(tmp_path / "run", 5))
     (skip,) = read_events(log(tmp_path), "skip")
-    assert skip["step"] == 3 and skip["rows"] and skip["reason"]
+    assert skip["step"] == 3
+    assert skip["rows"]
+    assert skip["reason"]
     (diagnosis,) = read_events(log(tmp_path), "diagnosis")
     assert "Rank 0" in diagnosis["reason"]
     written = json.loads((tmp_path / "run" / "diagnosis-step-00000003.json").read_text())
@@ -103,7 +109,8 @@ def test_pitfall_08_a_poisoned_step_changes_nothing(kind: str, accumulation: int
 def test_a_poisoned_row_is_named(tmp_path: Path) -> None:
     train(helpers.spec(max_steps=8), root=tmp_path, data=helpers.data(poisoned=(5,)))
     told = [event["reason"] for event in read_events(log(tmp_path), "diagnosis")]
-    assert told and all("data rows [5]" in text for text in told)
+    assert told
+    assert all("data rows [5]" in text for text in told)
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
@@ -138,14 +145,21 @@ def test_a_run_of_skips_rolls_back_lowers_the_rate_and_goes_on_with_other_data(t
         helpers.spec(max_steps=12, guard={"max_consecutive_skips": 3}), root=tmp_path, data=helpers.data(),
         wrap_objective=lambda inner: Draws(inner, kind="none", steps=[], ranks=[]),
     )  # fmt: skip
-    assert result.ending == "finished" and result.step == 12
+    assert result.ending == "finished"
+    assert result.step == 12
     (event,) = read_events(log(tmp_path), "rollback")
-    assert event["to_step"] == 5 and event["lr_scale"] == 0.5
+    assert event["to_step"] == 5
+    assert event["lr_scale"] == 0.5
     state = folder.document(folder.find(tmp_path / "run"), "training_state.json")["state"]
-    assert state["rollbacks"] == 1 and state["skipped"] == 3 and state["draw"] == state["step"] + 4
+    assert state["rollbacks"] == 1
+    assert state["skipped"] == 3
+    assert state["draw"] == state["step"] + 4
     lines = {line["step"]: line["lr"] for line in read_metrics(log(tmp_path))}
-    plain = {line["step"]: line["lr"] for line in read_lines(log(tmp_path)) if "event" not in line and line["step"] <= 6}
-    assert lines[6] == pytest.approx(0.5 * 3e-3, rel=0.4) and plain
+    plain = {
+        line["step"]: line["lr"] for line in read_lines(log(tmp_path)) if "event" not in line and line["step"] <= 6
+    }
+    assert lines[6] == pytest.approx(0.5 * 3e-3, rel=0.4)
+    assert plain
 
 
 def test_the_guard_gives_up_with_a_diagnosis(tmp_path: Path) -> None:
@@ -153,7 +167,9 @@ def test_the_guard_gives_up_with_a_diagnosis(tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged) as raised:
         run(tmp_path, fault=fault, guard={"max_consecutive_skips": 2, "max_rollbacks": 1})
     text = str(raised.value)
-    assert "diverged" in text and "the loss is not" in text and "step-00000005" in text
+    assert "diverged" in text
+    assert "the loss is not" in text
+    assert "step-00000005" in text
     assert read_status(tmp_path / "run")["status"] == "failed"
 
 
@@ -165,7 +181,9 @@ def test_the_guard_gives_up_with_a_diagnosis(tmp_path: Path) -> None:
         ({"objective": {"parameterisation": "x0"}}, "parameterisation: checkpoint has 'v'"),
     ],
 )
-def test_another_architecture_is_refused_with_the_differing_fields(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_another_architecture_is_refused_with_the_differing_fields(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     run(tmp_path, pause_at=5)
     with pytest.raises(CheckpointError, match=words):
         run(tmp_path, **change)
@@ -194,7 +212,8 @@ def test_resume_from_a_path(tmp_path: Path) -> None:
     result = run(tmp_path, run_name="other", resume="run", max_steps=8)
     assert result.step == 8
     start = read_events(tmp_path / "other" / "training_log.jsonl", "start")[0]
-    assert start["resumed_from"] == "step-00000005" and start["step"] == 5
+    assert start["resumed_from"] == "step-00000005"
+    assert start["step"] == 5
     differs = read_events(tmp_path / "other" / "training_log.jsonl", "resume_differs")[0]["fields"]
     assert "max_steps: checkpoint has 10, this run 8" in differs
     with pytest.raises(CheckpointError, match="no finished checkpoint"):
@@ -204,9 +223,18 @@ def test_resume_from_a_path(tmp_path: Path) -> None:
 def test_init_from_takes_the_weights_and_nothing_else(tmp_path: Path) -> None:
     run(tmp_path)
     trained = helpers.tensors(tmp_path / "run", 10, "ema")
-    run(tmp_path, run_name="next", init_from="run", objective={"mode": "l2t"}, max_steps=3, optimizer={"warmup_steps": 1})
+    run(
+        tmp_path,
+        run_name="next",
+        init_from="run",
+        objective={"mode": "l2t"},
+        max_steps=3,
+        optimizer={"warmup_steps": 1},
+    )
     found = helpers.tensors(tmp_path / "next", 3)
-    assert torch.equal(found["latent_encoder.linear.weight"], trained["latent_encoder.linear.weight"])  # frozen: was trained
+    assert torch.equal(
+        found["latent_encoder.linear.weight"], trained["latent_encoder.linear.weight"]
+    )
     assert not torch.equal(found["text_embedding.weight"], trained["text_embedding.weight"])
     assert read_metrics(tmp_path / "next" / "training_log.jsonl")[0]["step"] == 1
 
@@ -234,7 +262,9 @@ def test_sigterm_writes_a_checkpoint_and_resuming_is_exact(tmp_path: Path) -> No
 
 def test_max_minutes_ends_cleanly(tmp_path: Path) -> None:
     result = run(tmp_path, max_minutes=1e-5)
-    assert result.ending == "finished" and result.step < 10 and result.checkpoint is not None
+    assert result.ending == "finished"
+    assert result.step < 10
+    assert result.checkpoint is not None
 
 
 def test_pitfall_22_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -244,7 +274,9 @@ def test_pitfall_22_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-7])
     run(tmp_path / "b", checkpoint={"every_steps": 3, "keep_last": 5, "background": False})
     events = read_events(log(tmp_path / "b"))
-    assert any(event["event"] == "checkpoint_damaged" and "model.safetensors has" in event["reason"] for event in events)
+    assert any(
+        event["event"] == "checkpoint_damaged" and "model.safetensors has" in event["reason"] for event in events
+    )
     assert [event["resumed_from"] for event in events if event["event"] == "start"] == [None, "step-00000006"]
     assert helpers.same_bits(helpers.tensors(tmp_path / "a/run", 10), helpers.tensors(tmp_path / "b/run", 10))
 
@@ -254,7 +286,9 @@ def test_validation_best_and_retention(tmp_path: Path) -> None:
         tmp_path, validate_every=2,
         checkpoint={"every_steps": 2, "keep_last": 1, "keep_every": 4, "best_metric": "validation/loss"},
     )  # fmt: skip
-    values = {line["step"]: line["validation/loss"] for line in read_metrics(log(tmp_path)) if "validation/loss" in line}
+    values = {
+        line["step"]: line["validation/loss"] for line in read_metrics(log(tmp_path)) if "validation/loss" in line
+    }
     assert sorted(values) == [2, 4, 6, 8, 10]
     best = folder.step_of(folder.find(tmp_path / "run", which="best"))
     assert values[best] == min(values.values())
@@ -273,8 +307,10 @@ def test_diagnostics_and_preflight_change_nothing_that_is_trained(tmp_path: Path
     run(tmp_path / "without")
     assert helpers.same_bits(helpers.tensors(tmp_path / "with/run", 10), helpers.tensors(tmp_path / "without/run", 10))
     line = read_metrics(log(tmp_path / "with"))[-1]
-    for name in ("grad_norm/block0.stream0", "param_norm/text_head", "update_ratio/block1.stream1", "attention_logit_max/block0",
-                 "activation_rms/block1", "grad_zeros/text_embedding", "grad_nonfinite/conditioning", "memory_peak_gib"):  # fmt: skip
+    for name in ("grad_norm/block0.stream0", "param_norm/text_head",
+        "update_ratio/block1.stream1", "attention_logit_max/block0",
+                 "activation_rms/block1", "grad_zeros/text_embedding",
+                 "grad_nonfinite/conditioning", "memory_peak_gib"):  # fmt: skip
         assert name in line
     assert all(check.startswith("✓") for check in read_events(log(tmp_path / "with"), "preflight")[0]["checks"])
 
@@ -282,8 +318,10 @@ def test_diagnostics_and_preflight_change_nothing_that_is_trained(tmp_path: Path
 def test_the_log_has_the_fields_of_the_design(tmp_path: Path) -> None:
     run(tmp_path, objective={"mode": "unconditional"})
     line = read_metrics(log(tmp_path))[0]
-    for name in ("epoch", "step", "batch_in_epoch", "loss", "lr", "text_loss", "latent_loss", "text_accuracy", "grad_norm",
-                 "tokens_per_second", "skipped", "masking_rate", "noise_level", "text_nll_t0", "waiting_share"):  # fmt: skip
+    for name in ("epoch", "step", "batch_in_epoch", "loss", "lr", "text_loss", "latent_loss",
+        "text_accuracy", "grad_norm",
+                 "tokens_per_second", "skipped", "masking_rate", "noise_level", "text_nll_t0",
+                 "waiting_share"):  # fmt: skip
         assert name in line
 
 
@@ -305,7 +343,8 @@ def test_spec_to_run_from_stores_on_disk(tmp_path: Path) -> None:
     result = train(spec, root=tmp_path / "runs")
     assert result.checkpoint is not None
     assert {path.name for path in result.checkpoint.iterdir()} >= {
-        "model.safetensors", "ema.safetensors", "optimizer.safetensors", "training_state.json", "normaliser", "tokenizer",
+        "model.safetensors", "ema.safetensors", "optimizer.safetensors", "training_state.json",
+        "normaliser", "tokenizer",
         "rng_state_rank0.safetensors", "COMPLETE",
     }  # fmt: skip
     assert json.loads((result.directory / "config.json").read_text())["versions"]["torch"] == torch.__version__
@@ -316,7 +355,8 @@ def test_spec_to_run_from_stores_on_disk(tmp_path: Path) -> None:
 
 _BARE = """
 import sys
-BANNED = ("kedro", "kedro_datasets", "mlflow", "datasets", "pandas", "pydantic", "transformers", "sentence_transformers", "tqdm")
+BANNED = ("kedro", "kedro_datasets", "mlflow", "datasets", "pandas", "pydantic", "transformers",
+        "sentence_transformers", "tqdm")
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec.__func__
 def hide(cls, name, path=None, target=None):  # as where the package is not installed

@@ -73,8 +73,8 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"checkpoint {path} could not be written: {error}. Free some space or correct the permissions; the checkpoints "
-            "before it are untouched."
+            f"checkpoint {path} could not be written: {error}. Free some space or correct the permissions; the "
+            "checkpoints before it are untouched."
         ) from error
     return path
 

@@ -1,7 +1,7 @@
-"""The older folder layout: `model.pt, optimizer.pt, training_state.json, rng_state_rank{N}.pt`. Read only, tensors only.
+"""The older folder layout: `model.pt, optimizer.pt, training_state.json, rng_state_rank{N}.pt`. It is only ever read.
 
-`torch.load` runs in its weights-only mode: a file that holds anything but tensors, numbers, texts and containers of them is
-refused, never executed.
+`torch.load` runs in its weights-only mode: a file that holds anything but tensors, numbers, texts and containers of
+them is refused, never executed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ def _load(file: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"{file}: refused or not readable ({first}). Only tensors and plain values are read from .pt files; convert the "
-            "file to safetensors where you trust it."
+            f"{file}: refused or not readable ({first}). Only tensors and plain values are read from .pt files; "
+            "convert the file to safetensors where you trust it."
         ) from None

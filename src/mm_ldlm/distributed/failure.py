@@ -13,8 +13,16 @@ from typing import Any
 from mm_ldlm.distributed import environment
 from mm_ldlm.errors import MMLDLMError
 
-_LOST_PEER = ("connection closed by peer", "connection reset", "broken pipe", "socket timeout", "nccl communicator was aborted",
-              "connection refused", "remote process exited", "application timeout caused pair closure")  # fmt: skip
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "application timeout caused pair closure",
+)
 
 
 def record(error: BaseException, *, step: int | None) -> None:
@@ -73,7 +81,8 @@ def told(words: dict[str, Any]) -> str:
     """One paragraph: rank, step, cause, log."""
     step = "before the first step" if words["step"] is None else f"at step {words['step']}"
     kind = "" if words["own"] else f"{words['kind']} ({words['where']}): "
-    return f"rank {words['rank']} on {words['host']} failed {step}: {kind}{words['text']}\nLog of that rank: {words['log']}"
+    who = f"rank {words['rank']} on {words['host']}"
+    return f"{who} failed {step}: {kind}{words['text']}\nLog of that rank: {words['log']}"
 
 
 def signal_words(exit_codes: Iterable[tuple[int, int, str]]) -> str | None:

@@ -1,7 +1,7 @@
 """Start workers by PyTorch's elastic launcher, the engine under torchrun, and bring their first error back as ours.
 
-The workers are started as `python -m MODULE ARGS`, exactly what torchrun does, so that they import nothing of the process
-that launches them (no Kedro, no MLflow).
+The workers are started as `python -m MODULE ARGS`, exactly what torchrun does, so that they import nothing of the
+process that launches them (no Kedro, no MLflow).
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def launch(
         raise WorkerFailed(f"the launcher was told to stop ({error.sigval.name}); the workers have ended.") from None
     except (RendezvousError, DistError, TimeoutError) as error:
         raise WorkerFailed(
-            f"the {config.nodes} hosts did not meet at {config.rendezvous or 'this machine'} within {config.join_timeout} s "
-            f"({type(error).__name__}: {str(error).strip() or 'no further word'}). Start the same command on every host, "
-            "check MASTER_ADDR and MASTER_PORT and that the port is open."
+            f"the {config.nodes} hosts did not meet at {config.rendezvous or 'this machine'} within "
+            f"{config.join_timeout} s ({type(error).__name__}: {str(error).strip() or 'no further word'}). Start "
+            "the same command on every host, check MASTER_ADDR and MASTER_PORT and that the port is open."
         ) from None
 
 
@@ -139,7 +139,8 @@ def _explain(error: Any, log_directory: Path, started: float, config: LaunchConf
         text = killed
     else:
         rank, first = error.get_first_failure()
-        text = f"rank {rank} ended with exit code {first.exitcode}{_last_line(log_directory, started)}\nLogs: {log_directory}"
+        last = _last_line(log_directory, started)
+        text = f"rank {rank} ended with exit code {first.exitcode}{last}\nLogs: {log_directory}"
     again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
     return text + again
 
@@ -150,7 +151,7 @@ def _log_of(log_directory: Path, local_rank: int) -> str:
 
 
 def _last_line(log_directory: Path, started: float) -> str:
-    """What the ranks' error streams end with, for a rank that could not even record its error (an import that failed)."""
+    """How the ranks' error streams end, for a rank that could not even record its error (an import that failed)."""
     for path in sorted(log_directory.rglob("stderr.log")):
         if path.stat().st_mtime >= started and (lines := path.read_text(errors="replace").strip().splitlines()):
             return f": {lines[-1].strip()}"

@@ -55,8 +55,8 @@ class Parallel:
     def gradients(self, loss: Tensor) -> dict[str, Tensor | None]:
         """This rank's gradients by parameter, outside of training (a repeated or a trial step); `.grad` is left empty.
 
-        DDP's reducer must not see such a backward pass: it would take the parameters used there for used in the next step.
-        Its hooks sit where gradients are accumulated, which `autograd.grad` does not reach.
+        DDP's reducer must not see such a backward pass: it would take the parameters used there for used in the next
+        step. Its hooks sit where gradients are accumulated, which `autograd.grad` does not reach.
         """
         named = {name: p for name, p in self.inner.named_parameters() if p.requires_grad}
         if self.strategy != "fsdp":

@@ -55,8 +55,8 @@ def choose_device(wanted: str, *, local_rank: int = 0) -> torch.device:
 def joined(*, device: str = "auto", timeout_minutes: float = 10, threads: int | None = None) -> Iterator[Process]:
     """Join the process group that the environment describes (none for a single process) and leave it at the end.
 
-    The store is prefixed by the restart attempt: ranks restarted by the elastic agent would otherwise read the addresses
-    of dead peers (torch 2.13, measured: 0 of 7 recoveries without the prefix).
+    The store is prefixed by the restart attempt: ranks restarted by the elastic agent would otherwise read the
+    addresses of dead peers (torch 2.13, measured: 0 of 7 recoveries without the prefix).
 
     Raises:
         WorkerFailed: the others did not come within `timeout_minutes`.
@@ -87,9 +87,9 @@ def joined(*, device: str = "auto", timeout_minutes: float = 10, threads: int | 
         )  # fmt: skip
     except (dist.DistError, RuntimeError) as error:
         raise WorkerFailed(
-            f"rank {place.rank} of {place.world} could not meet the others at {place.master_address}:{place.master_port} "
-            f"within {timeout_minutes:g} minutes ({_first_line(error)}). Check that every host was started, that the "
-            "address is the head's and that the port is open between the hosts."
+            f"rank {place.rank} of {place.world} could not meet the others at {place.master_address}:"
+            f"{place.master_port} within {timeout_minutes:g} minutes ({_first_line(error)}). Check that every host was "
+            "started, that the address is the head's and that the port is open between the hosts."
         ) from error
     try:
         yield Process(place, chosen, backend)

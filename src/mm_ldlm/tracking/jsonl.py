@@ -1,7 +1,7 @@
 """`training_log.jsonl`: one JSON object a line, appended and flushed, so that it can be followed from anywhere.
 
-A line with "event" is an event, any other is metrics. After a resume or a roll-back steps come again: the last line of a
-step counts (`read_metrics`). JSON has no NaN: non-finite numbers are written as the words "nan", "inf", "-inf".
+A line with "event" is an event, any other is metrics. After a resume or a roll-back steps come again: the last line of
+a step counts (`read_metrics`). JSON has no NaN: non-finite numbers are written as the words "nan", "inf", "-inf".
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | Non
     remaining = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     smooth = "–" if smoothed is None else f"{smoothed:.4f}"
     return (
-        f"step {line['step']}/{max_steps} · loss {shown('loss', '.4f')} (smoothed {smooth}) · lr {shown('lr', '.2e')} · "
-        f"grad {shown('grad_norm', '.3f')} · {shown('tokens_per_second', ',.0f')} tokens/s · {remaining} left · "
-        f"{shown('skipped', '.0f')} skipped"
+        f"step {line['step']}/{max_steps} · loss {shown('loss', '.4f')} (smoothed {smooth}) · "
+        f"lr {shown('lr', '.2e')} · grad {shown('grad_norm', '.3f')} · "
+        f"{shown('tokens_per_second', ',.0f')} tokens/s · {remaining} left · {shown('skipped', '.0f')} skipped"
     )

@@ -1,5 +1,6 @@
 """Training: one loop for every model and objective, and what it takes to trust it.
 
-What lives here: the worker entry, the loop, batches, optimizers, the guard, diagnostics, preflight and sanity checks. What
-may not: Kedro, MLflow, pandas, `datasets` (the worker runs on bare GPU hosts), and any knowledge of which objective runs.
+What lives here: the worker entry, the loop, batches, optimizers, the guard, diagnostics, preflight and sanity checks.
+What may not: Kedro, MLflow, pandas, `datasets` (the worker runs on bare GPU hosts), and, in the loop, any knowledge of
+which objective runs.
 """

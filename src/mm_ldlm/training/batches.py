@@ -1,8 +1,8 @@
 """Which rows are in which batch: a function of (seed, epoch) alone, whatever the number of processes.
 
-An epoch is one permutation of all rows. Rows go, in that order, into buckets of equal padded length; a bucket that is full
-is a global batch, so every batch of a bucket has the same shape and few shapes occur. What is left in a bucket at the
-epoch's end moves up to the next longer one; the very last batch may be smaller. A global batch is dealt out to ranks
+An epoch is one permutation of all rows. Rows go, in that order, into buckets of equal padded length; a bucket that is
+full is a global batch, so every batch of a bucket has the same shape and few shapes occur. What is left in a bucket at
+the epoch's end moves up to the next longer one; the very last batch may be smaller. A batch is dealt out to ranks
 and micro-batches position by position, and its counts are known to every rank without communication.
 """
 

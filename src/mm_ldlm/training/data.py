@@ -70,8 +70,8 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
         planned = spec.fingerprints.get(name)
         if planned is not None and planned != value:
             raise FingerprintError(
-                f"{at[name]}: its fingerprint is {value}, the spec was planned with {planned}. The data changed since then: "
-                "plan again (`kedro run --from-nodes=plan_training`), or bring back the data."
+                f"{at[name]}: its fingerprint is {value}, the spec was planned with {planned}. The data changed since "
+                "then: plan again (`kedro run --from-nodes=plan_training`), or bring back the data."
             )
     index = stores["index"]
     split = np.asarray(index.strings("split").take(slice(None)), dtype=object)

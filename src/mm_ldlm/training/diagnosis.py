@@ -54,7 +54,8 @@ class Findings:
         """One sentence or two."""
         start = f"Rank {self.rank}, a step of kind {self.kind}: "
         if self.rows:
-            return f"{start}the input is not finite: latents of data rows {self.rows[:8]} hold NaN or Inf. Remove these rows."
+            rows = f"latents of data rows {self.rows[:8]} hold NaN or Inf"
+            return f"{start}the input is not finite: {rows}. Remove these rows."
         if self.parameters:
             return (
                 f"{start}the weights themselves are not finite, first {self.parameters[0]} "
@@ -90,8 +91,8 @@ def diagnose(parts: Run, micros: list[Batch], *, kind: str, reason: str) -> str:
         paragraph = " ".join(found.told() for found in everyone if found.trouble)
     else:
         paragraph = (
-            "When the step was repeated, every value was finite on every rank: the fault was not in the data or the weights. "
-            "Suspect memory, a device or the network between hosts."
+            "When the step was repeated, every value was finite on every rank: the fault was not in the data or the "
+            "weights. Suspect memory, a device or the network between hosts."
         )
     step = parts.state.step
     if parts.process.is_main:
@@ -109,7 +110,7 @@ def diagnose(parts: Run, micros: list[Batch], *, kind: str, reason: str) -> str:
 def _repeat(parts: Run, micros: list[Batch], kind: str) -> Findings:
     from mm_ldlm.training.loop import autocast, generator_of
 
-    model: nn.Module = parts.parallel.inner.model  # type: ignore[assignment]
+    model: nn.Module = parts.parallel.inner.model
     found = Findings(rank=parts.process.rank, kind=kind, rows=[], parameters=[])
     parts.optimization.drop_gradients()
     try:

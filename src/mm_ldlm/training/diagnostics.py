@@ -49,7 +49,7 @@ class Diagnostics:
     # -- one detailed step ------------------------------------------------------------------------------------------
 
     def arm(self, parts: Run) -> None:
-        """Before the forward pass: look at attention and blocks (not through a compiled graph, where hooks would recompile)."""
+        """Before the forward pass: look at attention and blocks (not in a compiled graph: hooks recompile it)."""
         if parts.config.precision.compile:
             return
         model: Any = parts.parallel.inner.model
@@ -65,7 +65,7 @@ class Diagnostics:
             hook.remove()
         self._hooks = []
         groups: dict[str, list[nn.Parameter]] = {}
-        for name, tag, parameter in tagged_parameters(parts.parallel.inner.model):  # type: ignore[arg-type]
+        for name, tag, parameter in tagged_parameters(parts.parallel.inner.model):
             if parameter.requires_grad:
                 groups.setdefault(part_of(name, tag), []).append(parameter)
         self._numbers, self._held = {}, []

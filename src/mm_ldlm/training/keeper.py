@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Keeper:
     """Saves and restores a run.
 
-    `identity` is what a checkpoint must share with the run that loads it (architecture, tokenizer, normaliser, encoder).
+    `identity` is what a checkpoint must share with the run that loads it: architecture, tokenizer, normaliser, encoder.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ def refuse_other(mine: dict[str, Any], theirs: dict[str, Any], path: Path) -> No
     if differing := differences(theirs, mine):
         lines = "\n  ".join(differing)
         raise CheckpointError(
-            f"{path} belongs to another model:\n  {lines}\nSet these back, choose another checkpoint, or start anew with "
-            "training.resume=never."
+            f"{path} belongs to another model:\n  {lines}\nSet these back, choose another checkpoint, or start anew "
+            "with training.resume=never."
         )
 
 

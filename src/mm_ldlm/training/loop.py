@@ -190,7 +190,7 @@ def forward_backward(parts: Run, micros: list[Batch]) -> tuple[str, Tally]:
 
 
 def generator_of(parts: Run, batch: Batch) -> RowGenerator:
-    """All noise of a micro-batch in this step: a function of the run's seed, the draw, and places in the global batch."""
+    """All noise of a micro-batch in this step: a function of the run's seed, the draw and the global batch's places."""
     return RowGenerator(step_seed(parts.seed, parts.state.draw), batch.position_B)
 
 
@@ -257,7 +257,7 @@ def skipped(parts: Run, planned: Planned, verdict: Verdict) -> None:
 
 
 def roll_back(parts: Run, verdict: Verdict) -> None:
-    """Weights, optimizer and step of the last good checkpoint, a lower rate, and data that go on instead of repeating."""
+    """Weights, optimizer and step of the last good checkpoint, a lower rate, and data that go on."""
     state = parts.state
     before = dataclasses.replace(state)
     step = parts.keeper.restore(parts)
@@ -274,8 +274,8 @@ def last_words(parts: Run, verdict: Verdict) -> str:
     said = parts.diagnostics.written or "No single first cause was found: the values were finite and too large."
     return (
         f"training diverged at step {parts.state.step}: {verdict.reason}.\n{said}\n"
-        "Lower training.optimizer.lr or clip, lengthen the warm-up, or look at the rows that the log's skip events name. "
-        f"The last good checkpoint is kept: {parts.keeper.latest()}."
+        "Lower training.optimizer.lr or clip, lengthen the warm-up, or look at the rows that the log's skip events "
+        f"name. The last good checkpoint is kept: {parts.keeper.latest()}."
     )
 
 

@@ -24,7 +24,7 @@ def schedule(config: OptimizerConfig, *, step: int, max_steps: int) -> float:
 
 
 def decays(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Weight decay is for matrices that multiply activations: no norms, biases, embeddings, single vectors or tables."""
+    """Weight decay is for matrices that multiply activations: no norms, biases, embeddings, vectors or tables."""
     return parameter.ndim >= 2 and name == "weight" and not isinstance(module, nn.Embedding)
 
 

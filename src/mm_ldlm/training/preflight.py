@@ -215,9 +215,10 @@ def dry_step(parts: Run, data: Data) -> Check:
     ways = -(-rows_ // fits) if fits else 0
     accumulation = parts.config.batch.accumulation * ways
     remedy = (
-        f"{fits} rows × {length} tokens fit: set training.batch.accumulation to {accumulation}, or batch.tokens to {fits * length}"
+        f"{fits} rows × {length} tokens fit: set training.batch.accumulation to {accumulation}, "
+        f"or batch.tokens to {fits * length}"
         if fits >= parts.process.world
-        else "not even one row a rank fits: use model.gradient_checkpointing, a smaller model, or training.parallel=fsdp"
+        else "not one row a rank fits: use model.gradient_checkpointing, a smaller model, or training.parallel=fsdp"
     )
     return Check("dry step", f"out of memory at {rows_} rows × {length} tokens", remedy)
 

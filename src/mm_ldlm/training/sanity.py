@@ -230,11 +230,13 @@ def learning(parts: loop.Run, batch: Batch, modes: dict[str, Any], config: Sanit
         ).append(name)
     moved = {name for name, p in model.named_parameters() if not torch.equal(p.detach(), start[name])}
     checks = [
-        _listed("gradients", trains, [n for n in trains if n not in seen], "has had no gradient", "its output reaches no loss"),
+        _listed("gradients", trains, [n for n in trains if n not in seen], "has had no gradient",
+                "its output reaches no loss"),
         _listed("finite gradients", trains, sorted(bad), "has had a non-finite gradient", "see anomaly mode"),
-        _listed("movement", trains, [n for n in trains if n not in moved], "has not moved", "is it in an optimizer group?"),
-        _listed("frozen", frozen, [n for n in frozen if n in moved or n in seen], "is frozen and moved or had a gradient",
-                "freeze it before the optimizer is made"),
+        _listed("movement", trains, [n for n in trains if n not in moved], "has not moved",
+                "is it in an optimizer group?"),
+        _listed("frozen", frozen, [n for n in frozen if n in moved or n in seen],
+                "is frozen and moved or had a gradient", "freeze it before the optimizer is made"),
     ]  # fmt: skip
     devices = {str(t.device) for t in parts.optimization.tensors().values() if t.ndim}
     wrong = devices - {str(parts.process.device)}

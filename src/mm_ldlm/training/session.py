@@ -61,8 +61,8 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     status = read_status(directory)
     if status["status"] != "finished":
         raise WorkerFailed(
-            f"training of {typed.name} was stopped at step {status['step']} of {typed.training.max_steps}; its checkpoint is "
-            "written. The same command continues from there."
+            f"training of {typed.name} was stopped at step {status['step']} of {typed.training.max_steps}; its "
+            "checkpoint is written. The same command continues from there."
         )
     shutil.rmtree(logs, ignore_errors=True)
     return reference(typed, runs)

@@ -20,8 +20,8 @@ from mm_ldlm.training.config import TrainingConfig
 FORMAT_VERSION = 1
 # What may differ between two sessions of one run without making it another run.
 _FREE = frozenset(
-    {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads", "collective_timeout_minutes",
-     "device", "checkpoint", "max_minutes", "parallel"}
+    {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads",
+     "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "parallel"}
 )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ class Validation:
                         generator = RowGenerator(
                             step_seed(self.seed, planned.index, f"validation/{name}"), batch.position_B
                         )
-                        for key, pair in objective(model, batch, generator, step=0).items():  # type: ignore[arg-type]
+                        for key, pair in objective(model, batch, generator, step=0).items():
                             both = torch.stack([pair[0].double(), pair[1].double()])
                             label = f"{name}/{key}"
                             sums[label] = sums[label] + both if label in sums else both

@@ -168,7 +168,8 @@ def build(
         "parameterisation": spec.objective.parameterisation,
     }  # fmt: skip
     session = {
-        "seed": spec.seed, "world": process.world, "batch": to_dict(config.batch), "optimizer": to_dict(config.optimizer),
+        "seed": spec.seed, "world": process.world,
+        "batch": to_dict(config.batch), "optimizer": to_dict(config.optimizer),
         "max_steps": config.max_steps, "objective": to_dict(spec.objective), "precision": to_dict(config.precision),
         "torch": torch.__version__,
         "data": {name: spec.fingerprints.get(name, "") for name in ("tokens", "latents", "index")},
