@@ -99,6 +99,20 @@ def mean_interval(values_N: np.ndarray, *, replicates: int = 1000, seed: int = 0
     return interval(float(values_N.mean()), drawn_R, level=level)
 
 
+def share_interval(hits_N: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
+    """The share of hits. Where all or none hit, every resample says the same and the bootstrap would claim certainty:
+    Wilson's interval (1927) stands in there."""
+    hits_N = _finite(hits_N, "hits")
+    share, count = float(hits_N.mean()), len(hits_N)
+    if 0 < share < 1:
+        return mean_interval(hits_N, replicates=replicates, seed=seed, level=level)
+    from scipy.stats import norm
+
+    z2 = float(norm.ppf((1 + level) / 2)) ** 2
+    reach = z2 / (count + z2)
+    return Interval(share, max(0.0, share - reach), min(1.0, share + reach), level)
+
+
 def ratio_interval(
     numerator_N: np.ndarray, denominator_N: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Interval:

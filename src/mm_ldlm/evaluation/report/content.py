@@ -278,6 +278,22 @@ def findings(validation_report: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
 
 
+def told_events(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list[tuple[str, str, list[str]]]:
+    """(step, event, lines of what it says)."""
+    told = []
+    for event in list(events)[:most]:
+        lines = []
+        for key, value in event.items():
+            if key in ("step", "event", "time") or value is None:
+                continue
+            if isinstance(value, (list, tuple)):
+                lines += [str(item) for item in value]
+            else:
+                lines.append(f"{key}: {value}")
+        told.append((str(event.get("step", "")), str(event.get("event", "")), lines))
+    return told
+
+
 def flatten(values: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Nested parameters as (dotted key, text) pairs."""
     if isinstance(values, Mapping):

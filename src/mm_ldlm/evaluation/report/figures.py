@@ -109,7 +109,8 @@ def calls(inversion: Mapping[str, Any]) -> go.Figure | None:
     highest = max(line["network_calls"] for line in lines)
     figure.update_xaxes(title="network calls a sentence", type="log", range=[-0.35, math.log10(highest) + 0.35])
     figure.update_xaxes(tickvals=[1, 2, 4, 8, 16, 32, 64, 128])
-    figure.update_yaxes(title="exact match", tickformat=".0%")
+    lowest = min(line["exact_match"]["low"] for line in lines)
+    figure.update_yaxes(title="exact match", tickformat=".0%", range=[max(-0.02, lowest - 0.12), 1.06])
     return figure
 
 
@@ -292,8 +293,8 @@ def spectrum(latents: Mapping[str, Any]) -> go.Figure | None:
                 name=f"{label} (effective rank {entry['effective_rank']:.0f})",
             )
         )
-    figure.update_xaxes(title="direction", type="log")
-    figure.update_yaxes(title="variance", type="log")
+    figure.update_xaxes(title="direction", type="log", tickformat="~g")
+    figure.update_yaxes(title="variance", type="log", tickformat="~g", nticks=6)
     return figure
 
 
@@ -401,8 +402,8 @@ def _panels(
     for number, (_, keys, scale) in enumerate(panels):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
         for count, key in enumerate(keys):
-            _curve(figure, log, key, PALETTE[count % len(PALETTE)], smoothing, place)
-        figure.update_yaxes(type=scale, **place)
+            _curve(figure, log, key, PALETTE[count % len(PALETTE)], smoothing, place, positive=scale == "log")
+        figure.update_yaxes(type=scale, **({"tickformat": "~g", "nticks": 5} if scale == "log" else {}), **place)
     _style(figure, height=250 * rows)
     figure.update_layout(showlegend=False, hovermode="closest", margin={"l": 50, "r": 16, "t": 36, "b": 36})
     for annotation in figure.layout.annotations:
@@ -411,7 +412,14 @@ def _panels(
 
 
 def _curve(
-    figure: go.Figure, log: Sequence[Mapping[str, Any]], key: str, colour: str, smoothing: float, place: dict[str, int]
+    figure: go.Figure,
+    log: Sequence[Mapping[str, Any]],
+    key: str,
+    colour: str,
+    smoothing: float,
+    place: dict[str, int],
+    *,
+    positive: bool,
 ) -> None:
     import plotly.graph_objects as go
 
@@ -419,6 +427,7 @@ def _curve(
 
     points = [(line["step"], number(line.get(key))) for line in log if key in line]
     finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    finite = [(step, value) for step, value in finite if value > 0 or not positive]
     if not finite:
         return
     steps, values = [step for step, _ in finite], [value for _, value in finite]
@@ -515,6 +524,17 @@ def _style(figure: go.Figure, *, height: int) -> None:
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "ticks": "", "automargin": True}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
+
+
+def adopted(figure: go.Figure, *, height: int = 280) -> go.Figure:
+    """A figure of another room in this page's looks; the original stays as it is."""
+    import plotly.graph_objects as go
+
+    own = go.Figure(figure)
+    own.update_layout(width=None, autosize=True, title=None)
+    _style(own, height=height)
+    own.update_traces(marker_line_width=0, selector={"type": "bar"})
+    return own
 
 
 def _bars(values: Sequence[Mapping[str, float]], colour: str) -> dict[str, Any]:

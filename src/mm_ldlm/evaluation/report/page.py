@@ -27,6 +27,7 @@ def render(material: Material, figures: Mapping[str, go.Figure], *, made_at: str
         cards=content.cards(material.metrics, material.sts),
         examples=content.examples(material.rows, count=material.examples, seed=material.seed),
         inversion_table=content.inversion_table(material.inversion),
+        events=content.told_events(material.events),
         findings=content.findings(material.validation_report),
         parameters=content.flatten(dict(material.parameters)),
         fingerprints=content.flatten(dict(material.run_config.get("fingerprints") or {})),

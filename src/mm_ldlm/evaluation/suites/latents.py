@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.evaluation import retrieval as ret
-from mm_ldlm.evaluation.bootstrap import mean_interval
+from mm_ldlm.evaluation.bootstrap import mean_interval, share_interval
 from mm_ldlm.evaluation.config import BootstrapConfig, LatentsConfig
 from mm_ldlm.evaluation.heldout import Sentences
 
@@ -50,7 +50,9 @@ def evaluate(
             "squared_error_share": mean_interval(error_n, **options).as_dict(),
             "retrieval": {
                 "candidates": rank.candidates,
-                **{f"at_{k}": mean_interval((rank.rank_N <= k).astype(float), **options).as_dict() for k in (1, 5, 10)},
+                **{
+                    f"at_{k}": share_interval((rank.rank_N <= k).astype(float), **options).as_dict() for k in (1, 5, 10)
+                },
                 "mean_reciprocal_rank": mean_interval(1 / rank.rank_N, **options).as_dict(),
             },
             "neighbourhoods": None

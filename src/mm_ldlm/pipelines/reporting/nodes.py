@@ -25,6 +25,7 @@ PLOTS = (
     "plot_latent_spectrum",
     "plot_calibration",
     "plot_training",
+    "plot_diagnostics",
     "plot_comparison",
 )
 """Figures of this pipeline, each a catalog entry."""
@@ -124,7 +125,7 @@ def write_report(
 ) -> str:
     """The page, as text. `drawn` are the figures of `PLOTS` and then `DATA_PLOTS`."""
     from mm_ldlm.evaluation.config import ReportingConfig
-    from mm_ldlm.evaluation.report import material, page
+    from mm_ldlm.evaluation.report import figures, material, page
     from mm_ldlm.evaluation.report.content import Material
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
@@ -151,4 +152,6 @@ def write_report(
         examples=config.examples,
         seed=int(parameters["seed"]),
     )
-    return page.render(made_of, dict(zip((*PLOTS, *DATA_PLOTS), drawn, strict=True)), made_at=material.now())
+    shown = dict(zip((*PLOTS, *DATA_PLOTS), drawn, strict=True))
+    shown |= {name: figures.adopted(shown[name]) for name in DATA_PLOTS}
+    return page.render(made_of, shown, made_at=material.now())
