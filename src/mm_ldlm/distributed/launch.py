@@ -30,6 +30,7 @@ class LaunchConfig:
         processes: per host.
         nodes: hosts. With more than one, every host starts the same command; `rendezvous` names the head.
         rendezvous: "host:port" of the head; null: this machine, a free port. MASTER_ADDR and MASTER_PORT override it.
+        address: this host's own, as the others reach it; null asks the system for its name.
         node_rank: this host's number, where a platform fixes it; null: the rendezvous decides.
         job: name that the hosts of one run share; null for a single host.
         max_restarts: of all workers together after one was lost; each continues from the last checkpoint.
@@ -40,6 +41,7 @@ class LaunchConfig:
     processes: PositiveInt = 1
     nodes: PositiveInt = 1
     rendezvous: str | None = None
+    address: str | None = None
     node_rank: NonNegativeInt | None = None
     job: str | None = None
     max_restarts: NonNegativeInt = 0
@@ -97,7 +99,7 @@ def launch(
         rdzv_configs={"join_timeout": config.join_timeout, **_is_host(config)},
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        local_addr=None if config.nodes > 1 else "127.0.0.1",
+        local_addr=config.address if config.nodes > 1 else "127.0.0.1",
         logs_specs=DefaultLogsSpecs(
             log_dir=str(log_directory), redirects=everything, tee=everything if echo else Std.NONE
         ),

@@ -33,7 +33,7 @@ class Parallel:
                 device_ids=[process.device] if process.device.type == "cuda" else None,
                 find_unused_parameters=some_unused,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,
+                forward_sync_buffers=False,
             )
         elif self.strategy not in ("none", "fsdp"):
             raise ConfigurationError(f"training.parallel: 'ddp' or 'fsdp', found {strategy!r}.")
