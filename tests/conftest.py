@@ -34,10 +34,11 @@ def project() -> Path:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project folder of its own: the checkout's sources and a copy of its configuration, with empty data."""
+    """A project folder of its own: a copy of the checkout's configuration and notebooks, with empty data."""
     root = tmp_path_factory.mktemp("workshop")
-    for name in ("src", "pyproject.toml", ".telemetry"):
+    for name in ("pyproject.toml", ".telemetry"):
         (root / name).symlink_to(PROJECT / name)
+    (root / "src").mkdir()  # Kedro wants one below the project; the package itself comes by PYTHONPATH
     for name in ("conf", "notebooks"):
         shutil.copytree(PROJECT / name, root / name, ignore=shutil.ignore_patterns("local", ".ipynb_checkpoints"))
     (root / "conf" / "local").mkdir()
@@ -57,7 +58,7 @@ def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, "-m", "kedro", *arguments],
         cwd=root,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "src"), **environment},
         capture_output=True,
         text=True,
         timeout=600,

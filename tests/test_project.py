@@ -172,11 +172,11 @@ def test_kedro_viz_builds_offline_with_layers(finished: Path, run_kedro: Run) ->
     assert {"records", "latents", "run", "report", "prepare_records"} <= {node["name"] for node in drawn["nodes"]}
 
 
-def test_the_notebook_walks_through_the_finished_run(finished: Path) -> None:
+def test_the_notebook_walks_through_the_finished_run(project: Path, finished: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "notebooks"],
         cwd=finished,
-        env={**os.environ, "KEDRO_ENV": "test"},
+        env={**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")},
         capture_output=True,
         text=True,
     )
