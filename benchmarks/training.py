@@ -1,0 +1,144 @@
+"""Training: what guard, logging, diagnostics and waiting for data cost on the base configuration; the whole step against a bare loop.
+
+One process, one thread, the base model's shape on synthetic rows. The bare loop does the same forward and backward passes and
+the same AdamW on the same batches, and nothing else; both alternate, medians are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+STEPS, ROUNDS = 40, 5
+VOCAB, WIDTH, LONGEST = 1000, 384, 24
+
+
+class _Rows:
+    """Synthetic sentences of 6 to 24 tokens and random latents."""
+
+    pad_id = 0
+
+    def __init__(self, count: int = 4000) -> None:
+        import numpy as np
+
+        draw = np.random.default_rng(0)
+        self.lengths = draw.integers(6, LONGEST + 1, count)
+        self._ids = draw.integers(3, VOCAB, (count, LONGEST))
+        self._latents = draw.standard_normal((count, WIDTH)).astype(np.float32)
+
+    def tokens(self, rows: Any, *, length: int) -> Any:
+        import numpy as np
+
+        found = np.where(np.arange(LONGEST) < self.lengths[rows][:, None], self._ids[rows], 0)
+        return found[:, :length]
+
+    def latents(self, rows: Any) -> Any:
+        return self._latents[rows]
+
+
+def _spec(steps: int) -> Any:
+    from mm_ldlm.models.parameters import ModelConfig
+    from mm_ldlm.objectives.multimodal import ObjectiveConfig
+    from mm_ldlm.training.config import BatchConfig, CheckpointConfig, LaunchConfig, TrainingConfig
+    from mm_ldlm.training.spec import Paths, TrainingSpec
+
+    return TrainingSpec(
+        seed=0,
+        paths=Paths("", "", "", "", ""),
+        fingerprints={},
+        model=ModelConfig(
+            latent_dim=WIDTH, width=192, depth=4, heads=6, latent_tokens=4, max_length=LONGEST, conditioning_width=128
+        ),
+        objective=ObjectiveConfig(mode="l2t"),
+        training=TrainingConfig(
+            max_steps=steps, batch=BatchConfig(tokens=1024), launch=LaunchConfig(), preflight=False, device="cpu",
+            checkpoint=CheckpointConfig(every_steps=None, every_minutes=None), run_name="run",
+        ),
+        encoder={},
+    )  # fmt: skip
+
+
+def _parts(root: Path) -> tuple[Any, Any]:
+    """A built run, and the same once more for the bare loop."""
+    from mm_ldlm.distributed.environment import Place
+    from mm_ldlm.distributed.process import Process, choose_device
+    from mm_ldlm.tracking.jsonl import JsonlTracker
+    from mm_ldlm.training.data import Data
+    from mm_ldlm.training.worker import build
+
+    data = Data(train=_Rows(), validation=None, vocab_size=VOCAB, pad_id=0, mask_id=1, folders={})
+    process = Process(Place(), choose_device("cpu"), None)
+    return tuple(
+        build(_spec(100_000), root=root, data=data, process=process, tracker=JsonlTracker(root / f"{name}.jsonl"))
+        for name in ("loop", "bare")
+    )  # type: ignore[return-value]
+
+
+def _bare(parts: Any, steps: int) -> float:
+    """Seconds a step of: batch, forward, backward, AdamW."""
+    from mm_ldlm.training.loop import generator_of
+    from mm_ldlm.training.stepping import total
+
+    state = parts.state
+    planned = parts.loader.plan.from_(0, 0)
+    ready = [parts.loader.make(next(planned)) for _ in range(state.step + steps)][state.step :]
+    started = time.perf_counter()
+    for micros in ready:
+        for batch in micros:
+            losses = parts.parallel.module(batch, generator_of(parts, batch), state.step)
+            total(losses, parts.objective, batch).backward()
+        parts.optimization.step()
+        parts.optimization.drop_gradients()
+        state.step += 1
+        state.draw += 1
+    return (time.perf_counter() - started) / steps
+
+
+def _loop(parts: Any, steps: int) -> float:
+    """Seconds a step of the whole loop, as it logs them itself (its last checkpoint apart)."""
+    from mm_ldlm.training import loop
+
+    before, first = parts.state.seconds, parts.state.step
+    loop.run(parts, pause_at=first + steps)
+    return (parts.state.seconds - before) / steps
+
+
+def run() -> list[dict[str, Any]]:
+    """Overhead of the loop in per cent of a bare step, and the share of time spent waiting for data."""
+    import dataclasses
+
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        full, bare = _parts(root)
+        no_ema = dataclasses.replace(full.ema.config, enabled=False)
+        full.ema.config, full.ema.values = no_ema, {}  # the average is part of training, not of watching it
+        full.keeper.save = lambda parts, line: None
+        _bare(bare, 10)
+        _loop(full, 10)
+        pairs = []
+        for _ in range(ROUNDS):
+            a, b = _bare(bare, STEPS), _loop(full, STEPS)
+            pairs.append((a, b))
+        waited = full.loader.waited / max(full.state.seconds, 1e-9)
+    step, whole = (statistics.median(values) for values in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    note = f"medians of {ROUNDS} alternating rounds of {STEPS} steps; diagnostics every 100 steps, log every 10"
+    return [
+        {"name": "training.step", "value": 1000 * whole, "unit": "ms", "peer": "bare loop", "peer_value": 1000 * step,
+         "ratio": 1 / ratio, "note": note},
+        {"name": "training.overhead", "value": 100 * (ratio - 1), "unit": "%",
+         "note": "guard, clip, logging, diagnostics against the bare loop; the bound is 3"},
+        {"name": "training.waiting_for_data", "value": 100 * waited, "unit": "%",
+         "note": "share of the loop's time; the bound is 1"},
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(row)
