@@ -1,7 +1,7 @@
-"""Training: what guard, logging, diagnostics and waiting for data cost on the base configuration; the whole step against a bare loop.
+"""Training: what guard, logging, diagnostics and waiting for data cost on the base configuration, against a bare loop.
 
-One process, one thread, the base model's shape on synthetic rows. The bare loop does the same forward and backward passes and
-the same AdamW on the same batches, and nothing else; both alternate, medians are compared.
+One process, one thread, the base model's shape on synthetic rows. The bare loop does the same forward and backward
+passes and the same AdamW on the same batches, and nothing else; both alternate, medians are compared.
 """
 
 from __future__ import annotations

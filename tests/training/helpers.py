@@ -20,12 +20,21 @@ VOCAB, WIDTH, LONGEST = 24, 8, 12
 class Rows:
     """Sentences over ids 3..VOCAB-1 and random latents; row r is a function of r."""
 
-    def __init__(self, count: int = 64, *, seed: int = 0, poisoned: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        count: int = 64,
+        *,
+        seed: int = 0,
+        poisoned: tuple[int, ...] = (),
+        outliers: float = 0.0,
+        scale: float = 1e4,
+    ) -> None:
         draw = np.random.default_rng(seed)
         self.pad_id = 0
         self.lengths = draw.integers(2, LONGEST + 1, count)
         self._ids = draw.integers(3, VOCAB, (count, LONGEST))
         self._latents = draw.standard_normal((count, WIDTH)).astype(np.float32)
+        self._latents[draw.random(count) < outliers] *= scale
         for row in poisoned:
             self._latents[row, 0] = np.nan
 

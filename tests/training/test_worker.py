@@ -232,9 +232,7 @@ def test_init_from_takes_the_weights_and_nothing_else(tmp_path: Path) -> None:
         optimizer={"warmup_steps": 1},
     )
     found = helpers.tensors(tmp_path / "next", 3)
-    assert torch.equal(
-        found["latent_encoder.linear.weight"], trained["latent_encoder.linear.weight"]
-    )
+    assert torch.equal(found["latent_encoder.linear.weight"], trained["latent_encoder.linear.weight"])
     assert not torch.equal(found["text_embedding.weight"], trained["text_embedding.weight"])
     assert read_metrics(tmp_path / "next" / "training_log.jsonl")[0]["step"] == 1
 
@@ -309,7 +307,7 @@ def test_diagnostics_and_preflight_change_nothing_that_is_trained(tmp_path: Path
     line = read_metrics(log(tmp_path / "with"))[-1]
     for name in ("grad_norm/block0.stream0", "param_norm/text_head",
         "update_ratio/block1.stream1", "attention_logit_max/block0",
-                 "activation_rms/block1", "grad_zeros/text_embedding",
+                 "tflops_per_second", "activation_rms/block1", "grad_zeros/text_embedding",
                  "grad_nonfinite/conditioning", "memory_peak_gib"):  # fmt: skip
         assert name in line
     assert all(check.startswith("✓") for check in read_events(log(tmp_path / "with"), "preflight")[0]["checks"])

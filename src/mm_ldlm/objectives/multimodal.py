@@ -111,7 +111,7 @@ class MultimodalObjective:
             return names[0]
         if self.config.mode == "sequential":
             return names[(step // self.config.sequential_steps) % len(names)]
-        drawn = float(RowGenerator.shared_uniform(generator.to("cpu").fork("mode"), 1))
+        drawn = _shared_draw(generator, "mode")
         return next((name for name, edge in self._edges if drawn < edge), names[-1])
 
     def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, step: int) -> Losses:
@@ -260,7 +260,7 @@ class MultimodalObjective:
     ) -> Tensor:
         """x0 estimate (B, d) of a first pass in half of the steps, else zeros (arXiv:2208.04202, §3.2)."""
         x_t_Bd = inputs["latents_Bd"]
-        if float(generator.fork("self_condition").shared_uniform(1)) >= 0.5:
+        if _shared_draw(generator, "self_condition") >= 0.5:
             return torch.zeros_like(x_t_Bd)
         with torch.no_grad():
             first = model(tokens_BL, **inputs, self_condition_Bd=torch.zeros_like(x_t_Bd), heads=("latent",))
@@ -278,6 +278,12 @@ class MultimodalObjective:
                 size, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size, device=device
             )
         return self._bias[key]
+
+
+def _shared_draw(generator: RowGenerator, name: str) -> float:
+    """One uniform number, the same on all ranks, computed on the host: asking the device would wait for it."""
+    nobody = torch.empty(0, dtype=torch.int64)
+    return float(RowGenerator(generator.seed, nobody).fork(name).shared_uniform(1))
 
 
 def _by_time(name: str, value: Tensor, time: Tensor, chosen: Tensor) -> Losses:

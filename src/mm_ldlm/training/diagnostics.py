@@ -41,6 +41,9 @@ class Diagnostics:
         self._numbers: dict[str, Tensor] = {}
         self._freezing: FreezingSnapshot | None = None
         self._settled_freezing = False
+        self._flops = 0.0
+        self.flops_per_token = 0.0
+        """forward and backward, for each padded token, as counted in the last detailed step; 0 while unknown"""
 
     def due(self, step: int) -> bool:
         """The step that follows `step` finished ones is the `every`-th, and the very first."""
@@ -58,12 +61,16 @@ class Diagnostics:
                 self._hooks.append(module.register_forward_hook(self._attention(name)))
             elif isinstance(module, Block):
                 self._hooks.append(module.register_forward_hook(self._activation(name)))
+            elif isinstance(module, nn.Linear):
+                self._hooks.append(module.register_forward_hook(self._products))
+        self._flops = 0.0
 
-    def before_update(self, parts: Run) -> None:
+    def before_update(self, parts: Run, padded_tokens: int) -> None:
         """After the backward pass (fp16: on the scaled gradients, whose zeros are the underflow)."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.flops_per_token = 3.0 * self._flops / max(padded_tokens, 1)
         groups: dict[str, list[nn.Parameter]] = {}
         for name, tag, parameter in tagged_parameters(parts.parallel.inner.model):
             if parameter.requires_grad:
@@ -119,12 +126,16 @@ class Diagnostics:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             with torch.no_grad():
                 q, k, _, key_mask = inputs
+                self._flops += 4.0 * q.numel() * k.shape[-2]  # QKᵀ and the weighted sum
                 logits = (q.float() @ k.float().mT).abs() / math.sqrt(q.shape[-1])
                 if key_mask is not None:
                     logits = logits.masked_fill(~key_mask, 0.0)
                 self._note(key, logits.amax())
 
         return hook
+
+    def _products(self, module: nn.Linear, inputs: Any, output: Tensor) -> None:
+        self._flops += 2.0 * output.numel() * module.in_features
 
     def _activation(self, name: str) -> Any:
         key = f"activation_rms/{name.replace('blocks.', 'block')}"

@@ -83,7 +83,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 parts.diagnostics.arm(parts)
             kind, tally = forward_backward(parts, micros)
             if detailed:
-                parts.diagnostics.before_update(parts)
+                parts.diagnostics.before_update(parts, sum(micro.tokens_BL.numel() for micro in micros))
 
             # -- one all-reduce, one read: from here on every rank holds the same numbers ------------------------------
             if parts.scaler is not None:
@@ -333,7 +333,24 @@ class Clock:
             "seconds": state.seconds,
             "seconds_left": left * seconds / max(self._steps, 1),
         }
+        if self.parts.diagnostics.flops_per_token:
+            rate = self._padded / seconds * self.parts.diagnostics.flops_per_token
+            found["tflops_per_second"] = rate / 1e12
+            if (peak := peak_flops(self.parts.process.device)) is not None:
+                found["flops_utilisation"] = rate / (peak * self.parts.process.world)
         self._line_start, self._waited = now, self.parts.loader.waited
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms = []
         return found
+
+
+# dense bf16 throughput in FLOP/s, by a word in the device's name
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12, "T4": 65e12}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's peak, where it is known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for word, peak in PEAKS.items() if word in name), None)
