@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 
 
+def _pairs(x: Tensor) -> Tensor:
+    """Neighbouring coordinates (…, E) as complex numbers (…, E/2), without a copy."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def _turn(rope_L2e: Tensor) -> Tensor:
+    """(L, 1, 1, E/2) complex: a rotation is one product."""
+    return torch.complex(rope_L2e[:, 0], rope_L2e[:, 1])[:, None, None]
+
+
 class PrepareQKV(torch.autograd.Function):
     """(B, L_i, 3, H, E) of each stream → joint (B, S, 3, H, E): Q and K normalised, scaled and rotated, V as it is.
 
@@ -36,11 +46,7 @@ class PrepareQKV(torch.autograd.Function):
             if rope is None:
                 torch.mul(normed, scale, out=out)
             else:
-                cos, sin = rope[:, None, None, 0], rope[:, None, None, 1]
-                (s1, s2), (n1, n2) = scale.chunk(2, -1), normed.chunk(2, -1)
-                o1, o2 = out.chunk(2, -1)
-                torch.mul(n1, s1 * cos, out=o1).addcmul_(n2, s2 * sin, value=-1)
-                torch.mul(n2, s2 * cos, out=o2).addcmul_(n1, s1 * sin)
+                torch.mul(_pairs(normed * scale), _turn(rope), out=_pairs(out))
             joint[:, start:stop, 2].copy_(qkv[:, :, 2])
             saved += [normed, inverse, scale]
             start = stop
@@ -59,19 +65,17 @@ class PrepareQKV(torch.autograd.Function):
             stop = start + normed.shape[1]
             g = grad[:, start:stop, :2]
             if rope is None:
-                d_scaled = g.clone()
+                d_scaled = g
             else:
-                cos, sin = rope[:, None, None, 0], rope[:, None, None, 1]
-                d_scaled = torch.empty_like(normed)
-                (d1, d2), (g1, g2) = d_scaled.chunk(2, -1), g.chunk(2, -1)
-                torch.mul(g1, cos, out=d1).addcmul_(g2, sin)
-                torch.mul(g2, cos, out=d2).addcmul_(g1, sin, value=-1)
+                pairs = _pairs(g if g.stride(-1) == 1 else g.contiguous())
+                d_scaled = torch.view_as_real(pairs * _turn(rope).conj()).flatten(-2)
             product = d_scaled * normed
             d_scale = product.sum((0, 1))
-            along = product.mul_(scale).mean(-1, keepdim=True)
+            # mean over E of product · scale, as one matrix-vector product per (Q or K, head)
+            along = torch.einsum("blghe,ghe->blgh", product, scale).unsqueeze(-1).div_(scale.shape[-1])
+            d_normed = torch.mul(d_scaled, scale, out=product).addcmul_(normed, along, value=-1)
             d_qkv = normed.new_empty(*normed.shape[:2], 3, *normed.shape[3:])
-            d_x = torch.sub(d_scaled.mul_(scale), normed * along, out=d_qkv[:, :, :2])
-            d_x.mul_(inverse)
+            torch.mul(d_normed, inverse, out=d_qkv[:, :, :2])
             d_qkv[:, :, 2].copy_(grad[:, start:stop, 2])
             results += [d_scale, d_qkv]
             start = stop

@@ -54,10 +54,10 @@ def rope_table(length: int, head_width: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, rope_L2e: Tensor) -> Tensor:
-    """Rotate x (B, L, G, H, E) by its position, halves against halves."""
+    """Rotate x (B, L, G, H, E) by its position, each pair of neighbouring coordinates by its own frequency."""
     cos, sin = rope_L2e[:, None, None, 0], rope_L2e[:, None, None, 1]
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
 
 
 class QKNorm(nn.Module):
@@ -139,9 +139,10 @@ class Stream(nn.Module):
         self.heads, self.head_width = config.heads, config.head_width
         self.dropout = config.dropout
         self.modulation = Linear(config.condition_width, 6 * config.width, gain=0.0)
-        self.qkv = Linear(config.width, 3 * config.width)
+        # No bias around attention: the modulation's shift already is one, and it costs passes over memory.
+        self.qkv = Linear(config.width, 3 * config.width, bias=False)
         self.qk_norm = QKNorm(config.heads, config.head_width) if config.qk_norm else None
-        self.out = Linear(config.width, config.width)
+        self.out = Linear(config.width, config.width, bias=False)
         self.mlp = Mlp(config)
         if tail_part is not None:
             tag(self.out, tail_part)

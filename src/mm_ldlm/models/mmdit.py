@@ -33,21 +33,64 @@ class Output(NamedTuple):
 
 
 class Modulated(nn.Module):
-    """The last adaLN of a stream (shift and scale from c, 0 at the start), then a linear head that starts at 0."""
+    """The last adaLN of a stream (shift and scale from c, 0 at the start), then a linear that starts at 0, if any."""
 
-    def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, tied: bool = False) -> None:
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int | None) -> None:
         super().__init__()
         self.modulation = Linear(config.condition_width, 2 * config.width, gain=0.0)
-        self.linear = None if tied else Linear(inputs, outputs, gain=0.0)
-        self.bias = nn.Parameter(torch.empty(outputs)) if tied else None
+        self.linear = None if outputs is None else Linear(inputs, outputs, gain=0.0)
+
+    def norm(self, x_BLD: Tensor, silu_c_BC: Tensor) -> Tensor:
+        shift_BD, scale_BD = self.modulation(silu_c_BC).chunk(2, dim=-1)
+        return modulate(x_BLD, shift_BD, scale_BD)
+
+
+class TokenTable(nn.Embedding):
+    """One vector for each id: random, or as `models.vocabulary` sets them."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width, _weight=torch.empty(rows, width))  # spares a first filling
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        trunc_normal_(self.weight, std=0.02, generator=generator)
+
+
+class TextEmbedding(nn.Module):
+    """Ids to the text stream: a table, and a linear where the table has the encoder's width."""
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        super().__init__()
+        self.table = TokenTable(rows, config.table_width)
+        encoded = config.token_vectors == "encoder"
+        self.linear = Linear(config.table_width, config.width, gain=2.0, bias=False) if encoded else None
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        text_BLe = self.table(tokens_BL)
+        return text_BLe if self.linear is None else self.linear(text_BLe)
+
+
+class TextHead(Modulated):
+    """The text stream to logits over the vocabulary: by a linear, or against a table (its own, or the embedding's)."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        encoded, tied = config.token_vectors == "encoder", config.tied_embeddings
+        outputs = config.table_width if encoded else None if tied else vocab_size
+        super().__init__(config, config.width, outputs)
+        self.table = TokenTable(vocab_size, config.table_width) if encoded and not tied else None
+        self.bias = nn.Parameter(torch.empty(vocab_size)) if encoded or tied else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def norm(self, x_BLD: Tensor, silu_c_BC: Tensor) -> Tensor:
-        shift_BD, scale_BD = self.modulation(silu_c_BC).chunk(2, dim=-1)
-        return modulate(x_BLD, shift_BD, scale_BD)
+    def logits(self, x: Tensor, embedding: TextEmbedding) -> Tensor:
+        """x (…, D), already modulated, to (…, V)."""
+        if self.linear is not None:
+            x = self.linear(x)
+        if self.bias is None:
+            return x
+        table = embedding.table if self.table is None else self.table
+        return F.linear(x, table.weight[: self.bias.shape[0]], self.bias)
 
 
 class LatentEncoder(nn.Module):
@@ -59,9 +102,18 @@ class LatentEncoder(nn.Module):
         inputs = config.latent_dim * (2 if config.self_condition else 1)
         self.linear = Linear(inputs, config.latent_tokens * config.width)
         self.position_KD = nn.Parameter(torch.empty(config.latent_tokens, config.width))
+        shape = (config.max_length, config.width, config.latent_dim)
+        self.view_LDd = nn.Parameter(torch.empty(shape)) if config.latent_at_positions else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         trunc_normal_(self.position_KD, std=0.02, generator=generator)
+        if self.view_LDd is not None:
+            trunc_normal_(self.view_LDd, std=0.4 / self.view_LDd.shape[2] ** 0.5, generator=generator)
+
+    def at_positions(self, latents_Bd: Tensor, length: int) -> Tensor:
+        """What each of `length` text positions sees of the latent: (B, L, D)."""
+        assert self.view_LDd is not None
+        return F.linear(latents_Bd, self.view_LDd[:length].flatten(0, 1)).unflatten(1, (length, -1))
 
     def forward(self, latents_Bd: Tensor, self_condition_Bd: Tensor | None) -> Tensor:
         if self.self_condition:
@@ -106,7 +158,7 @@ class MMDiT(nn.Module):
         D, K = config.width, config.latent_tokens
 
         # `from_pretrained` draws no values of its own: drawing normal ones on "meta" would import torch._dynamo (3 s).
-        self.text_embedding = tag(nn.Embedding.from_pretrained(torch.empty(rows, D), freeze=False), "text_embedding")
+        self.text_embedding = tag(TextEmbedding(config, rows), "text_embedding")
         self.null_text = tag(_Vector(D), "null_text")
         self.latent_encoder = tag(LatentEncoder(config), "latent_encoder")
         self.null_latent = tag(_Vector(config.latent_dim), "null_latent")
@@ -121,13 +173,12 @@ class MMDiT(nn.Module):
                 tails = (None,)
             blocks.append(Block(config, tail_parts=tails, fused=fused))
         self.blocks = tag(nn.ModuleList(blocks), "backbone")
-        self.text_head = tag(Modulated(config, D, vocab_size, tied=config.tied_embeddings), "text_head")
+        self.text_head = tag(TextHead(config, vocab_size), "text_head")
         self.latent_head = tag(Modulated(config, K * D, config.latent_dim), "latent_head")
         self.length_head = tag(LengthHead(config), "length_head")
         self.register_buffer("rope_L2e", torch.empty(config.max_length, 2, config.head_width // 2), persistent=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        trunc_normal_(self.text_embedding.weight, std=0.02, generator=generator)
         config = self.config
         self.rope_L2e.copy_(rope_table(config.max_length, config.head_width, config.rope_theta))
 
@@ -168,6 +219,8 @@ class MMDiT(nn.Module):
         latents_Bd = latents_Bd.float()
         given_Bd = self._with_null(latents_Bd, null_latent_B)
         text_BLD = self.text_embedding(tokens_BL)
+        if self.config.latent_at_positions:
+            text_BLD = text_BLD.float() + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
         if null_text_B is not None:
             text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
 
@@ -243,13 +296,8 @@ class MMDiT(nn.Module):
         return (xs[0], xs[1]) if len(xs) == 2 else (xs[0][:, :L], xs[0][:, L:])
 
     def _vocabulary(self, text_BLD: Tensor, silu_c_BC: Tensor, logits_at: Tensor | None) -> Tensor:
-        head = self.text_head
-        x = head.norm(text_BLD, silu_c_BC)
-        if logits_at is not None:
-            x = x[logits_at]
-        if head.linear is not None:
-            return head.linear(x)
-        return F.linear(x, self.text_embedding.weight[: self.vocab_size], head.bias)
+        x = self.text_head.norm(text_BLD, silu_c_BC)
+        return self.text_head.logits(x if logits_at is None else x[logits_at], self.text_embedding)
 
 
 class _Vector(nn.Module):

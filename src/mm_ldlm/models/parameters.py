@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, Share, config
 
 
@@ -21,6 +23,11 @@ class ModelConfig:
     mlp_ratio: PositiveFloat = 4.0
     conditioning_width: PositiveInt | None = None
     """Width of the time and latent conditioning c that modulates every block; `width` when absent."""
+    token_vectors: Literal["random", "encoder"] = "random"
+    """Where the token tables (input and output) start: at random, `width` wide; or at the encoder's own vector of
+    each token, `latent_dim` wide with a linear to and from `width`: tokens and sentences share a space from step 0."""
+    latent_at_positions: bool = False
+    """Add to every text position its own linear view of the latent (max_length · latent_dim · width weights)."""
     length_width: PositiveInt | None = None
     """Width of the length head's two hidden layers; `width` when absent. A short training wants it wide."""
     dropout: Share = 0.0
@@ -60,6 +67,10 @@ class ModelConfig:
     @property
     def length_hidden(self) -> int:
         return self.length_width or self.width
+
+    @property
+    def table_width(self) -> int:
+        return self.latent_dim if self.token_vectors == "encoder" else self.width
 
     @property
     def two_stream_blocks(self) -> int:
