@@ -25,7 +25,6 @@ SECTIONS = {
     "objective": "mm_ldlm.objectives.multimodal:ObjectiveConfig",
     "training": "mm_ldlm.training.config:TrainingConfig",
     "sanity": "mm_ldlm.training.sanity:SanityConfig",
-    "sanity": "mm_ldlm.training.sanity:SanityConfig",
     "sampling": "mm_ldlm.sampling.config:SamplingConfig",
     "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
     "reporting": "mm_ldlm.evaluation.config:ReportingConfig",

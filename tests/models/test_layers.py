@@ -78,13 +78,13 @@ def test_attention_reads_no_masked_key_and_caps_its_logits(softcap):
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 5, 4, generator=g) * 4 for _ in range(3))
     mask = torch.tensor([True, True, False, True, False]).expand(2, 1, 1, 5)
-    out = Attention(fused=False, softcap=softcap, dropout=0.0)(q, k, v, mask)
+    out = Attention(fused=False, softcap=softcap)(q, k, v, mask)
     keep = mask[0, 0, 0]
     logits = q @ k[:, :, keep].mT / 2
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     assert torch.allclose(out, logits.softmax(-1) @ v[:, :, keep], atol=1e-5)
     if softcap is None:
-        fused = Attention(fused=True, softcap=None, dropout=0.0)(q, k, v, mask)
+        fused = Attention(fused=True, softcap=None)(q, k, v, mask)
         assert torch.allclose(out, fused, atol=1e-5)
 
 

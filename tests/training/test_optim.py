@@ -41,7 +41,7 @@ def test_every_parameter_is_in_one_group_and_decay_spares_norms_biases_and_embed
     assert sorted(names) == sorted(n for n, _ in made.named_parameters())
     decayed = {n for group in groups if group["weight_decay"] > 0 for n, _ in group["params"]}
     assert "blocks.0.streams.0.qkv.weight" in decayed
-    for spared in ("text_embedding.weight", "blocks.0.streams.0.qkv.bias", "blocks.0.streams.0.qk_norm.scale",
+    for spared in ("text_embedding.table.weight", "blocks.0.streams.0.qkv.bias", "blocks.0.streams.0.qk_norm.scale",
                    "latent_encoder.position_KD", "null_latent.value"):  # fmt: skip
         assert spared not in decayed
     muon = {n for group in groups if group["kind"] == "muon" for n, _ in group["params"]}
@@ -51,8 +51,8 @@ def test_every_parameter_is_in_one_group_and_decay_spares_norms_biases_and_embed
 
 def test_frozen_parameters_are_in_no_group() -> None:
     made = model()
-    made.text_embedding.weight.requires_grad_(False)  # type: ignore[union-attr]
-    assert "text_embedding.weight" not in [
+    made.text_embedding.table.weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert "text_embedding.table.weight" not in [
         n for g in Optimization(made, config(), max_steps=1).groups for n, _ in g["params"]
     ]
 

@@ -233,7 +233,7 @@ def test_init_from_takes_the_weights_and_nothing_else(tmp_path: Path) -> None:
     )
     found = helpers.tensors(tmp_path / "next", 3)
     assert torch.equal(found["latent_encoder.linear.weight"], trained["latent_encoder.linear.weight"])
-    assert not torch.equal(found["text_embedding.weight"], trained["text_embedding.weight"])
+    assert not torch.equal(found["text_embedding.table.weight"], trained["text_embedding.table.weight"])
     assert read_metrics(tmp_path / "next" / "training_log.jsonl")[0]["step"] == 1
 
 

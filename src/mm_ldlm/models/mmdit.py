@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.models.conditioning import Conditioning
 from mm_ldlm.models.freezing import tag
-from mm_ldlm.models.layers import Block, Linear, modulate, rope_table, trunc_normal_
+from mm_ldlm.models.layers import EPSILON, Block, Linear, modulate, rope_table, trunc_normal_
 from mm_ldlm.models.parameters import ModelConfig
 
 Head = Literal["text", "latent", "length"]
@@ -64,9 +64,9 @@ class TextEmbedding(nn.Module):
         encoded = config.token_vectors == "encoder"
         self.linear = Linear(config.table_width, config.width, gain=2.0, bias=False) if encoded else None
 
-    def forward(self, tokens_BL: Tensor) -> Tensor:
-        text_BLe = self.table(tokens_BL)
-        return text_BLe if self.linear is None else self.linear(text_BLe)
+    def forward(self, vectors_BLe: Tensor) -> Tensor:
+        """Vectors of the table to the stream."""
+        return vectors_BLe if self.linear is None else self.linear(vectors_BLe)
 
 
 class TextHead(Modulated):
@@ -93,6 +93,20 @@ class TextHead(Modulated):
         return F.linear(x, table.weight[: self.bias.shape[0]], self.bias)
 
 
+class PooledText(nn.Module):
+    """The mean vector of the tokens that are known, normalised, to what it adds to K latent tokens."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tokens = config.latent_tokens
+        self.linear = Linear(config.table_width, config.latent_tokens * config.width)
+
+    def forward(self, vectors_BLe: Tensor, known_BL: Tensor) -> Tensor:
+        sum_Be = torch.einsum("ble,bl->be", vectors_BLe.float(), known_BL.float())
+        pooled_Be = F.layer_norm(sum_Be, sum_Be.shape[-1:], eps=EPSILON)  # of nothing: zeros
+        return self.linear(pooled_Be).float().unflatten(1, (self.tokens, -1))
+
+
 class LatentEncoder(nn.Module):
     """One latent vector (and, with self-conditioning, the last x_0 estimate) to K tokens with learned positions."""
 
@@ -103,7 +117,7 @@ class LatentEncoder(nn.Module):
         self.linear = Linear(inputs, config.latent_tokens * config.width)
         self.position_KD = nn.Parameter(torch.empty(config.latent_tokens, config.width))
         shape = (config.max_length, config.width, config.latent_dim)
-        self.view_LDd = nn.Parameter(torch.empty(shape)) if config.latent_at_positions else None
+        self.view_LDd = nn.Parameter(torch.empty(shape)) if config.direct_views else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         trunc_normal_(self.position_KD, std=0.02, generator=generator)
@@ -161,6 +175,7 @@ class MMDiT(nn.Module):
         self.text_embedding = tag(TextEmbedding(config, rows), "text_embedding")
         self.null_text = tag(_Vector(D), "null_text")
         self.latent_encoder = tag(LatentEncoder(config), "latent_encoder")
+        self.pooled_text = tag(PooledText(config), "conditioning") if config.direct_views else None
         self.null_latent = tag(_Vector(config.latent_dim), "null_latent")
         self.conditioning = tag(Conditioning(config), "conditioning")
         two_stream, fused = config.two_stream_blocks, attention == "fused"
@@ -218,8 +233,9 @@ class MMDiT(nn.Module):
             raise ValueError(f"text of {tokens_BL.shape[1]} tokens, but model.max_length is {self.config.max_length}.")
         latents_Bd = latents_Bd.float()
         given_Bd = self._with_null(latents_Bd, null_latent_B)
-        text_BLD = self.text_embedding(tokens_BL)
-        if self.config.latent_at_positions:
+        vectors_BLe = self.text_embedding.table(tokens_BL)
+        text_BLD = self.text_embedding(vectors_BLe)
+        if self.config.direct_views:
             text_BLD = text_BLD.float() + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
         if null_text_B is not None:
             text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
@@ -235,6 +251,11 @@ class MMDiT(nn.Module):
 
         silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
+        if self.pooled_text is not None:
+            known_BL = (tokens_BL != self.mask_id) & (tokens_BL != self.pad_id)
+            known_BL = known_BL if valid_BL is None else known_BL & valid_BL
+            known_BL = known_BL if null_text_B is None else known_BL & ~null_text_B[:, None]
+            latent_BKD = latent_BKD + self.pooled_text(vectors_BLe, known_BL)
         text_BLD, latent_BKD = self._trunk(
             text_BLD, latent_BKD, silu_c_BC, self._key_mask(valid_BL), (want_text, want_latent)
         )

@@ -26,8 +26,9 @@ class ModelConfig:
     token_vectors: Literal["random", "encoder"] = "random"
     """Where the token tables (input and output) start: at random, `width` wide; or at the encoder's own vector of
     each token, `latent_dim` wide with a linear to and from `width`: tokens and sentences share a space from step 0."""
-    latent_at_positions: bool = False
-    """Add to every text position its own linear view of the latent (max_length · latent_dim · width weights)."""
+    direct_views: bool = False
+    """Let each modality reach the other's stream without attention too: every text position adds its own linear view of
+    the latent (max_length · latent_dim · width weights), the latent tokens a linear view of the mean token vector."""
     length_width: PositiveInt | None = None
     """Width of the length head's two hidden layers; `width` when absent. A short training wants it wide."""
     dropout: Share = 0.0

@@ -49,6 +49,8 @@ class Data:
     mask_id: int
     folders: dict[str, Path]
     """copied into every checkpoint: tokenizer, normaliser"""
+    token_vectors: npt.NDArray[np.float32] | None = None
+    """(vocab_size, d): where the model's token tables start, if not at random"""
 
 
 def open_data(spec: TrainingSpec, root: Path) -> Data:
@@ -60,9 +62,9 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
     """
     from mm_ldlm.latents.normaliser import Normaliser
 
-    at = {name: root / path for name, path in dataclasses.asdict(spec.paths).items()}
-    stores = {name: ShardStore.open(at[name], kind) for name, kind in
-              (("tokens", "tokens"), ("latents", "latents"), ("index", "index"))}  # fmt: skip
+    at = {name: root / path for name, path in dataclasses.asdict(spec.paths).items() if path is not None}
+    kinds = {"tokens": "tokens", "latents": "latents", "index": "index", "token_vectors": "latents"}
+    stores = {name: ShardStore.open(at[name], kind) for name, kind in kinds.items() if name in at}
     tokenizer, normaliser = TextTokenizer.load(at["tokenizer"]), Normaliser.load(at["normaliser"])
     found = {name: store.manifest.fingerprint for name, store in stores.items()}
     found |= {"tokenizer": tokenizer.fingerprint, "normaliser": normaliser.fingerprint}
@@ -99,4 +101,5 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
         pad_id=tokenizer.pad_id,
         mask_id=tokenizer.mask_id,
         folders={"tokenizer": at["tokenizer"], "normaliser": at["normaliser"]},
+        token_vectors=stores["token_vectors"].fixed("latent").take(slice(None)) if "token_vectors" in stores else None,
     )

@@ -26,6 +26,7 @@ def plan(
     index: ShardStore,
     tokenizer: TextTokenizer,
     normaliser: Normaliser,
+    token_vectors: ShardStore | None = None,
     tokenizer_folder: Path,
     normaliser_folder: Path,
     runs: Path,
@@ -53,6 +54,13 @@ def plan(
             f"Set it to at least {longest}, or lower tokenizer.max_length and prepare again."
         )
     stores = {"tokens": tokens, "latents": latents, "index": index}
+    if typed.token_vectors == "encoder":
+        if token_vectors is None or len(token_vectors) != tokenizer.vocab_size:
+            raise ConfigurationError(
+                f"parameter 'model.token_vectors' is 'encoder', but there are {len(token_vectors or ())} token vectors "
+                f"for a vocabulary of {tokenizer.vocab_size}. Run `kedro run --pipeline=embedding` with these parameters."
+            )
+        stores["token_vectors"] = token_vectors
     fingerprints = {name: store.manifest.fingerprint for name, store in stores.items()}
     fingerprints |= {
         "tokenizer": tokenizer.fingerprint,
@@ -67,6 +75,7 @@ def plan(
             index=_relative(index.directory, runs),
             tokenizer=_relative(tokenizer_folder, runs),
             normaliser=_relative(normaliser_folder, runs),
+            token_vectors=_relative(stores["token_vectors"].directory, runs) if "token_vectors" in stores else None,
         ),
         fingerprints=fingerprints,
         model=typed,

@@ -34,6 +34,7 @@ class Paths:
     index: str
     tokenizer: str
     normaliser: str
+    token_vectors: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

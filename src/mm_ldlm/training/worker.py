@@ -29,6 +29,7 @@ from mm_ldlm.distributed.process import Process, die_with_parent, joined
 from mm_ldlm.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.models.build import build_model
 from mm_ldlm.models.freezing import INPUT_PARTS, apply_mode_freezing
+from mm_ldlm.models.vocabulary import set_token_vectors
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.objectives.multimodal import MultimodalObjective
 from mm_ldlm.store import atomic
@@ -138,6 +139,8 @@ def build(
         spec.model, vocab_size=data.vocab_size, pad_id=data.pad_id, mask_id=data.mask_id,
         generator=torch.Generator().manual_seed(step_seed(spec.seed, 0, "model")), device=process.device,
     )  # fmt: skip
+    if data.token_vectors is not None:
+        set_token_vectors(model, torch.from_numpy(data.token_vectors.copy()))
     trained_parts: frozenset[str] = frozenset()
     if config.init_from is not None:
         trained_parts = _initialise(model, root / config.init_from)

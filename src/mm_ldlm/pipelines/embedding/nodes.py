@@ -1,4 +1,4 @@
-"""The node of `embedding`: parameters become types, a workspace becomes a manifest."""
+"""The nodes of `embedding`: parameters become types, a workspace becomes a manifest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mm_ldlm.config import parse
 
 if TYPE_CHECKING:
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
     from mm_ldlm.store import Manifest, ShardStore
 
 Parameters = dict[str, Any]
@@ -26,4 +27,20 @@ def embed_records(
         config=parse(ExtractConfig, embedding, at="embedding"),
         workspace=latents_workspace,
         latent_dim=model["latent_dim"],
+    )
+
+
+def embed_vocabulary(
+    tokenizer: TextTokenizer, encoder: Parameters, model: Parameters, token_vectors_workspace: Path
+) -> Manifest:
+    """The vector of every token, where the model's token tables start there."""
+    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.latents import vocabulary
+    from mm_ldlm.models.parameters import ModelConfig
+
+    return vocabulary.embed_vocabulary(
+        tokenizer,
+        encoder=parse(EncoderConfig, encoder, at="encoder"),
+        workspace=token_vectors_workspace,
+        wanted=parse(ModelConfig, model, at="model").token_vectors == "encoder",
     )

@@ -15,7 +15,13 @@ def create_pipeline() -> Pipeline:
                 inputs=["records", "params:encoder", "params:embedding", "params:model", "latents_workspace"],
                 outputs="latents",
                 name="embed_records",
-            )
+            ),
+            node(
+                nodes.embed_vocabulary,
+                inputs=["tokenizer_files", "params:encoder", "params:model", "token_vectors_workspace"],
+                outputs="token_vectors",
+                name="embed_vocabulary",
+            ),
         ],
         tags="embedding",
     )

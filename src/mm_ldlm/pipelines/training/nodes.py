@@ -19,6 +19,7 @@ def plan_training(
     index: ShardStore,
     tokenizer: TextTokenizer,
     normaliser: Normaliser,
+    token_vectors: ShardStore,
     tokenizer_folder: Path,
     normaliser_folder: Path,
     runs: Path,
@@ -34,6 +35,7 @@ def plan_training(
 
     return plan(
         tokens=tokens, latents=latents, index=index, tokenizer=tokenizer, normaliser=normaliser,
+        token_vectors=token_vectors,
         tokenizer_folder=tokenizer_folder, normaliser_folder=normaliser_folder, runs=runs,
         model=model, objective=objective, training=training, encoder=encoder, seed=seed, tracking=tracking,
     ).to_dict()  # fmt: skip

@@ -1,0 +1,46 @@
+"""The encoder's vector of every token of the vocabulary: where a model's token tables may start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mm_ldlm.encoders import EncoderConfig, load_encoder
+from mm_ldlm.errors import EncoderError
+from mm_ldlm.latents import store as latent_store
+from mm_ldlm.store import Manifest, atomic
+from mm_ldlm.store.shards import write_shard
+
+if TYPE_CHECKING:
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+
+
+def embed_vocabulary(
+    tokenizer: TextTokenizer, *, encoder: EncoderConfig, workspace: Path, wanted: bool = True
+) -> Manifest:
+    """A store of kind "latents" with one row an id, in the order of the ids; without rows where it is not wanted.
+
+    Each token is encoded alone, as a reader would write it (word pieces without their continuation mark).
+
+    Raises:
+        EncoderError: a token's vector is not finite.
+    """
+    fingerprints = {"tokenizer": tokenizer.fingerprint}
+    if not wanted:
+        atomic.write_bytes(workspace / "schema.arrow", memoryview(latent_store.schema(1, "float32").serialize()))
+        return Manifest(kind=latent_store.KIND, rows=0, fingerprints=fingerprints)
+    tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+    loaded = load_encoder(encoder)
+    vectors_Vd = loaded.encode([token.removeprefix("##").replace("▁", " ").strip() or token for token in tokens])
+    if not np.isfinite(vectors_Vd).all():
+        bad = tokens[int(np.flatnonzero(~np.isfinite(vectors_Vd).all(1))[0])]
+        raise EncoderError(
+            f"the vector of the token {bad!r} is not finite. Set model.token_vectors to 'random', or encode in float32."
+        )
+    shard = write_shard(workspace, "part-00000.arrow", latent_store.table(tokens, vectors_Vd, dtype="float32"))
+    return Manifest(
+        kind=latent_store.KIND, rows=len(tokens), shards=(shard,),
+        fingerprints={**fingerprints, "encoder": loaded.fingerprint}, meta={"width": int(vectors_Vd.shape[1])},
+    )  # fmt: skip
