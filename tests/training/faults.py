@@ -13,16 +13,32 @@ from mm_ldlm.distributed import collectives
 
 
 class Faulty:
-    """`kind`: nan_loss, inf_gradient, nan_input, raise, kill, hang. At each of `steps` (draws), on each of `ranks`."""
+    """`kind`: nan_loss, inf_gradient, nan_input, raise, kill, hang. At each of `steps`, on each of `ranks`.
 
-    def __init__(self, inner: Any, *, kind: str, steps: list[int], ranks: list[int], once: str | None = None) -> None:
-        self.inner, self.fault, self.steps, self.ranks, self.once = inner, kind, steps, ranks, once
+    Or a `campaign`: step (as text) → [kind, ranks].
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        *,
+        kind: str = "none",
+        steps: list[int] | None = None,
+        ranks: list[int] | None = None,
+        once: str | None = None,
+        campaign: dict[str, Any] | None = None,
+    ) -> None:
+        self.inner, self.fault, self.steps, self.ranks, self.once = inner, kind, steps or [], ranks or [], once
+        self.campaign = campaign or {}
         self.weights, self.units = inner.weights, inner.units
 
     def kind(self, generator: Any, *, step: int) -> str:
         return self.inner.kind(generator, step=step)
 
     def __call__(self, model: Any, batch: Any, generator: Any, *, step: int) -> Any:
+        if str(step) in self.campaign:
+            self.fault, self.ranks = self.campaign[str(step)]
+            self.steps = [step]
         here = step in self.steps and collectives.rank() in self.ranks
         if here and self.once is not None:
             try:

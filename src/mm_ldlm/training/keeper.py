@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from torch import Tensor
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.writer import Writer
+from mm_ldlm.config import parse, to_dict
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import assign, full
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.errors import CheckpointError, ConfigurationError
+from mm_ldlm.models.parameters import ModelConfig
 from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.config import CheckpointConfig
 from mm_ldlm.training.state import TrainingState, random_states, restore_random_states
@@ -146,6 +149,9 @@ class Keeper:
 
 def refuse_other(mine: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
     """Raises CheckpointError listing every field in which a checkpoint differs from the run that wants it."""
+    # Fields that younger versions added count as their defaults, which keep what was before.
+    with contextlib.suppress(ConfigurationError):
+        theirs = {**theirs, "model": to_dict(parse(ModelConfig, theirs["model"], at="model"))}
     if differing := differences(theirs, mine):
         lines = "\n  ".join(differing)
         raise CheckpointError(

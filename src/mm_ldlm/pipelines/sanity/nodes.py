@@ -23,6 +23,7 @@ def check_configuration(
     index: ShardStore,
     tokenizer: TextTokenizer,
     normaliser: Normaliser,
+    token_vectors: ShardStore,
     tokenizer_folder: Path,
     normaliser_folder: Path,
     runs: Path,
@@ -41,6 +42,7 @@ def check_configuration(
 
     spec = plan(
         tokens=tokens, latents=latents, index=index, tokenizer=tokenizer, normaliser=normaliser,
+        token_vectors=token_vectors,
         tokenizer_folder=tokenizer_folder, normaliser_folder=normaliser_folder, runs=runs,
         model=model, objective=objective, training=training, encoder=encoder, seed=seed, tracking={},
     )  # fmt: skip

@@ -18,6 +18,7 @@ def create_pipeline() -> Pipeline:
                     "index",
                     "tokenizer_files",
                     "normaliser",
+                    "token_vectors",
                     "tokenizer_folder",
                     "normaliser_folder",
                     "runs",
