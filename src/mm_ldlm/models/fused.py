@@ -23,6 +23,18 @@ def _turn(rope_L2e: Tensor) -> Tensor:
     return torch.complex(rope_L2e[:, 0], rope_L2e[:, 1])[:, None, None]
 
 
+def short_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
+    """softmax(QKᵀ/√E)V by two batched products: faster on the CPU than the fused kernel for a few dozen positions."""
+    B, H, S, E = q_BHSE.shape
+    q, k, v = q_BHSE.flatten(0, 1), k_BHSE.flatten(0, 1), v_BHSE.flatten(0, 1)
+    if key_mask is None:
+        logits = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=E**-0.5)
+    else:
+        bias = q.new_zeros(key_mask.shape).masked_fill_(~key_mask, -torch.inf)
+        logits = torch.baddbmm(bias.expand(-1, H, -1, -1).flatten(0, 1), q, k.mT, alpha=E**-0.5)
+    return torch.bmm(logits.softmax(-1), v).view(B, H, S, E)
+
+
 class PrepareQKV(torch.autograd.Function):
     """(B, L_i, 3, H, E) of each stream → joint (B, S, 3, H, E): Q and K normalised, scaled and rotated, V as it is.
 
@@ -34,7 +46,9 @@ class PrepareQKV(torch.autograd.Function):
     def forward(ctx: Any, epsilon: float, ropes: tuple[Tensor | None, ...], *pairs: Tensor) -> Tensor:
         scales, qkvs = pairs[::2], pairs[1::2]
         B, _, _, H, E = qkvs[0].shape
-        joint = qkvs[0].new_empty(B, sum(qkv.shape[1] for qkv in qkvs), 3, H, E)
+        S = sum(qkv.shape[1] for qkv in qkvs)
+        # Q, K and V each lie in memory as (B, H, S, E), ready for batched matrix products.
+        joint = qkvs[0].new_empty(3, B, H, S, E).permute(1, 3, 0, 2, 4)
         saved: list[Tensor] = []
         start = 0
         for qkv, scale, rope in zip(qkvs, scales, ropes, strict=True):

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.models.freezing import tag
-from mm_ldlm.models.fused import PrepareQKV
+from mm_ldlm.models.fused import PrepareQKV, short_attention
 from mm_ldlm.models.parameters import ModelConfig
 
 EPSILON = 1e-6
+SHORT = 64
+"""Positions up to which attention on the CPU goes by plain batched products."""
 
 
 def trunc_normal_(weight: Tensor, *, std: float, generator: torch.Generator) -> None:
@@ -74,11 +76,13 @@ class QKNorm(nn.Module):
         return F.rms_norm(qk_BL2HE.float(), qk_BL2HE.shape[-1:], eps=EPSILON) * self.scale
 
 
+def _by_hand(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+
+
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
     """Raw (B, L_i, 3, H, E) of each stream → joint (B, S, 3, H, E), Q and K normalised and rotated in float32."""
-    first = qkvs[0]
-    by_hand = first.device.type == "cpu" and first.dtype == torch.float32 and not torch.compiler.is_compiling()
-    if by_hand and all(norm is not None for norm in norms):
+    if _by_hand(qkvs[0]) and all(norm is not None for norm in norms):
         pairs = [x for norm, qkv in zip(norms, qkvs, strict=True) if norm is not None for x in (norm.scale, qkv)]
         return PrepareQKV.apply(EPSILON, ropes, *pairs)
     return prepare_qkv_plainly(qkvs, norms, ropes)
@@ -99,31 +103,30 @@ def prepare_qkv_plainly(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: t
 class Attention(nn.Module):
     """softmax(QKᵀ/√E)V over all streams. A module without weights, so that hooks can look at Q and K."""
 
-    def __init__(self, *, fused: bool, softcap: float | None, dropout: float) -> None:
+    def __init__(self, *, fused: bool, softcap: float | None) -> None:
         super().__init__()
         self.fused = fused
         self.softcap = softcap
-        self.dropout = dropout
 
     def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
         """(B, H, S, E). `key_mask` (B, 1, 1, S) bool is true at keys that may be read; at least one in each row."""
-        dropout = self.dropout if self.training else 0.0
         if self.fused and self.softcap is None:
-            return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask, dropout_p=dropout)
+            if q_BHSE.shape[2] <= SHORT and _by_hand(q_BHSE):
+                return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
+            return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
         logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         if key_mask is not None:
             logits = logits.masked_fill(~key_mask, -torch.inf)
-        weights = F.dropout(logits.softmax(dim=-1), dropout)
-        return weights.to(v_BHSE.dtype) @ v_BHSE
+        return logits.softmax(dim=-1).to(v_BHSE.dtype) @ v_BHSE
 
 
 class Mlp(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = Linear(config.width, config.mlp_width)
-        self.down = Linear(config.mlp_width, config.width)
+        self.up = Linear(config.width, config.mlp_width, bias=False)
+        self.down = Linear(config.mlp_width, config.width, bias=False)
         self.dropout = config.dropout
 
     def forward(self, x_BLD: Tensor) -> Tensor:
@@ -139,7 +142,7 @@ class Stream(nn.Module):
         self.heads, self.head_width = config.heads, config.head_width
         self.dropout = config.dropout
         self.modulation = Linear(config.condition_width, 6 * config.width, gain=0.0)
-        # No bias around attention: the modulation's shift already is one, and it costs passes over memory.
+        # No biases below the modulation: its shift already is one, and each costs passes over memory.
         self.qkv = Linear(config.width, 3 * config.width, bias=False)
         self.qk_norm = QKNorm(config.heads, config.head_width) if config.qk_norm else None
         self.out = Linear(config.width, config.width, bias=False)
@@ -172,8 +175,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, *, tail_parts: tuple[str | None, ...], fused: bool) -> None:
         super().__init__()
         self.streams = nn.ModuleList(Stream(config, tail_part=part) for part in tail_parts)
-        # Dropout acts on the branches; on the attention weights it would need a random state per head and position.
-        self.attention = Attention(fused=fused, softcap=config.logit_softcap, dropout=0.0)
+        self.attention = Attention(fused=fused, softcap=config.logit_softcap)
 
     def forward(
         self,
@@ -191,8 +193,8 @@ class Block(nn.Module):
         ]
         joint_BS3HE = prepare_qkv(qkvs, [stream.qk_norm for stream in self.streams], ropes)  # type: ignore[misc]
         q, k, v = joint_BS3HE.permute(2, 0, 3, 1, 4).unbind(0)
-        attended_BSD = self.attention(q, k, v, key_mask).transpose(1, 2).flatten(2)
-        parts = attended_BSD.split([x.shape[1] for x in xs], dim=1)
+        attended_BHSE = self.attention(q, k, v, key_mask)
+        parts = [part.transpose(1, 2).flatten(2) for part in attended_BHSE.split([x.shape[1] for x in xs], dim=2)]
         return tuple(
             stream.finish(x, part, mods) if want else x  # type: ignore[operator]
             for stream, x, part, mods, want in zip(self.streams, xs, parts, modulations, wanted, strict=True)
