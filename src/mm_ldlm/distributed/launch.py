@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,8 @@ import mm_ldlm
 from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
 from mm_ldlm.distributed import environment, failure
 from mm_ldlm.errors import WorkerFailed
+
+_TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @config
@@ -105,7 +109,7 @@ def launch(
         ),
     )
     try:
-        with _importable():
+        with _importable(), _handlers_put_back():
             elastic_launch(elastic, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as error:
         raise WorkerFailed(_explain(error, log_directory, started, config)) from None
@@ -119,6 +123,20 @@ def launch(
             f"{config.join_timeout} s ({type(error).__name__}: {str(error).strip() or 'no further word'}). Start "
             "the same command on every host, check MASTER_ADDR and MASTER_PORT and that the port is open."
         ) from None
+
+
+@contextlib.contextmanager
+def _handlers_put_back() -> Iterator[None]:
+    """The elastic agent takes SIGTERM and its like over and keeps them; afterwards they are the caller's again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _TAKEN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_host(config: LaunchConfig) -> dict[str, Any]:

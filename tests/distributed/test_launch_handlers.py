@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+from mm_ldlm.distributed.launch import _handlers_put_back
+
+
+def test_signal_handlers_are_the_callers_again_after_a_launch() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, mine := lambda *_: None)
+        with _handlers_put_back():
+            signal.signal(signal.SIGTERM, lambda *_: None)  # what the elastic agent does, and leaves
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_the_main_thread_nothing_is_touched() -> None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with _handlers_put_back():
+                pass
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert failures == []
