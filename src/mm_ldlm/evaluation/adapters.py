@@ -82,9 +82,8 @@ class EncoderAdapter:
         """Name and revision for mteb's result files, where mteb is installed."""
         from mteb.models.model_meta import ModelMeta
 
-        fields: dict[str, Any] = dict.fromkeys(ModelMeta.model_fields)
-        return ModelMeta(
-            **fields | {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"]}
+        return ModelMeta.create_empty(
+            {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"], "open_weights": False}
         )
 
 

@@ -520,6 +520,7 @@ def _style(figure: go.Figure, *, height: int) -> None:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         hoverlabel={"font": {"family": _FONT}},
         bargap=0.35,
+        colorway=PALETTE,
     )
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "ticks": "", "automargin": True}
     figure.update_xaxes(**axis)
