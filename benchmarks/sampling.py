@@ -1,8 +1,9 @@
 """Sentences per second of each text sampler on the base run, at the quality it has, against 64 ancestral steps.
 
-The same held-out latents, the same batches, the same length head for all; rounds alternate and the fastest of each counts.
-`exact` is the share of sentences that come back token for token; a sampler is a fair rival of the ancestral one where it
-has at least 99 % of the latter's. Needs the run and the stores that `kedro run` leaves in `data/`; says so without them.
+The same held-out latents, the same batches, the same length head for all; rounds alternate and the fastest of each
+counts. `exact_match` is the share of sentences that come back token for token; a sampler is a fair rival of the
+ancestral one where it has at least 99 % of the latter's. Needs the run and the stores that `kedro run` leaves in
+`data/`; says so without them.
 """
 
 from __future__ import annotations

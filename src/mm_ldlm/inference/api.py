@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.config import parse
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.batching import batches_by_length, default_batch_tokens
+from mm_ldlm.inference.choices import latent_config, text_config
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
@@ -178,7 +178,7 @@ class MMLDLM:
             reembed: report the cosine of each text to its target also without a search, at one encoder call a row.
         """
         sources, raw_nd = self._targets(targets)
-        config = _text_config(sampler, steps)
+        config = text_config(sampler, steps)
         latents_nd = self._standardise(raw_nd)
         several = how_many_lengths(length)
         self._refuse_untrained(self.network.can_write, "write texts")
@@ -226,7 +226,7 @@ class MMLDLM:
         """`embed` for texts that are tokens already (each of 1..max_length ids), as stores hold them."""
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
         self._refuse_untrained(self.network.can_embed, "embed texts")
-        drawn = self._latents.given_texts(ids, config=_latent_config(sampler, steps, draws), seed=seed)
+        drawn = self._latents.given_texts(ids, config=latent_config(sampler, steps, draws), seed=seed)
         draws_Knd = np.stack([self._invert(draw_nd) for draw_nd in drawn.draws])
         return Embeddings(tuple(texts), self._invert(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
 
@@ -259,7 +259,7 @@ class MMLDLM:
             )
         if how_many_lengths(length) > 1:
             raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
-        text, latent = _text_config(sampler, steps), _latent_config(latent_sampler, steps, None)
+        text, latent = text_config(sampler, steps), latent_config(latent_sampler, steps, None)
         written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
         return self._texts(written, [None] * n, self._invert(latents_nd), reembed=False)
 
@@ -284,7 +284,7 @@ class MMLDLM:
         raw_nd = self._given(latents, rows=len(listed))
         latents_nd = None if raw_nd is None else self._standardise(raw_nd)
         self._refuse_untrained(self.network.can_write, "write texts")
-        written = self._writer.write(canvases, latents_nd=latents_nd, sampler=_text_config(sampler, steps), seed=seed)
+        written = self._writer.write(canvases, latents_nd=latents_nd, sampler=text_config(sampler, steps), seed=seed)
         return self._texts(written, listed, raw_nd, reembed=False)
 
     def edit(
@@ -322,7 +322,7 @@ class MMLDLM:
         masked, calls = editing.remask(
             self._writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed
         )
-        written = self._writer.write(masked, latents_nd=latents_nd, sampler=_text_config(sampler, steps), seed=seed)
+        written = self._writer.write(masked, latents_nd=latents_nd, sampler=text_config(sampler, steps), seed=seed)
         written = replace(written, network_calls=written.network_calls + calls)
         return self._texts(written, listed, raw_nd, reembed=reembed)
 
@@ -494,13 +494,3 @@ class MMLDLM:
             cosines=cosines,
             latents=raw_nd,
         )
-
-
-def _text_config(sampler: TextSamplerConfig | str, steps: int | None) -> TextSamplerConfig:
-    config = parse(TextSamplerConfig, {"name": sampler}, at="sampler") if isinstance(sampler, str) else sampler
-    return config if steps is None else replace(config, steps=steps)
-
-
-def _latent_config(sampler: LatentSamplerConfig | str, steps: int | None, draws: int | None) -> LatentSamplerConfig:
-    config = parse(LatentSamplerConfig, {"name": sampler}, at="sampler") if isinstance(sampler, str) else sampler
-    return replace(config, steps=steps or config.steps, draws=draws or config.draws)

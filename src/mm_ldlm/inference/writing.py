@@ -193,13 +193,22 @@ class Writer:
         noise_Bd = None
         if latents_Bd is None and not self.network.knows_null_latent:
             noise_Bd = generator.fork("unknown latent").normal(self.network.width)
-        return sample_text(
+        used = int((canvas_BL != self.network.pad_id).sum(dim=1).max())  # what all rows pad costs nothing
+        sample = sample_text(
             sampler,
             self.network.text_denoiser(latents_Bd, noise_Bd),
-            canvas_BL,
+            canvas_BL[:, :used],
             schedule=self.network.objective.text_schedule,
             generator=generator,
             window=self.network.max_length,
+        )
+        blank = (0, canvas_BL.shape[1] - used)
+        grow = torch.nn.functional.pad
+        return replace(
+            sample,
+            tokens=grow(sample.tokens, blank, value=self.network.pad_id),
+            log_probs=grow(sample.log_probs, blank),
+            steps=grow(sample.steps, blank, value=-1),
         )
 
     def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:

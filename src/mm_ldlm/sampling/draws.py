@@ -14,9 +14,8 @@ from torch import Tensor
 from mm_ldlm.diffusion.masked import categorical
 from mm_ldlm.errors import SamplingError
 
-
 _PART = {True: 500_000, False: 50_000_000}
-"""Numbers of a law drawn from at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears (False)."""
+"""Numbers of a law drawn from at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears."""
 
 
 @dataclass(frozen=True, kw_only=True)
