@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-WORDS = (
-    "a b c d e f the cat dog sat on mat ran ! . ? it is was in house red blue green query one two three four".split()
-)
+WORDS = """a b c d e f the cat dog sat on mat ran ! . ? it is was in house red blue green query one two three
+    four""".split()  # noqa: SIM905
 Build = Callable[[Path], None]
 
 

@@ -31,9 +31,13 @@ def reference(name: str, folder: Path, sentence: str, *, truncate: int | None = 
     extra: dict[str, Any] = {"src_lang": "eng_Latn"} if name == "sonar" else {}
     tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
     loader: Any = {
-        "minilm": BertModel, "sonar": M2M100Encoder, "e5": XLMRobertaModel, "bge-m3": XLMRobertaModel, "qwen3": Qwen3Model,
+        "minilm": BertModel,
+        "sonar": M2M100Encoder,
+        "e5": XLMRobertaModel,
+        "bge-m3": XLMRobertaModel,
+        "qwen3": Qwen3Model,
         "t5": T5EncoderModel,
-    }[name]  # fmt: skip
+    }[name]
     model = loader.from_pretrained(folder).eval()
     text = f"query: {sentence}" if name == "e5" else sentence
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -134,7 +138,7 @@ def test_weights_of_another_architecture_are_refused_not_invented(tiny: Tiny, tm
     weights = load_file(tmp_path / "m" / "model.safetensors")
     weights.pop(next(name for name in weights if "layer.1" in name))
     save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(EncoderError, match="1 weights are missing .* would be random"):
+    with pytest.raises(EncoderError, match=r"1 weights are missing .* would be random"):
         load_encoder(EncoderConfig(name="minilm", path=str(tmp_path / "m"), device="cpu"))
 
 

@@ -30,9 +30,16 @@ def check(
     data: Any, *, stores: dict[str, ShardStore] | None = None, limits: dict[str, Any] | None = None, **changes: Any
 ) -> Outcome:
     given: dict[str, Any] = {
-        **(stores or opened(data)), "tokenizer": data.tokenizer, "encoder": data.encoder, "extraction": data.extraction, "latent_dim": 24, "max_length": 32,
-        "evaluation_sets": {}, "seed": 0, "config": ValidationConfig(max_quarantine_share=0.2, **(limits or {})),
-    }  # fmt: skip
+        **(stores or opened(data)),
+        "tokenizer": data.tokenizer,
+        "encoder": data.encoder,
+        "extraction": data.extraction,
+        "latent_dim": 24,
+        "max_length": 32,
+        "evaluation_sets": {},
+        "seed": 0,
+        "config": ValidationConfig(max_quarantine_share=0.2, **(limits or {})),
+    }
     return validate(**{**given, **changes})
 
 

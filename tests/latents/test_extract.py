@@ -241,7 +241,8 @@ def test_a_dead_process_is_one_readable_error_and_nothing_is_lost(pristine: Any,
     assert files(tmp_path / "w") == files(pristine.root / "latents")
 
 
-# -- kills ----------------------------------------------------------------------------------------------------------------
+# -- kills
+# ----------------------------------------------------------------------------------------------------------------
 
 _JOB = """
 import sys

@@ -64,9 +64,8 @@ def locate(config: EncoderConfig) -> Located:
         folder = Path(config.path)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise EncoderError(
-                f"encoder {config.name!r}: the folder {folder} holds no config.json. Set encoder.path to a folder with "
-                f"the "
-                "model's config.json, its tokenizer and its weights."
+                f"encoder {config.name!r}: the folder {folder} holds no config.json. Set encoder.path to a folder "
+                "with the model's config.json, its tokenizer and its weights."
             )
     elif source.startswith("package:"):
         folder = _package_folder(config.name, source.removeprefix("package:"))
@@ -136,11 +135,10 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
         at = f" at revision {revision}" if revision else ""
         raise EncoderError(
-            f"encoder {name!r}: the model {source}{at} is neither in the cache {constants.HF_HUB_CACHE} nor reachable "
-            f"on the "
-            f"hub ({type(error).__name__}); on a machine with network run `hf download {source}"
+            f"encoder {name!r}: the model {source}{at} is neither in the cache {constants.HF_HUB_CACHE} nor "
+            f"reachable on the hub ({type(error).__name__}); on a machine with network run `hf download {source}"
             f"{f' --revision {revision}' if revision else ''} --local-dir FOLDER`, copy the folder here and set "
-            f"encoder.path to it."
+            "encoder.path to it."
         ) from error
     raise EncoderError(
         f"encoder {name!r}: {source} holds no weights (*.safetensors or pytorch_model*.bin) in {folder}."
@@ -187,10 +185,9 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
     modules_path = folder / "modules.json"
     if not modules_path.is_file():
         raise EncoderError(
-            f"encoder {name!r}: {folder} has no modules.json, so it is no sentence-transformers model and nothing says "
-            f"how to "
-            f"pool it. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a spec to "
-            f"encoders/spec.py."
+            f"encoder {name!r}: {folder} has no modules.json, so it is no sentence-transformers model and nothing "
+            f"says how to pool it. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a "
+            "spec to encoders/spec.py."
         )
     modules = _read_json(modules_path)
     kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]

@@ -13,10 +13,8 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
     if how == "mean":
         weight_BL1 = valid_BL.unsqueeze(-1).to(hidden_BLd.dtype)
         return (hidden_BLd * weight_BL1).sum(1) / weight_BL1.sum(1).clamp(min=1)
-    if how == "cls":
-        position_B = valid_BL.int().argmax(1)
-    else:
-        position_B = valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
+    first_B, last_B = valid_BL.int().argmax(1), valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
+    position_B = first_B if how == "cls" else last_B
     return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
 
 

@@ -144,7 +144,7 @@ class EncoderConfig:
     max_length: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
-    batch_tokens: PositiveInt = 2048
+    batch_tokens: PositiveInt = 4096
     batch_rows: PositiveInt = 64
 
     def __post_init__(self) -> None:
@@ -153,8 +153,7 @@ class EncoderConfig:
             if "/" not in self.name and self.path is None:
                 raise ValueError(
                     f"encoder {self.name!r} is not in the registry ({', '.join(REGISTRY)}) and is no hub id "
-                    f"(owner/model); "
-                    "set path to use a local sentence-transformers folder under a name of your own"
+                    "(owner/model); set path to use a local sentence-transformers folder under a name of your own"
                 )
             return
         if self.truncate_dim is not None and self.truncate_dim != spec.width:

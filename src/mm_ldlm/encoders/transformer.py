@@ -197,8 +197,7 @@ def _load_model(located: Located) -> Any:
     if missing := sorted(report["missing_keys"]):
         raise EncoderError(
             f"encoder {located.spec.name!r}: {len(missing)} weights are missing from {located.folder} (first: "
-            f"{missing[0]}); "
-            "they would be random. The folder holds another architecture, or is damaged."
+            f"{missing[0]}); they would be random. The folder holds another architecture, or is damaged."
         )
     return model.eval().requires_grad_(False)
 

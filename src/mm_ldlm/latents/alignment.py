@@ -26,10 +26,13 @@ def check_ids(found: Findings, records: ShardStore, tokens: ShardStore, latents:
         if len(other) != len(records):
             lacking = len(records) - len(other)
             found.add(
-                "error", "alignment", f"{len(records)} records, but {len(other)} rows of {kind}: "
-                f"{f'{lacking} are missing' if lacking > 0 else f'{-lacking} are too many'}.", count=abs(lacking),
+                "error",
+                "alignment",
+                f"{len(records)} records, but {len(other)} rows of {kind}: "
+                f"{f'{lacking} are missing' if lacking > 0 else f'{-lacking} are too many'}.",
+                count=abs(lacking),
                 remedy=f"Remove {other.directory} and run the {pipeline} pipeline again.",
-            )  # fmt: skip
+            )
         wrong: list[npt.NDArray[np.int64]] = []
         examples: list[str] = []
         elsewhere = 0
@@ -49,10 +52,17 @@ def check_ids(found: Findings, records: ShardStore, tokens: ShardStore, latents:
             rows = np.concatenate(wrong)
             how = f"{elsewhere} of them belong to other records nearby: rows were swapped or shifted"
             found.add(
-                "error", "alignment", f"{len(rows)} rows of {kind} carry another id than the record in the same row"
-                f"{f' ({how})' if elsewhere else ' (ids that no record nearby has)'}.", count=len(rows), examples=examples,
-                remedy=f"Nothing that pairs them can be trusted. Remove {other.directory} and run the {pipeline} pipeline again.",
-            )  # fmt: skip
+                "error",
+                "alignment",
+                f"{len(rows)} rows of {kind} carry another id than the record in the same row"
+                f"{f' ({how})' if elsewhere else ' (ids that no record nearby has)'}.",
+                count=len(rows),
+                examples=examples,
+                remedy=(
+                    f"Nothing that pairs them can be trusted. Remove {other.directory} and run the {pipeline} "
+                    "pipeline again."
+                ),
+            )
             found.fail_rows("alignment", rows)
 
 
@@ -96,10 +106,12 @@ def check_tokens(found: Findings, tokens: ShardStore, *, tokenizer: TextTokenize
     for split, counts in unknown.items():
         if counts.get("tokens") and (share := counts.get("unknown", 0) / counts["tokens"]) > 0.01:
             found.add(
-                "warning", "unknown tokens", f"{share:.2%} of the tokens of split '{split}' are unknown to the "
-                "tokenizer.",
-                count=counts["unknown"], remedy="Another tokenizer, or tokenizer.reduce_vocabulary: false, may know them.",
-            )  # fmt: skip
+                "warning",
+                "unknown tokens",
+                f"{share:.2%} of the tokens of split '{split}' are unknown to the tokenizer.",
+                count=counts["unknown"],
+                remedy="Another tokenizer, or tokenizer.reduce_vocabulary: false, may know them.",
+            )
 
 
 def check_texts(
@@ -120,15 +132,23 @@ def check_texts(
     if forged:
         rows = np.array(forged, np.int64)
         found.add(
-            "error", "ids", f"{len(rows)} records have an id that is not the digest of their text.", count=len(rows),
-            examples=records.strings("id").take(rows[:MAX_EXAMPLES]), remedy="Run the ingestion pipeline again.",
-        )  # fmt: skip
+            "error",
+            "ids",
+            f"{len(rows)} records have an id that is not the digest of their text.",
+            count=len(rows),
+            examples=records.strings("id").take(rows[:MAX_EXAMPLES]),
+            remedy="Run the ingestion pipeline again.",
+        )
         found.fail_rows("ids", rows)
     if len(strange := np.flatnonzero(split_n < 0)):
         found.add(
-            "error", "splits", f"{len(strange)} records are in no split ({', '.join(SPLITS)}).", count=len(strange),
-            examples=records.strings("id").take(strange[:MAX_EXAMPLES]), remedy="Run the ingestion pipeline again.",
-        )  # fmt: skip
+            "error",
+            "splits",
+            f"{len(strange)} records are in no split ({', '.join(SPLITS)}).",
+            count=len(strange),
+            examples=records.strings("id").take(strange[:MAX_EXAMPLES]),
+            remedy="Run the ingestion pipeline again.",
+        )
     _check_disjoint(found, records, digest_n, split_n)
     for name, sentences in evaluation_sets.items():
         _check_leakage(found, records, digest_n, split_n, name=name, sentences=sentences, on_leakage=on_leakage)
@@ -145,17 +165,24 @@ def _check_disjoint(
         rows = order[1:][across]
         texts = records.strings("text").take(rows[:MAX_EXAMPLES])
         found.add(
-            "error", "split leakage", f"{len(rows)} texts stand in more than one split (compared without case and "
-            "spacing).",
-            count=len(rows), examples=texts, remedy="Run the ingestion pipeline again; sources that bring their own split "
-            "must not repeat texts between splits.",
-        )  # fmt: skip
+            "error",
+            "split leakage",
+            f"{len(rows)} texts stand in more than one split (compared without case and spacing).",
+            count=len(rows),
+            examples=texts,
+            remedy=(
+                "Run the ingestion pipeline again; sources that bring their own split "
+                "must not repeat texts between splits."
+            ),
+        )
     if within := int((same & ~across).sum()):
         found.add(
-            "info", "duplicate texts", f"{within} records repeat a text of the same split but for case and "
-            "spacing.", count=within,
+            "info",
+            "duplicate texts",
+            f"{within} records repeat a text of the same split but for case and spacing.",
+            count=within,
             remedy="Near-duplicate removal (ingestion.near_duplicates) takes them out.",
-        )  # fmt: skip
+        )
 
 
 def _check_leakage(
@@ -173,8 +200,12 @@ def _check_leakage(
     texts = records.strings("text").take(rows[:MAX_EXAMPLES])
     done = "They are in quarantine and not trained on." if on_leakage == "remove" else "They are trained on."
     found.add(
-        "warning", "evaluation leakage", f"{len(rows)} training texts occur in the evaluation set '{name}'. {done}",
-        count=len(rows), examples=texts, remedy="validation.on_leakage decides: remove or report.",
-    )  # fmt: skip
+        "warning",
+        "evaluation leakage",
+        f"{len(rows)} training texts occur in the evaluation set '{name}'. {done}",
+        count=len(rows),
+        examples=texts,
+        remedy="validation.on_leakage decides: remove or report.",
+    )
     if on_leakage == "remove":
         found.fail_rows("evaluation leakage", rows)

@@ -109,10 +109,14 @@ def validate(
     share = len(failing) / max(len(records), 1)
     if share > config.max_quarantine_share:
         found.add(
-            "error", "quarantine", f"{len(failing)} of {len(records)} rows ({share:.2%}) fail, at most "
-            f"{config.max_quarantine_share:.2%} may.", count=len(failing),
-            remedy="Look at the reasons in quarantine_validation; raise validation.max_quarantine_share if they are right.",
-        )  # fmt: skip
+            "error",
+            "quarantine",
+            f"{len(failing)} of {len(records)} rows ({share:.2%}) fail, at most {config.max_quarantine_share:.2%} may.",
+            count=len(failing),
+            remedy=(
+                "Look at the reasons in quarantine_validation; raise validation.max_quarantine_share if they are right."
+            ),
+        )
     report = {
         "passed": not found.errors,
         "rows": len(records),
@@ -161,11 +165,13 @@ def _check_makers(
                 else ""
             )
             found.add(
-                "error", name, f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}; "
-                f"{what} "
-                f"has fingerprint {expected}.", count=len(store),
+                "error",
+                name,
+                f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}; {what} has "
+                f"fingerprint {expected}.",
+                count=len(store),
                 remedy=f"Use what made them, or remove the directory and run {pipeline} again.",
-            )  # fmt: skip
+            )
 
 
 def _check_bytes(found: Findings, *stores: ShardStore, checksums: bool) -> bool:
@@ -183,12 +189,18 @@ def _check_bytes(found: Findings, *stores: ShardStore, checksums: bool) -> bool:
         damaged = store.damaged_shards() if checksums else []
         if damaged:
             found.add(
-                "error", "checksum", f"{kind}: in {store.directory} the bytes of {len(damaged)} of "
+                "error",
+                "checksum",
+                f"{kind}: in {store.directory} the bytes of {len(damaged)} of "
                 f"{len(store.manifest.shards)} "
-                "shards are not those that were written.", count=len(damaged), examples=damaged,
-                remedy="Run the pipeline that writes this store again: damaged shards are found by their checksum and made anew. "
-                "If it comes back, suspect the disk.",
-            )  # fmt: skip
+                "shards are not those that were written.",
+                count=len(damaged),
+                examples=damaged,
+                remedy=(
+                    "Run the pipeline that writes this store again: damaged shards are found by their checksum and "
+                    "made anew. If it comes back, suspect the disk."
+                ),
+            )
         for number, shard in enumerate(store.manifest.shards):
             try:
                 store.array(number, store.schema.names[0], touched=0)
@@ -209,20 +221,29 @@ def _check_shapes(
         found.add("error", "columns", str(error))
         return
     for what, expected in (
-        ("the encoder", located.width), ("the manifest", latents.manifest.meta.get("width")), ("model.latent_dim", latent_dim),
-    ):  # fmt: skip
+        ("the encoder", located.width),
+        ("the manifest", latents.manifest.meta.get("width")),
+        ("model.latent_dim", latent_dim),
+    ):
         if expected is not None and expected != column.width:
             found.add(
-                "error", "width", f"the stored vectors have {column.width} dimensions, {what} says "
-                f"{expected}.", count=len(latents),
-                remedy="Set model.latent_dim to the stored width, or embed again with the encoder (and truncate_dim) you want.",
-            )  # fmt: skip
+                "error",
+                "width",
+                f"the stored vectors have {column.width} dimensions, {what} says {expected}.",
+                count=len(latents),
+                remedy=(
+                    "Set model.latent_dim to the stored width, or embed again with the encoder (and truncate_dim) "
+                    "you want."
+                ),
+            )
     if column.dtype.name != extraction.dtype:
         found.add(
-            "error", "dtype", f"stored as {column.dtype.name}, embedding.dtype says "
-            f"{extraction.dtype}.", count=len(latents),
+            "error",
+            "dtype",
+            f"stored as {column.dtype.name}, embedding.dtype says {extraction.dtype}.",
+            count=len(latents),
             remedy="Set embedding.dtype to what is stored, or embed again.",
-        )  # fmt: skip
+        )
 
 
 def check_vectors(
@@ -243,11 +264,15 @@ def check_vectors(
     rows("finite", np.flatnonzero(~measured.finite_n), "hold NaN or infinity.", again)
     if (dimensions := np.flatnonzero(measured.bad_per_dimension_d)).size:
         found.add(
-            "warning", "finite dimensions", f"{dimensions.size} dimensions hold NaN or infinity "
-            "somewhere.", count=dimensions.size,
+            "warning",
+            "finite dimensions",
+            f"{dimensions.size} dimensions hold NaN or infinity somewhere.",
+            count=dimensions.size,
             examples=(f"dimension {j}: {measured.bad_per_dimension_d[j]} rows" for j in dimensions),
-            remedy="All dimensions alike: a text breaks the encoder. A few: look for overflow in its last layer (dtype).",
-        )  # fmt: skip
+            remedy=(
+                "All dimensions alike: a text breaks the encoder. A few: look for overflow in its last layer (dtype)."
+            ),
+        )
     norms = measured.norm_n
     zero = measured.finite_n & (norms == 0)
     rows("zero", np.flatnonzero(zero), "are zero vectors.", again)
@@ -276,11 +301,17 @@ def check_vectors(
     for shard, distance in measured.drift:
         if distance > config.max_drift:
             found.add(
-                "warning", "drift", f"the mean of shard {shard} lies {distance:.2f} standard deviations from the "
-                "whole's, more than "
-                f"{config.max_drift:g}.", count=1, examples=[shard],
-                remedy="Sorted or mixed sources do this; so does an encoder that changed midway. The spot check tells which.",
-            )  # fmt: skip
+                "warning",
+                "drift",
+                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the others', more than "
+                f"{config.max_drift:g}.",
+                count=1,
+                examples=[shard],
+                remedy=(
+                    "Sorted or mixed sources do this; so does an encoder that changed midway. The spot check tells "
+                    "which."
+                ),
+            )
 
 
 def _check_duplicates(
@@ -296,13 +327,17 @@ def _check_duplicates(
     involved = int(counts[counts > 1].sum())
     share = involved / max(len(candidates), 1)
     found.add(
-        "error" if share > config.max_duplicate_share else "warning", "duplicate vectors",
+        "error" if share > config.max_duplicate_share else "warning",
+        "duplicate vectors",
         f"{involved} rows ({share:.2%}) share their vector with a different text; at most "
         f"{config.max_duplicate_share:.2%} may.",
-        count=involved, examples=ids(later),
-        remedy="Texts that differ only in what the encoder drops (case, spacing) do this; many at once mean a broken encoder. "
-        "validation.on_duplicate_vector: quarantine keeps the first of each.",
-    )  # fmt: skip
+        count=involved,
+        examples=ids(later),
+        remedy=(
+            "Texts that differ only in what the encoder drops (case, spacing) do this; many at once mean a broken "
+            "encoder. validation.on_duplicate_vector: quarantine keeps the first of each."
+        ),
+    )
     if config.on_duplicate_vector == "quarantine":
         found.fail_rows("duplicate vectors", later)
 
@@ -312,9 +347,15 @@ def _check_dimensions(found: Findings, measured: statistics.Statistics, *, confi
     if len(dead):
         share = len(dead) / len(measured.deviation_d)
         found.add(
-            "error" if share > config.max_collapsed_share else "warning", "collapsed dimensions",
+            "error" if share > config.max_collapsed_share else "warning",
+            "collapsed dimensions",
             f"{len(dead)} of {len(measured.deviation_d)} dimensions do not vary (standard deviation at most "
             f"{config.collapsed_deviation:g}); at most {config.max_collapsed_share:.2%} "
-            f"may.", count=len(dead), examples=dead,
-            remedy="The encoder gives constants there: look at its pooling and truncation. The normaliser maps such dimensions to 0.",
-        )  # fmt: skip
+            f"may.",
+            count=len(dead),
+            examples=dead,
+            remedy=(
+                "The encoder gives constants there: look at its pooling and truncation. The normaliser maps such "
+                "dimensions to 0."
+            ),
+        )

@@ -63,9 +63,9 @@ def extract(
     located = locate(encoder)
     if latent_dim is not None and located.width is not None and located.width != latent_dim:
         raise ConfigurationError(
-            f"parameter 'model.latent_dim' is {latent_dim}, but encoder '{encoder.name}' gives {located.width} numbers "
-            f"per "
-            f"sentence. Set model.latent_dim to {located.width}, or choose another encoder (or encoder.truncate_dim)."
+            f"parameter 'model.latent_dim' is {latent_dim}, but encoder '{encoder.name}' gives {located.width} "
+            f"numbers per sentence. Set model.latent_dim to {located.width}, or choose another encoder (or "
+            "encoder.truncate_dim)."
         )
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
     done = _adopt(plan)
@@ -134,8 +134,7 @@ def _same(plan: Plan, found: dict[str, str]) -> None:
             }[name]  # fmt: skip
             raise FingerprintError(
                 f"{plan.workspace} holds latents of {what}: {name} {found.get(name)}, asked for is {wanted}. Nothing "
-                f"was "
-                "touched. Go back to what made them, or remove the directory to embed everything again."
+                "was touched. Go back to what made them, or remove the directory to embed everything again."
             )
 
 

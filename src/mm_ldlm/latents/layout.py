@@ -1,4 +1,5 @@
-"""Latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array a row (see `mm_ldlm.corpus.layout`).
+"""Latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array a row (see
+`mm_ldlm.corpus.layout`).
 
 Both directions keep every bit: a row is written in the stored type and read back in the type it was written in.
 """
@@ -55,8 +56,8 @@ def export_latents(path: str | Path, records: ShardStore, latents: LatentStore) 
 def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderConfig, workspace: Path) -> Manifest:
     """Read the layout's latents, in the order of `records`, into a latent store.
 
-    `encoder` is what is said to have made them; the validation pipeline holds a sample against it. Rows are found by id,
-    or, where the lists have none, by the record's number within its split.
+    `encoder` is what is said to have made them; the validation pipeline holds a sample against it. Rows are found by
+    id, or, where the lists have none, by the record's number within its split.
 
     Raises:
         StoreError: a record has no latent, a file is damaged, or its width or type differs from the first one's.
@@ -80,8 +81,8 @@ def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderCon
                 numbers[split] += 1
                 if vector.shape != first.shape or vector.dtype != first.dtype:
                     raise StoreError(
-                        f"{path}: the latent of record {identity} is {vector.dtype.name} of width {len(vector)}, the first "
-                        f"one {first.dtype.name} of width {len(first)}. All rows of a store are alike."
+                        f"{path}: the latent of record {identity} is {vector.dtype.name} of width {len(vector)}, the "
+                        f"first one {first.dtype.name} of width {len(first)}. All rows of a store are alike."
                     )
                 vectors[row] = vector
             writer.append(latent_store.table(table["id"], vectors, dtype=dtype))
@@ -116,8 +117,8 @@ def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, numb
         found = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
     except FileNotFoundError:
         raise StoreError(
-            f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). Nothing stands in for "
-            "a missing latent: embed it, or take the record out."
+            f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). Nothing "
+            "stands in for a missing latent: embed it, or take the record out."
         ) from None
     except (ValueError, OSError, EOFError) as error:
         raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}).") from None

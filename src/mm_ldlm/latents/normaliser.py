@@ -162,8 +162,12 @@ class Normaliser:
 
     def _about(self) -> dict[str, Any]:
         return {
-            "kind": self.kind, "unit_norm": self.unit_norm, "rows": self.rows, "width": self.width, "constant": list(self.constant)
-        }  # fmt: skip
+            "kind": self.kind,
+            "unit_norm": self.unit_norm,
+            "rows": self.rows,
+            "width": self.width,
+            "constant": list(self.constant),
+        }
 
     def _check(self, shape: tuple[int, ...]) -> None:
         if not shape or shape[-1] != self.width:

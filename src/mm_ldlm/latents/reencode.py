@@ -36,22 +36,27 @@ def check(
     bad = np.flatnonzero(distance > tolerance)
     if not len(bad):
         found.add(
-            "info", "spot re-encoding", f"{len(rows)} rows encoded again: largest relative distance "
-            f"{distance.max():.2g} "
-            f"(allowed {tolerance:g}).", count=len(rows),
-        )  # fmt: skip
+            "info",
+            "spot re-encoding",
+            f"{len(rows)} rows encoded again: largest relative distance {distance.max():.2g} (allowed {tolerance:g}).",
+            count=len(rows),
+        )
         return
     names = latents.strings("id").take(rows[bad[:MAX_EXAMPLES]])
     swapped = _swapped(again[bad], stored[bad], tolerance)
     hint = f" {swapped} of them are the vectors of other rows in the sample: vectors were swapped." if swapped else ""
     found.add(
-        "error", "spot re-encoding", f"{len(bad)} of {len(rows)} rows, encoded again, differ from what is stored "
-        "(relative "
-        f"distance up to {distance.max():.2g}, allowed {tolerance:g}).{hint}", count=len(bad),
+        "error",
+        "spot re-encoding",
+        f"{len(bad)} of {len(rows)} rows, encoded again, differ from what is stored (relative distance up to "
+        f"{distance.max():.2g}, allowed {tolerance:g}).{hint}",
+        count=len(bad),
         examples=[f"{name} ({distance[i]:.2g})" for name, i in zip(names, bad, strict=False)],
-        remedy="The store does not hold this encoder's vectors of these texts. Remove it and run the embedding pipeline again; "
-        "when the encoder computes in half precision, set validation.spot_tolerance.",
-    )  # fmt: skip
+        remedy=(
+            "The store does not hold this encoder's vectors of these texts. Remove it and run the embedding "
+            "pipeline again; when the encoder computes in half precision, set validation.spot_tolerance."
+        ),
+    )
     found.fail_rows("spot re-encoding", rows[bad])
 
 

@@ -63,9 +63,8 @@ def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
     total_d, squares_d, count = np.zeros(d), np.zeros(d), 0
     origin_d: npt.NDArray[np.float64] | None = None
     shard_sums: list[tuple[str, npt.NDArray[np.float64], int]] = []
-    multipliers = (
-        np.random.default_rng(0).integers(1, 2**63, size=-(-d * column.dtype.itemsize // 8), dtype=np.uint64) | 1
-    )
+    multipliers = np.random.default_rng(0).integers(1, 2**63, size=-(-d * column.dtype.itemsize // 8), dtype=np.uint64)
+    multipliers |= np.uint64(1)
     for number, shard in enumerate(latents.manifest.shards):
         first, last = latents.bounds(number)
         shard_sum_d, shard_count = np.zeros(d), 0

@@ -76,11 +76,10 @@ def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.floa
     if len(bad) and plan.non_finite == "stop":
         first = ", ".join(ids[row] for row in bad[:5])
         raise EncoderError(
-            f"encoder {plan.encoder.name!r} gave numbers that are not finite for {len(bad)} of {len(ids)} sentences of "
-            f"shard "
-            f"{number} (ids {first}{', …' if len(bad) > 5 else ''}). Nothing of this shard was written. Look at these "
-            f"sentences "
-            "and at encoder.dtype, or set embedding.non_finite to quarantine to keep them out of the index and go on."
+            f"encoder {plan.encoder.name!r} gave numbers that are not finite for {len(bad)} of {len(ids)} sentences "
+            f"of shard {number} (ids {first}{', …' if len(bad) > 5 else ''}). Nothing of this shard was written. "
+            "Look at these sentences and at encoder.dtype, or set embedding.non_finite to quarantine to keep them "
+            "out of the index and go on."
         )
 
 

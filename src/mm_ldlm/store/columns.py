@@ -170,5 +170,6 @@ def _numpy(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy type of a numeric Arrow type. (Arrow's own `to_pandas_dtype` imports pandas, which a bare GPU host lacks.)"""
+    """The numpy type of a numeric Arrow type. (Arrow's own `to_pandas_dtype` imports pandas, which a bare GPU host
+    lacks.)"""
     return np.dtype({"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind)))

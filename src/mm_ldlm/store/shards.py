@@ -27,7 +27,7 @@ from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, Stri
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.manifest import NAME, Manifest, Shard
 
-RESIDENT_BYTES = 96 * 2**20
+RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes a store may touch before it hands its pages back to the kernel."""
 _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 DEFAULT_SHARD_ROWS = 65_536

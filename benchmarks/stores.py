@@ -1,0 +1,230 @@
+"""Reading: random batches of tokens and latents against one small file a row, and a store of ten million rows.
+
+The peers are the older folder layout: `.npz` for tokens, `.npy` for latents, opened per sample as a plain data set
+does. All files are in the page cache before either side is measured; what is compared is the reading, not the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+WIDTH = 384
+ROWS = 20_000
+BATCH = 256
+BATCHES = 40
+LARGE_ROWS = 10_000_000
+LARGE_SHARD = 65_536
+READS = 1_000_000
+MARKED = 100
+"""Every so many rows of the large store hold their own number; the others hold zeros."""
+
+
+def run() -> list[dict[str, Any]]:
+    """Rows: batches against files; opening, memory and random reads of ten million rows."""
+    with tempfile.TemporaryDirectory() as temporary:
+        return [_batches(Path(temporary)), *_large(Path(temporary))]
+
+
+# -- against one file a row
+# ---------------------------------------------------------------------------------------------
+
+
+def _batches(folder: Path) -> dict[str, Any]:
+    from mm_ldlm.latents.store import LatentStore
+    from mm_ldlm.store import ShardStore
+
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    lengths = random.integers(4, 32, ROWS)
+    ids = [random.integers(0, 30_000, length).astype(np.int32) for length in lengths]
+    _write_stores(folder, vectors, ids)
+    _write_files(folder, vectors, ids)
+    chosen = [random.integers(0, ROWS, BATCH) for _ in range(BATCHES)]
+    tokens = ShardStore.open(folder / "tokens").lists("input_ids")
+    latents = LatentStore.open(folder / "latents")
+
+    def ours(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        return tokens.padded(rows, pad=0, length=32), latents.take(rows)
+
+    def theirs(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        padded = np.zeros((len(rows), 32), np.int64)
+        stacked = np.empty((len(rows), WIDTH), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            with np.load(folder / "npz" / f"{row:08d}.npz") as arrays:
+                found = arrays["input_ids"]
+            padded[place, : len(found)] = found
+            stacked[place] = np.load(folder / "npy" / f"{row:08d}.npy")
+        return padded, stacked
+
+    for left, right in zip(ours(chosen[0]), theirs(chosen[0]), strict=True):
+        np.testing.assert_array_equal(left, right)
+    speed: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for rows in chosen:
+        for name, read in (("theirs", theirs), ("ours", ours)):
+            start = time.perf_counter()
+            read(rows)
+            speed[name].append(BATCH / (time.perf_counter() - start))
+    value, peer = statistics.median(speed["ours"]), statistics.median(speed["theirs"])
+    return {
+        "name": "stores.random_batch_rows_per_second",
+        "value": value,
+        "unit": "rows/s",
+        "peer": "np.load of one .npz and one .npy a row",
+        "peer_value": peer,
+        "ratio": value / peer,
+        "note": (
+            f"tokens (padded to 32) and latents (width {WIDTH}) of {BATCH} random rows of {ROWS} in 10 shards "
+            f"each; median of {BATCHES} batches in turns, page cache warm"
+        ),
+    }
+
+
+def _write_stores(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.NDArray[np.int32]]) -> None:
+    from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
+    from mm_ldlm.latents import store as latent_store
+    from mm_ldlm.store import StoreWriter
+
+    names = [f"{row:032x}" for row in range(ROWS)]
+    writer = StoreWriter(
+        folder / "latents", kind="latents", schema=latent_store.schema(WIDTH, "float32"), shard_rows=ROWS // 10
+    )
+    writer.append(latent_store.table(names, vectors, dtype="float32"))
+    writer.finish(meta={"width": WIDTH})
+    writer = StoreWriter(folder / "tokens", kind="tokens", schema=TOKEN_SCHEMA, shard_rows=ROWS // 10)
+    writer.append({"id": names, "input_ids": ids, "length": [len(row) for row in ids]})
+    writer.finish()
+
+
+def _write_files(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.NDArray[np.int32]]) -> None:
+    for name in ("npz", "npy"):
+        (folder / name).mkdir()
+    for row in range(ROWS):
+        np.savez(folder / "npz" / f"{row:08d}.npz", input_ids=ids[row])
+        np.save(folder / "npy" / f"{row:08d}.npy", vectors[row])
+
+
+# -- ten million rows
+# -----------------------------------------------------------------------------------------------------
+
+_READER = """
+import json, resource, sys, time
+import numpy as np
+import pyarrow
+from mm_ldlm.latents.store import LatentStore
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+before = resident()
+start = time.perf_counter()
+store = LatentStore.open(sys.argv[1])
+opened = time.perf_counter() - start
+rows = np.random.default_rng(0).integers(0, len(store), int(sys.argv[2]))
+top, wrong = 0, 0
+start = time.perf_counter()
+for first in range(0, len(rows), 256):
+    batch = rows[first : first + 256]
+    wrong += int((store.take(batch)[:, 0] != np.where(batch % int(sys.argv[3]), 0, batch)).sum())
+    top = max(top, resident())
+seconds = time.perf_counter() - start
+print(json.dumps({"rows": len(store), "open": opened, "read": seconds, "resident": top, "before": before, "wrong":
+wrong}))
+"""
+
+
+def _large(folder: Path) -> list[dict[str, Any]]:
+    import json
+
+    large = folder / "large"
+    write_sparse_store(large, rows=LARGE_ROWS, shard_rows=LARGE_SHARD)
+    source = str(Path(__file__).resolve().parents[1] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", _READER, str(large), str(READS), str(MARKED)],
+        env={**os.environ, "PYTHONPATH": source},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["wrong"] or found["rows"] != LARGE_ROWS:
+        raise AssertionError(f"wrong rows: {found}")
+    note = f"{LARGE_ROWS:,} rows of width {WIDTH} (sparse shards of {LARGE_SHARD:,})"
+    return [
+        {
+            "name": "stores.open_ten_million_rows",
+            "value": found["open"],
+            "unit": "s",
+            "note": f"{note}; target below 1",
+        },
+        {
+            "name": "stores.resident_while_reading",
+            "value": found["resident"] / 2**20,
+            "unit": "MiB",
+            "note": (
+                f"{note}; most while {READS:,} random rows were read in batches of {BATCH}, "
+                f"{found['before'] / 2**20:.0f} "
+                "MiB of it Python and its libraries before opening; target below 300"
+            ),
+        },
+        {
+            "name": "stores.random_rows_per_second_of_ten_million",
+            "value": READS / found["read"],
+            "unit": "rows/s",
+            "note": f"{note}; in batches of {BATCH}",
+        },
+    ]
+
+
+def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
+    """15 GB of latents that take little disk: zeros are holes in the files."""
+    from mm_ldlm.latents import store as latent_store
+    from mm_ldlm.store import Manifest, Shard
+    from mm_ldlm.store.shards import shard_name
+
+    folder.mkdir(parents=True)
+    shards = []
+    for number in range(-(-rows // shard_rows)):
+        count = min(shard_rows, rows - number * shard_rows)
+        path = folder / shard_name(number)
+        _sparse_shard(path, number, count, latent_store.schema(WIDTH, "float32"))
+        shards.append(Shard(name=path.name, rows=count, bytes=path.stat().st_size, sha256="not computed"))
+    Manifest(kind="latents", rows=rows, shards=tuple(shards), meta={"width": WIDTH}).write(folder)
+
+
+_TEMPLATES: dict[int, tuple[bytes, int, bytes]] = {}
+
+
+def _sparse_shard(path: Path, number: int, count: int, schema: pa.Schema) -> None:
+    """A real shard of zeros written once gives the bytes before and behind the numbers; between them lies the hole."""
+    size = count * WIDTH * 4
+    if count not in _TEMPLATES:
+        flat = pa.array(np.zeros(count * WIDTH, np.float32))
+        ids = pa.array([""] * count, pa.string())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.record_batch([ids, pa.FixedSizeListArray.from_arrays(flat, WIDTH)], schema=schema))
+        data = sink.getvalue()
+        values = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0).column("latent").values.buffers()[1]
+        offset = values.address - data.address
+        _TEMPLATES[count] = (data[:offset].to_pybytes(), offset, data[offset + size :].to_pybytes())
+    head, offset, tail = _TEMPLATES[count]
+    first = number * LARGE_SHARD
+    with open(path, "wb") as file:
+        file.write(head)
+        for row in range(-first % MARKED, count, MARKED):
+            file.seek(offset + row * WIDTH * 4)
+            file.write(np.float32(first + row).tobytes())
+        file.seek(offset + size)
+        file.write(tail)
