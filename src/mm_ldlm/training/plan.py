@@ -58,7 +58,8 @@ def plan(
         if token_vectors is None or len(token_vectors) != tokenizer.vocab_size:
             raise ConfigurationError(
                 f"parameter 'model.token_vectors' is 'encoder', but there are {len(token_vectors or ())} token "
-                f"vectors for a vocabulary of {tokenizer.vocab_size}. Run `kedro run --pipeline=embedding` with these parameters."
+                f"vectors for a vocabulary of {tokenizer.vocab_size}. Run `kedro run --pipeline=embedding` with "
+                "these parameters."
             )
         stores["token_vectors"] = token_vectors
     fingerprints = {name: store.manifest.fingerprint for name, store in stores.items()}
