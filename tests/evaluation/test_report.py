@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
-from mm_ldlm.evaluation.report import content, figures, page
+from mm_ldlm.evaluation.report import content, figures, looks, page
 from mm_ldlm.evaluation.report.content import Material
 
 HOSTILE = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'x'"
@@ -196,7 +196,7 @@ def test_everything_from_data_is_escaped(html):
 
 
 def test_a_figure_cannot_end_its_script():
-    figure = figures.empty(HOSTILE)
+    figure = looks.empty(HOSTILE)
     text = page.embedded_json(figure)
     assert "<" not in text
     assert ">" not in text
@@ -261,3 +261,11 @@ def test_smoothing_starts_without_bias():
 def test_every_plot_has_something_to_show(material):
     drawn = draw(material)
     assert [name for name, figure in drawn.items() if not figure.data] == ["plot_comparison"]
+
+
+def test_quality_against_calls_offers_every_metric_that_all_points_have(material):
+    figure = figures.inversion_figures.calls(material.inversion)
+    labels = [button.label for button in figure.layout.updatemenus[0].buttons]
+    assert labels == ["exact match", "token accuracy", "BLEU", "cosine"]
+    chosen = figure.layout.updatemenus[0].buttons[2]
+    assert [len(values) for values in chosen.args[0]["y"]] == [2, 1], "network alone, and search"

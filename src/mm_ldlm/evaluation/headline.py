@@ -61,8 +61,8 @@ def _inversion(found: dict[str, float], inversion: Mapping[str, Any]) -> None:
         key = f"calls.{slug(line['label'])}"
         found[f"{key}.network_calls"] = float(line["network_calls"])
         found[f"{key}.sentences_per_second"] = float(line["sentences_per_second"])
-        _put(found, f"{key}.exact_match", line["exact_match"])
-        _put(found, f"{key}.cosine", line.get("cosine"))
+        for metric in ("exact_match", "token_accuracy", "bleu", "cosine"):
+            _put(found, f"{key}.{metric}", line.get(metric))
         _put(found, f"{key}.exact_ratio", line.get("exact_ratio"))
 
 
@@ -77,6 +77,7 @@ def _latents(found: dict[str, float], latents: Mapping[str, Any]) -> None:
             _put(found, f"{prefix}.neighbourhood_correlation", entry["neighbourhoods"]["rank_correlation"]["value"])
         _put(found, f"{prefix}.frechet", entry["frechet"])
     _put(found, "unconditional.frechet", latents.get("unconditional_frechet"))
+    _put(found, "real.frechet", latents.get("real_frechet"))
     if "calibration" in latents:
         found["t2l.spread_to_error"] = float(latents["calibration"]["spread_to_error"])
 

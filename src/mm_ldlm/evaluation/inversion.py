@@ -196,8 +196,8 @@ def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, leve
 
 
 def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200, seed: int = 0) -> pd.DataFrame:
-    """One line per bucket of reference length (tokens): label, rows, exact match with interval, token accuracy, BLEU,
-    cosine.
+    """One line per bucket of reference length (tokens): label, rows, exact match with interval, and the plain value of
+    every other metric.
 
     `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
     """
@@ -211,7 +211,10 @@ def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200
             line |= {"exact_match": exact.value, "low": exact.low, "high": exact.high}
             line |= {
                 "token_accuracy": part["matches"].sum() / max(1, part["positions"].sum()),
+                "token_set_f1": part["set_f1"].mean(),
                 "bleu": corpus_bleu(part),
+                "chrf": chrf(part["reference"].tolist(), part["hypothesis"].tolist()),
+                "rouge_l": part["rouge_l"].mean(),
             }
             if "cosine" in part:
                 line["cosine"] = part["cosine"].mean()

@@ -129,7 +129,7 @@ def _line(
 ) -> dict[str, Any]:
     found = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
     line: dict[str, Any] = {"label": label, "sampler": point.sampler.name, "steps": point.sampler.steps, **cost}
-    line |= {name: found[name].as_dict() for name in ("exact_match", "token_accuracy", "bleu", "cosine")}
+    line |= {name: value.as_dict() for name, value in found.items()}
     line["reference"] = reference
     ratio = exact_ratio(rows, reference_rows, bootstrap=bootstrap, seed=seed)
     line["exact_ratio"] = ratio.as_dict() if ratio else None

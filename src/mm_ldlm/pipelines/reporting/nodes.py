@@ -125,7 +125,7 @@ def write_report(
 ) -> str:
     """The page, as text. `drawn` are the figures of `PLOTS` and then `DATA_PLOTS`."""
     from mm_ldlm.evaluation.config import ReportingConfig
-    from mm_ldlm.evaluation.report import figures, material, page
+    from mm_ldlm.evaluation.report import looks, material, page
     from mm_ldlm.evaluation.report.content import Material
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
@@ -153,5 +153,5 @@ def write_report(
         seed=int(parameters["seed"]),
     )
     shown = dict(zip((*PLOTS, *DATA_PLOTS), drawn, strict=True))
-    shown |= {name: figures.adopted(shown[name]) for name in DATA_PLOTS}
+    shown |= {name: looks.adopted(shown[name]) for name in DATA_PLOTS}
     return page.render(made_of, shown, made_at=material.now())

@@ -1,0 +1,154 @@
+"""Figures of embedding: STS, closeness, spectrum, calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mm_ldlm.evaluation.report import looks
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_WHO = (
+    ("teacher", "teacher", looks.TEACHER),
+    ("one_step", "one-step regression", looks.ONE_STEP),
+    ("model", "model", looks.MODEL),
+)
+
+
+def sts_scores(sts: Mapping[str, Any]) -> go.Figure | None:
+    """Spearman × 100 by set: model, one-step regression, teacher, with intervals."""
+    if not sts:
+        return None
+    import plotly.graph_objects as go
+
+    figure = looks.blank(height=max(340, 130 + 70 * len(sts)))
+    for who, label, colour in _WHO:
+        sets = [name for name in sts if who in sts[name]["scores"]]
+        if not sets:
+            continue
+        values = [sts[name]["scores"][who]["spearman"] for name in sets]
+        figure.add_trace(
+            go.Scatter(
+                y=sets,
+                x=[v["value"] for v in values],
+                error_x=looks.bars(values, colour),
+                mode="markers",
+                name=label,
+                marker={"size": 11, "color": colour},
+                hovertemplate="%{y}: %{x:.2f}<extra>" + label + "</extra>",
+            )
+        )
+    figure.update_xaxes(title="Spearman × 100")
+    figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_layout(scattermode="group", scattergap=0.6)
+    return figure
+
+
+def sts_scatter(sts: Mapping[str, Any]) -> go.Figure | None:
+    """Gold against cosine on the first set, model over teacher."""
+    entry = next(iter(sts.values()), None) if sts else None
+    if not entry or "scatter" not in entry:
+        return None
+    import plotly.graph_objects as go
+
+    figure = looks.blank(height=340)
+    gold = np.array(entry["scatter"]["gold"])
+    jitter = np.random.default_rng(0).uniform(-0.12, 0.12, size=len(gold))
+    for who, label, colour in _WHO:
+        if who in entry["scatter"] and who != "one_step":
+            figure.add_trace(
+                go.Scatter(
+                    x=gold + jitter + (0.1 if who == "model" else -0.1),
+                    y=entry["scatter"][who],
+                    mode="markers",
+                    name=label,
+                    marker={"size": 5, "color": colour, "opacity": 0.65},
+                    hovertemplate="gold %{x:.1f} · cosine %{y:.2f}<extra>" + label + "</extra>",
+                )
+            )
+    figure.update_xaxes(title="gold score")
+    figure.update_yaxes(title="cosine of the two embeddings")
+    return figure
+
+
+def cosine_histogram(latents: Mapping[str, Any]) -> go.Figure | None:
+    """Cosine of generated latents to the encoder's, sentence by sentence."""
+    samplers = latents.get("samplers") or {}
+    if not samplers:
+        return None
+    import plotly.graph_objects as go
+
+    figure = looks.blank(height=320)
+    colours = {"model": looks.MODEL, "one_step": looks.ONE_STEP}
+    values = np.concatenate([np.asarray(entry["cosines"]) for entry in samplers.values()])
+    low = math.floor(max(-1.0, float(np.quantile(values, 0.002))) * 50) / 50
+    edges = np.linspace(low, 1.0, 60)
+    for name, entry in samplers.items():
+        counts, _ = np.histogram(np.clip(entry["cosines"], low, 1.0), bins=edges)
+        figure.add_trace(
+            go.Scatter(
+                x=((edges[1:] + edges[:-1]) / 2).round(4),
+                y=counts / max(1, counts.sum()),
+                mode="lines",
+                line={"color": colours.get(name, looks.SECOND), "width": 2, "shape": "hvh"},
+                fill="tozeroy",
+                name="model" if name == "model" else "one-step regression",
+            )
+        )
+    figure.update_xaxes(title="cosine to the encoder's vector")
+    figure.update_yaxes(title="share of sentences", tickformat=".0%")
+    return figure
+
+
+def spectrum(latents: Mapping[str, Any]) -> go.Figure | None:
+    """Eigenvalues of the covariance of generated and real latents."""
+    found = latents.get("spectrum") or {}
+    if not found:
+        return None
+    import plotly.graph_objects as go
+
+    figure = looks.blank(height=320)
+    names = {
+        "real": ("encoder", looks.REAL),
+        "model": ("model, text given", looks.MODEL),
+        "one_step": ("one-step regression", looks.ONE_STEP),
+        "unconditional": ("model, out of noise", looks.SECOND),
+    }
+    for name, entry in found.items():
+        label, colour = names.get(name, (name, looks.TEACHER))
+        values = np.asarray(entry["eigenvalues"], dtype=float)
+        values = values[: min(len(values), max(1, entry["rows"] - 1))]
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(1, len(values) + 1),
+                y=np.where(values > 0, values, np.nan),
+                mode="lines",
+                line={"color": colour, "width": 2},
+                name=f"{label} (effective rank {entry['effective_rank']:.0f})",
+            )
+        )
+    figure.update_xaxes(title="direction", type="log", tickformat="~g")
+    figure.update_yaxes(title="variance", type="log", tickformat="~g", nticks=6)
+    return figure
+
+
+def calibration(latents: Mapping[str, Any]) -> go.Figure | None:
+    """Rank of the truth among K samples; flat is calibrated."""
+    entry = latents.get("calibration")
+    if not entry:
+        return None
+    import plotly.graph_objects as go
+
+    share = entry["rank_share"]
+    figure = looks.blank(height=300)
+    figure.add_trace(go.Bar(x=list(range(len(share))), y=share, marker_color=looks.MODEL, name="model"))
+    figure.add_hline(y=1 / len(share), line={"dash": "dot", "color": looks.TEACHER, "width": 1})
+    figure.update_xaxes(title=f"how many of {entry['samples']} samples lie below the truth", dtick=1)
+    figure.update_yaxes(title="share", tickformat=".0%")
+    figure.update_layout(showlegend=False)
+    return figure

@@ -1,0 +1,75 @@
+"""Colours, inks and margins that all figures share.
+
+One colour per thing, everywhere: the model blue, the teacher grey, the one-step regression amber, baselines rose,
+real data green. Backgrounds are transparent and inks neutral, so that a page may lay them on light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MODEL, TEACHER, ONE_STEP, BASELINE, REAL, SECOND = "#4c7bd9", "#8b93a1", "#d9962b", "#cf5c7c", "#3f9e6e", "#8a6fd1"
+PALETTE = (MODEL, ONE_STEP, REAL, BASELINE, SECOND, "#3aa6b9", "#a3703f", "#7a9a3c", TEACHER)
+INK, GRID = "#7d8590", "rgba(125,133,144,0.18)"
+FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
+
+
+def blank(*, height: int) -> go.Figure:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    style(figure, height=height)
+    return figure
+
+
+def style(figure: go.Figure, *, height: int) -> None:
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 62, "r": 20, "t": 28, "b": 52},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": INK},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        hoverlabel={"font": {"family": FONT}},
+        bargap=0.35,
+        colorway=PALETTE,
+    )
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "ticks": "", "automargin": True}
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+
+
+def adopted(figure: go.Figure, *, height: int = 280) -> go.Figure:
+    """A figure of another room in this page's looks; the original stays as it is."""
+    import plotly.graph_objects as go
+
+    own = go.Figure(figure)
+    own.update_layout(width=None, autosize=True, title=None)
+    style(own, height=height)
+    own.update_traces(marker_line_width=0, selector={"type": "bar"})
+    return own
+
+
+def bars(values: Sequence[Mapping[str, float]], colour: str) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, v["high"] - v["value"]) for v in values],
+        "arrayminus": [max(0.0, v["value"] - v["low"]) for v in values],
+        "color": colour,
+        "thickness": 1.2,
+        "width": 4,
+    }
+
+
+def empty(text: str = "nothing to show for this run") -> go.Figure:
+    figure = blank(height=160)
+    figure.add_annotation(text=text, showarrow=False, font={"color": INK}, x=0.5, y=0.5, xref="paper", yref="paper")
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure
