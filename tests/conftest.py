@@ -61,7 +61,7 @@ def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.Complet
         env={**os.environ, "PYTHONPATH": str(PROJECT / "src"), **environment},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,  # a hang, not slowness
     )
 
 
