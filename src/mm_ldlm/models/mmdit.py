@@ -233,12 +233,6 @@ class MMDiT(nn.Module):
             raise ValueError(f"text of {tokens_BL.shape[1]} tokens, but model.max_length is {self.config.max_length}.")
         latents_Bd = latents_Bd.float()
         given_Bd = self._with_null(latents_Bd, null_latent_B)
-        vectors_BLe = self.text_embedding.table(tokens_BL)
-        text_BLD = self.text_embedding(vectors_BLe)
-        if self.config.direct_views:
-            text_BLD = text_BLD.float() + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
-        if null_text_B is not None:
-            text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
 
         length_logits_BN = None
         if "length" in heads:
@@ -248,6 +242,13 @@ class MMDiT(nn.Module):
         want_text, want_latent = "text" in heads, "latent" in heads
         if not (want_text or want_latent):
             return Output(None, None, length_logits_BN)
+
+        vectors_BLe = self.text_embedding.table(tokens_BL)
+        text_BLD = self.text_embedding(vectors_BLe).float()
+        if self.config.direct_views:
+            text_BLD = text_BLD + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
+        if null_text_B is not None:
+            text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
 
         silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
