@@ -215,8 +215,6 @@ def test_random_kills_leave_the_finished_run_bitwise_undisturbed(tmp_path: Path)
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks), "orphaned ranks"
         victims.append(victim)
         done += 1
-        assert read_status(root / "run").get("step", 0) >= 0
-        assert before >= 0
     run = go(root, spec=spec)
     for name in ("model", "ema", "optimizer"):
         assert helpers.same_bits(helpers.tensors(whole, last, name), helpers.tensors(run, last, name)), name
