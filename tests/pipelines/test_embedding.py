@@ -54,7 +54,7 @@ def catalog(records: ShardStore, root: Path, **parameters: Any) -> DataCatalog:
 
 def test_records_become_latents(records: ShardStore, tmp_path: Path) -> None:
     data = catalog(records, tmp_path)
-    SequentialRunner().run(create_pipeline(), data)
+    SequentialRunner().run(create_pipeline().only_nodes("embed_records"), data)
     latents = data["latents"].load()
     assert latents.ids(slice(None)) == [record_id(text) for text in TEXTS]
     vectors = latents.take(slice(None))
@@ -67,11 +67,11 @@ def test_records_become_latents(records: ShardStore, tmp_path: Path) -> None:
 def test_a_width_that_contradicts_the_model_stops_before_any_work(records: ShardStore, tmp_path: Path) -> None:
     data = catalog(records, tmp_path, model={"latent_dim": 1024})
     with pytest.raises(ConfigurationError, match=r"'model\.latent_dim' is 1024, but encoder 'minilm' gives 384"):
-        SequentialRunner().run(create_pipeline(), data)
+        SequentialRunner().run(create_pipeline().only_nodes("embed_records"), data)
     assert not list((tmp_path / "latents").glob("*"))
 
 
 def test_a_misspelt_parameter_is_named_by_its_full_path(records: ShardStore, tmp_path: Path) -> None:
     data = catalog(records, tmp_path, embedding={"shard_row": 5})
     with pytest.raises(ConfigurationError, match=r"'embedding\.shard_row' is not known\. Did you mean 'shard_rows'"):
-        SequentialRunner().run(create_pipeline(), data)
+        SequentialRunner().run(create_pipeline().only_nodes("embed_records"), data)
