@@ -105,14 +105,13 @@ def search(
     candidates and draws `candidates` children from them, with `remask_share` of their least certain tokens masked
     again; parents compete with their children, so the best cosine never falls.
     """
-    B, K, _ = canvases_BKL.shape
+    B = canvases_BKL.shape[0]
     device = canvases_BKL.device
     encoder = _Encoder(nearness, B, device)
     network_B = torch.zeros(B, dtype=torch.long, device=device)
     writable_start_BKL = canvases_BKL == mask_id
 
-    target_N = torch.arange(B, device=device).repeat_interleave(K)
-    pool_of, first_B = _start(canvases_BKL, target_N, write, encoder, network_B, generator)
+    pool_of, first_B = _start(canvases_BKL, config, write, encoder, network_B, generator)
     # Which positions may be re-written travels with a candidate: canvases of one target may differ in length.
     writable_BKL = writable_start_BKL
     live = torch.arange(B, device=device)
@@ -153,20 +152,34 @@ def search(
 
 
 def _start(
-    canvases_BKL: Tensor, target_N: Tensor, write: Write, encoder: _Encoder, network_B: Tensor, generator: RowGenerator
+    canvases_BKL: Tensor,
+    config: SearchConfig,
+    write: Write,
+    encoder: _Encoder,
+    network_B: Tensor,
+    generator: RowGenerator,
 ) -> tuple[_Pool, Tensor]:
-    """The first candidates; number 0 is written greedily, as it would be without a search."""
-    B, K, L = canvases_BKL.shape
-    tokens, log_probs = [], []
-    for number in range(K):
-        rows_B = target_N[number::K]
-        sample = write(canvases_BKL[:, number], rows_B, generator.fork(f"candidate {number}"), number == 0)
-        tokens.append(sample.tokens)
-        log_probs.append(sample.log_probs)
-        network_B.add_(sample.calls_per_row)
-    tokens_BKL, log_probs_BKL = torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1)
-    cosines_BK = encoder(tokens_BKL.reshape(B * K, L), target_N).view(B, K)
-    return _Pool(tokens_BKL, log_probs_BKL, cosines_BK), cosines_BK[:, 0]
+    """The first candidates. Number 0 is written greedily, as it would be without a search; where it is good enough, the
+    others are copies of it and cost nothing."""
+    B, K, _ = canvases_BKL.shape
+    rows_B = torch.arange(B, device=canvases_BKL.device)
+    first = write(canvases_BKL[:, 0], rows_B, generator.fork("candidate 0"), True)
+    network_B.add_(first.calls_per_row)
+    first_B = encoder(first.tokens, rows_B)
+    live = (first_B < config.good_enough).nonzero().squeeze(1)
+    tokens, log_probs, cosines = [first.tokens], [first.log_probs], [first_B]
+    for number in range(1, K):
+        tokens.append(first.tokens)
+        log_probs.append(first.log_probs)
+        cosines.append(first_B)
+        if live.numel():
+            stream = generator.select(live).fork(f"candidate {number}")
+            sample = write(canvases_BKL[live, number], live, stream, False)
+            network_B.index_add_(0, live, sample.calls_per_row)
+            tokens[-1] = first.tokens.index_copy(0, live, sample.tokens)
+            log_probs[-1] = first.log_probs.index_copy(0, live, sample.log_probs)
+            cosines[-1] = first_B.index_copy(0, live, encoder(sample.tokens, live))
+    return _Pool(torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1), torch.stack(cosines, dim=1)), first_B
 
 
 def _children(
