@@ -16,7 +16,7 @@ import torch
 
 from mm_ldlm.models.build import MMDiT, ModelConfig, build_model
 
-ROUNDS = 12
+ROUNDS = 15
 SHAPES = {
     # name: (batch, text length, latent tokens, width, depth, heads)
     "base": (64, 14, 4, 192, 4, 6),
@@ -59,7 +59,8 @@ def _compare(name: str, B: int, L: int, K: int, D: int, depth: int, heads: int) 
 
     ours = fastest["fused"] * 1e3
     tokens = f"{B}×({L}+{K}) tokens, width {D}, depth {depth}, {heads} heads"
-    row = {"name": f"network.{name}.step", "value": ours, "unit": "ms", "note": f"forward + backward, CPU time of one thread, {tokens}"}
+    row = {"name": f"network.{name}.step", "value": ours, "unit": "ms",
+                 "note": f"forward + backward, CPU time of one thread, {tokens}"}
     if "mmdit" in fastest:
         theirs = fastest["mmdit"] * 1e3
         row |= {"peer": "mmdit", "peer_value": theirs, "ratio": theirs / ours}

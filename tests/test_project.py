@@ -30,6 +30,16 @@ LAYERS = {
     "07_model_output": "model_output",
     "08_reporting": "reporting",
 }
+LAYER_OTHER_THAN_FOLDER = {
+    "quarantine_ingestion": "intermediate",
+    "quarantine_ingestion_workspace": "intermediate",
+    "validation_report": "model_input",
+    "quarantine_validation": "model_input",
+    "quarantine_validation_workspace": "model_input",
+    "normaliser": "model_input",
+    "normaliser_folder": "model_input",
+}
+"""What is written beside an earlier or decides about a later layer is drawn with it."""
 HEADLINES = {
     "l2t.exact_match",
     "l2t.token_accuracy",
@@ -97,8 +107,25 @@ def test_every_catalog_entry_is_used_resolves_and_has_the_layer_of_its_folder(
             continue
         folder = entry["filepath"].removeprefix("${_data}/").split("/")[0]
         assert entry["filepath"].startswith("${_data}/"), name
-        assert entry["metadata"]["kedro-viz"]["layer"] == LAYERS[folder], name
+        wanted = LAYER_OTHER_THAN_FOLDER.get(name, LAYERS[folder])
+        assert entry["metadata"]["kedro-viz"]["layer"] == wanted, name
         assert str(workshop / "data" / "test") in str(catalog.get(name)._describe()["filepath"]), name
+
+
+def test_layers_flow_forward(project: Path, catalog_entries: dict[str, Any]) -> None:
+    """kedro-viz draws no layers at all when their order is not one."""
+    order = list(LAYERS.values())
+    layer = {name: order.index(entry["metadata"]["kedro-viz"]["layer"]) for name, entry in catalog_entries.items()}
+    backwards = [
+        (node.name, source, target)
+        for name, pipeline in pipelines(project).items()
+        if name == "__default__"
+        for node in pipeline.nodes
+        for source in node.inputs
+        for target in node.outputs
+        if source in layer and layer[source] > layer[target]
+    ]
+    assert backwards == []
 
 
 def test_no_catalog_entry_is_a_pickle(catalog_entries: dict[str, Any]) -> None:
@@ -169,7 +196,7 @@ def test_stores_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, 
 
 def test_kedro_viz_builds_offline_with_layers(finished: Path, run_kedro: Run) -> None:
     nowhere = "http://127.0.0.1:9"
-    result = run_kedro("viz", "build", "--env=test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
+    result = run_kedro("viz", "build", KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
     assert result.returncode == 0, result.stderr[-2000:]
     drawn = json.loads((finished / "build" / "api" / "main").read_text())
     assert set(drawn["layers"]) >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}

@@ -12,7 +12,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, Union, dataclass_transform
+from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
 from mm_ldlm.errors import ConfigurationError
 
@@ -20,13 +20,13 @@ try:
     import pydantic
     from pydantic import ConfigDict, Field
 
-    def _bounded(**bounds: float) -> Any:
+    def _bounded(**bounds: Any) -> Any:
         return Field(**bounds)
 
 except ModuleNotFoundError:  # a bare GPU host
     pydantic = None  # type: ignore[assignment]
 
-    def _bounded(**bounds: float) -> Any:
+    def _bounded(**bounds: Any) -> Any:
         return tuple(sorted(bounds.items()))
 
 
@@ -49,7 +49,8 @@ def config(cls: type[T]) -> type[T]:
     if pydantic is None:
         return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
-    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    return cast(type[T], made)
 
 
 def parse(cls: type[T], value: Any, *, at: str) -> T:

@@ -1,5 +1,6 @@
 """The page: whole, self-contained, escaped; and whole again when parts of the run are missing."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -269,3 +270,17 @@ def test_quality_against_calls_offers_every_metric_that_all_points_have(material
     assert labels == ["exact match", "token accuracy", "BLEU", "cosine"]
     chosen = figure.layout.updatemenus[0].buttons[2]
     assert [len(values) for values in chosen.args[0]["y"]] == [2, 1], "network alone, and search"
+
+
+def test_other_runs_stand_beside_this_one(material):
+    from mm_ldlm.evaluation.compare import Result, compare
+    from mm_ldlm.evaluation.config import BootstrapConfig
+
+    ours = Result("ours", material.metrics, material.rows)
+    theirs = Result("theirs<i>", {"l2t.exact_match": 0.5}, material.rows)
+    found = compare(ours, [theirs], bootstrap=BootstrapConfig(replicates=50), seed=0)
+    beside = dataclasses.replace(material, comparison=found)
+    html = page.render(beside, draw(beside))
+    assert "This run − theirs&lt;i&gt;, paired on 80 sentences" in html
+    assert "not told apart" in html
+    assert draw(beside)["plot_comparison"].data

@@ -108,7 +108,7 @@ def categorical(probs: Tensor, uniform: Tensor) -> Tensor:
     cumulative = probs.double().cumsum(-1)
     level = uniform.double()[..., None] * cumulative[..., -1:]
     drawn = torch.searchsorted(cumulative, level, right=True).squeeze(-1)
-    if bool((drawn == probs.shape[-1]).any()):  # rounding carried the level to the total: the last id with mass is meant
+    if bool((drawn == probs.shape[-1]).any()):  # rounding carried the level to the total: the last id with mass
         ids = torch.arange(probs.shape[-1], device=probs.device)
         drawn = torch.minimum(drawn, (probs > 0).int().mul(ids).amax(-1))
     return drawn

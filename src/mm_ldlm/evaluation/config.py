@@ -144,7 +144,7 @@ class ReportingConfig:
     title: str = "MM-LDLM"
     examples: PositiveInt = 40
     compare: tuple[str, ...] = ()
-    smoothing: NonNegativeFloat = 0.9
+    smoothing: NonNegativeFloat = 0.8
 
     def __post_init__(self) -> None:
         if self.smoothing >= 1:

@@ -126,7 +126,7 @@ def spectrum(latents: Mapping[str, Any]) -> go.Figure | None:
         figure.add_trace(
             go.Scatter(
                 x=np.arange(1, len(values) + 1),
-                y=np.where(values > 0, values, np.nan),
+                y=np.where(values > 1e-9 * values.max(), values, np.nan),  # below lies rounding
                 mode="lines",
                 line={"color": colour, "width": 2},
                 name=f"{label} (effective rank {entry['effective_rank']:.0f})",
