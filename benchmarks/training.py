@@ -1,7 +1,8 @@
 """Training: what guard, logging, diagnostics and waiting for data cost on the base configuration, against a bare loop.
 
 One process, one thread, the base model's shape on synthetic rows. The bare loop does the same forward and backward
-passes and the same AdamW on the same batches, and nothing else; both alternate, medians are compared.
+passes and the same AdamW on the same batches, and nothing else; both alternate, medians are compared. Seconds are the
+process's CPU time: other jobs on the machine move it little.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _bare(parts: Any, steps: int) -> float:
     state = parts.state
     planned = parts.loader.plan.from_(0, 0)
     ready = [parts.loader.make(next(planned)) for _ in range(state.step + steps)][state.step :]
-    started = time.perf_counter()
+    started = time.process_time()
     for micros in ready:
         for batch in micros:
             losses = parts.parallel.module(batch, generator_of(parts, batch), state.step)
@@ -94,16 +95,16 @@ def _bare(parts: Any, steps: int) -> float:
         parts.optimization.drop_gradients()
         state.step += 1
         state.draw += 1
-    return (time.perf_counter() - started) / steps
+    return (time.process_time() - started) / steps
 
 
 def _loop(parts: Any, steps: int) -> float:
-    """Seconds a step of the whole loop, as it logs them itself (its last checkpoint apart)."""
+    """Seconds a step of the whole loop, preparing the batches included (checkpoints are not)."""
     from mm_ldlm.training import loop
 
-    before, first = parts.state.seconds, parts.state.step
-    loop.run(parts, pause_at=first + steps)
-    return (parts.state.seconds - before) / steps
+    started = time.process_time()
+    loop.run(parts, pause_at=parts.state.step + steps)
+    return (time.process_time() - started) / steps
 
 
 def run() -> list[dict[str, Any]]:
