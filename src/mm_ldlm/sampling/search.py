@@ -159,8 +159,9 @@ def _start(
     network_B: Tensor,
     generator: RowGenerator,
 ) -> tuple[_Pool, Tensor]:
-    """The first candidates. Number 0 is written greedily, as it would be without a search; where it is good enough, the
-    others are copies of it and cost nothing."""
+    """The first candidates: greedy on a canvas that stands for the first time (number 0, as without a search, and the
+    first of every other length), drawn after that. Where number 0 is good enough, the others are copies of it and cost
+    nothing."""
     B, K, _ = canvases_BKL.shape
     rows_B = torch.arange(B, device=canvases_BKL.device)
     first = write(canvases_BKL[:, 0], rows_B, generator.fork("candidate 0"), True)
@@ -174,7 +175,9 @@ def _start(
         cosines.append(first_B)
         if live.numel():
             stream = generator.select(live).fork(f"candidate {number}")
-            sample = write(canvases_BKL[live, number], live, stream, False)
+            canvas_TL = canvases_BKL[live, number]
+            seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[live, :number]).all(dim=2).any())
+            sample = write(canvas_TL, live, stream, not seen)
             network_B.index_add_(0, live, sample.calls_per_row)
             tokens[-1] = first.tokens.index_copy(0, live, sample.tokens)
             log_probs[-1] = first.log_probs.index_copy(0, live, sample.log_probs)
