@@ -94,6 +94,16 @@ def test_finding_by_name(tmp_path: Path) -> None:
         folder.find(tmp_path, which="newest")
 
 
+def test_of_a_folder_of_runs_the_newest_is_found(tmp_path: Path) -> None:
+    for name, at in (("b", 2), ("a", 3), ("c", 1)):
+        folder.write(tmp_path / name / "checkpoints", 1, contents())
+        os.utime(tmp_path / name / "checkpoints" / folder.name_of(1) / folder.MARKER, (at, at))
+    (tmp_path / "d" / "checkpoints" / folder.name_of(9)).mkdir(parents=True)  # never finished
+    assert folder.newest_run(tmp_path) == tmp_path / "a"
+    assert folder.newest_run(tmp_path / "c") == tmp_path / "c"
+    assert folder.newest_run(tmp_path / "nothing") == tmp_path / "nothing"
+
+
 def test_retention_keeps_the_last_every_nth_and_the_best(tmp_path: Path) -> None:
     for step in range(1, 11):
         folder.write(tmp_path, step, contents())

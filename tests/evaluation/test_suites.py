@@ -223,7 +223,7 @@ def test_parts_that_were_not_trained_are_left_out(make_model, sentences, tmp_pat
     assert found["unconditional"] is None
     assert found["given_latent"] is not None
     assert "latent_bits" not in found
-    config = StsConfig(sets=(StsSource(format="stsb", name="tiny", path=sts_file(tmp_path)),))
+    config = StsConfig(files={"tiny": str(sts_file(tmp_path))})
     entry = sts.evaluate(inverter, config=config, bootstrap=FEW, seed=0, progress=False)["tiny"]
     assert set(entry["scores"]) == {"teacher"}
     assert "l2t" in entry["skipped"]

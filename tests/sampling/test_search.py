@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mm_ldlm.sampling.config import SearchConfig
-from mm_ldlm.sampling.search import least_certain, search
+from mm_ldlm.sampling.search import search
 from mm_ldlm.sampling.walk import TextSample
 
-MASK = 8
+MASK, PAD = 8, 9
 TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 
 
@@ -41,8 +41,9 @@ def run(rows, bench=None, canvas=None, **config):
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
-        canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, generator=rows(3)
-    )
+        canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
+        generator=rows(3),
+    )  # fmt: skip
 
 
 def test_more_search_is_never_worse(rows):
@@ -106,17 +107,48 @@ def test_a_target_does_not_depend_on_its_batch(rows):
         write=lambda canvas, target, generator, greedy: bench.write(canvas, target + 2, generator, greedy),
         nearness=lambda tokens, target: bench.nearness(tokens, target + 2),
         mask_id=MASK,
+        pad_id=PAD,
         generator=rows(3).select(torch.tensor([2])),
     )
     assert torch.equal(alone.tokens[0], whole.tokens[2])
 
 
-def test_least_certain_takes_the_lowest_and_never_a_given_one(rows):
-    log_probs = torch.tensor([[-1.0, -5.0, -2.0, 0.0, -9.0]])
-    writable = torch.tensor([[True, True, True, True, False]])
-    chosen = least_certain(log_probs, writable, share=0.5, noise=0.0, generator=rows(1))
-    assert chosen[0].tolist() == [False, True, True, False, False]
-    one = least_certain(log_probs, writable, share=0.0, noise=0.0, generator=rows(1))
-    assert one.sum() == 1
-    nothing = least_certain(log_probs, torch.zeros_like(writable), share=0.5, noise=1.0, generator=rows(1))
-    assert nothing.sum() == 0
+def test_the_first_text_of_every_length_is_greedy(rows):
+    asked = []
+
+    class Watched(Bench):
+        def write(self, canvas, target, generator, greedy):
+            asked.append(greedy)
+            return super().write(canvas, target, generator, greedy)
+
+    canvas = torch.full((3, 4, 6), MASK)
+    canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
+    run(rows, Watched(right=0.5), canvas=canvas, rounds=0)
+    assert asked == [True, True, False, False]
+    asked.clear()
+    run(rows, Watched(right=0.5), rounds=0)
+    assert asked == [True, False, False, False]
+
+
+class Spelling(Bench):
+    """A network that writes what is missing, token by token, where the text so far agrees with the target."""
+
+    def write(self, canvas, target, generator, greedy):
+        words = torch.where(canvas == MASK, TARGETS[target][:, : canvas.shape[1]], canvas)
+        wrong = (words != TARGETS[target]) & (words != PAD)
+        ones = torch.ones(len(canvas), dtype=torch.long)
+        return TextSample(words, torch.where(wrong, -5.0, -0.1), torch.zeros_like(words), ones, 1)
+
+
+def test_a_text_that_began_too_short_grows_and_only_if_it_may(rows):
+    canvas = torch.full((3, 4, 6), MASK)
+    canvas[:, :, 5] = PAD
+    settings = {"rounds": 25, "remask_share": 0.1}
+    _, fixed = run(rows, Spelling(), canvas=canvas, **settings)
+    assert (fixed.tokens[:, 5] == PAD).all()
+    _, grown = run(rows, Spelling(), canvas=canvas, resize=0.6, **settings)
+    assert (grown.cosines == 1).all() and torch.equal(grown.tokens, TARGETS)
+    held = canvas.clone()
+    held[:, :, 2] = 7  # a given token: the text keeps its length
+    _, kept = run(rows, Spelling(), canvas=held, resize=1.0, **settings)
+    assert (kept.tokens[:, 2] == 7).all() and (kept.tokens[:, 5] == PAD).all()

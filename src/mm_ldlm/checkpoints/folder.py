@@ -178,6 +178,18 @@ def find(path: Path, *, which: str = "latest") -> Path:
     return found
 
 
+def newest_run(path: Path) -> Path:
+    """`path` itself, or, where it is a folder of run folders, the run among them that wrote a checkpoint last."""
+    if (path / MARKER).is_file() or (path / "checkpoints").is_dir():
+        return path
+    runs = [marker.parents[2] for marker in sorted(path.glob(f"*/checkpoints/*/{MARKER}"), key=_written)]
+    return runs[-1] if runs else path
+
+
+def _written(marker: Path) -> int:
+    return marker.stat().st_mtime_ns
+
+
 def point(directory: Path, pointer: str, path: Path) -> None:
     atomic.write_text(directory / pointer, path.name + "\n")
 

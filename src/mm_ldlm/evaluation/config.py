@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, config
@@ -57,18 +58,24 @@ class InversionConfig:
 
 @config
 class StsConfig:
-    """sets: what is scored, each whole. sampler: how the model embeds, beside the teacher and the one-step
-    regression. too_long: a sentence of more tokens than the model reads is cut to its first ones (and counted), as
-    encoders do, or refused."""
+    """sets: what is scored, each whole. files: name → file of STS-B's format, beside the sets; fits on a command line.
+    sampler: how the model embeds, beside the teacher and the one-step regression. too_long: a sentence of more tokens
+    than the model reads is cut to its first ones (and counted), as encoders do, or refused."""
 
     sets: tuple[StsSource, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
     sampler: LatentSamplerConfig = LatentSamplerConfig(name="ddim", steps=8)
     too_long: Literal["truncate", "refuse"] = "truncate"
 
     def __post_init__(self) -> None:
-        names = [source.name for source in self.sets]
+        names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"sets: two share a name: {names}")
+            raise ValueError(f"sets and files: two share a name: {names}")
+
+    @property
+    def sources(self) -> tuple[StsSource, ...]:
+        """All sets, those of `files` last."""
+        return (*self.sets, *(StsSource(format="stsb", name=name, path=path) for name, path in self.files.items()))
 
 
 @config

@@ -102,9 +102,10 @@ class MMLDLM:
         device: str | torch.device | None = None,
         batch_tokens: int | None = None,
     ) -> MMLDLM:
-        """Load a run folder.
+        """Load a run.
 
         Args:
+            path: a run folder, one of its checkpoints, or a folder of runs, of which the newest is taken.
             encoder: the teacher; None loads the one named in the run's config.json when it is first needed.
             checkpoint: "latest", "best", or a checkpoint's folder name ("step-00001000").
             use_ema: the averaged weights instead of the last ones.

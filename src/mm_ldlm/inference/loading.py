@@ -37,7 +37,7 @@ class Parts:
 def load_run(
     path: str | Path, *, checkpoint: str = "latest", use_ema: bool = True, device: str | torch.device | None = None
 ) -> Parts:
-    """Read `path`: a run folder, or one of its checkpoints.
+    """Read `path`: a run folder, one of its checkpoints, or a folder of runs (the newest one of them).
 
     Raises:
         CheckpointError: no such folder, no config.json, no finished checkpoint (its marker is missing), damaged, or the
@@ -46,6 +46,7 @@ def load_run(
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run folder.")
+    path = folder.newest_run(path)
     found = folder.find(path, which=checkpoint.removeprefix("step-"))
     folder.check(found)
     config = _config(path, found)

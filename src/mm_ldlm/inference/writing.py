@@ -153,7 +153,9 @@ class Writer:
                     rows = [batch[target] for target in target_N.tolist()]
                     return torch.tensor(cosines([self._trim(ids) for ids in tokens_NL.tolist()], rows))
 
-                width = max(len(canvas) for row in batch for canvas in canvases[row])
+                longest = max(len(canvas) for row in batch for canvas in canvases[row])
+                room = config.rounds if config.resize > 0 else 0  # a text may grow by one token in each round
+                width = max(longest, min(longest + room, self.network.max_length))
                 canvases_BKL = torch.stack(
                     [pad(canvases[row], self.network.pad_id, self.network.device, width=width) for row in batch]
                 )
@@ -163,6 +165,7 @@ class Writer:
                     write=write,
                     nearness=nearness,
                     mask_id=self.network.mask_id,
+                    pad_id=self.network.pad_id,
                     generator=stream,
                 )
                 sums = found.log_probs.double().sum(dim=1).tolist()

@@ -114,6 +114,8 @@ class SearchConfig:
     """Share of a candidate's tokens that a child draws again."""
     remask_noise: NonNegativeFloat = 1.0
     """Gumbel noise, in nats, on the certainty by which tokens are picked: 0 re-masks the same ones every time."""
+    resize: Share = 0.0
+    """Share of the children that are one token longer or shorter than their parent, where it was least certain."""
     lengths: PositiveInt = 1
     """The candidates of the start are spread over this many of the most probable lengths."""
     temperature: NonNegativeFloat = 0.7

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.config import SearchConfig
-from mm_ldlm.sampling.orders import top_by_row
+from mm_ldlm.sampling.remasking import Draft, least_certain, resized
 from mm_ldlm.sampling.walk import TextSample
 
 Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]
@@ -78,17 +78,6 @@ class _Encoder:
         return torch.tensor([self._known[key] for key in keys], dtype=torch.float32, device=tokens_NL.device)
 
 
-def least_certain(
-    log_probs_NL: Tensor, writable_NL: Tensor, *, share: float, noise: float, generator: RowGenerator
-) -> Tensor:
-    """(N, L) bool: the `share` of the writable tokens, at least one, of lowest log-probability plus Gumbel noise."""
-    count_N = (writable_NL.sum(dim=1) * share).round().long().clamp_min(1).minimum(writable_NL.sum(dim=1))
-    doubt_NL = -log_probs_NL.double()
-    if noise > 0:
-        doubt_NL = doubt_NL - noise * torch.log(-torch.log(generator.uniform(log_probs_NL.shape[1])))
-    return top_by_row(doubt_NL.masked_fill(~writable_NL, -torch.inf), count_N) & writable_NL
-
-
 def search(
     canvases_BKL: Tensor,
     *,
@@ -96,6 +85,7 @@ def search(
     write: Write,
     nearness: Nearness,
     mask_id: int,
+    pad_id: int,
     generator: RowGenerator,
 ) -> SearchResult:
     """Search the text nearest to each target.
@@ -103,7 +93,8 @@ def search(
     `canvases_BKL` are the K starting canvases of each of B targets (they may differ in length); what is `[MASK]` in
     them may be written and re-written, anything else stays. Round by round, each target keeps its `beam` best
     candidates and draws `candidates` children from them, with `remask_share` of their least certain tokens masked
-    again; parents compete with their children, so the best cosine never falls.
+    again, a share of them one token longer or shorter (`resize`); parents compete with their children, so the best
+    cosine never falls.
     """
     B = canvases_BKL.shape[0]
     device = canvases_BKL.device
@@ -126,7 +117,7 @@ def search(
         rounds_B = rounds_B.index_add(0, live, torch.ones_like(live))
         parents = _Pool(final.tokens[live], final.log_probs[live], final.cosines[live])
         children, writable_TCL = _children(
-            parents, writable_BKL[live], live, number, config, write, encoder, network_B, mask_id, generator
+            parents, writable_BKL[live], live, number, config, write, encoder, network_B, mask_id, pad_id, generator
         )
         merged = _Pool(
             torch.cat([parents.tokens, children.tokens], dim=1),
@@ -195,6 +186,7 @@ def _children(
     encoder: _Encoder,
     network_B: Tensor,
     mask_id: int,
+    pad_id: int,
     generator: RowGenerator,
 ) -> tuple[_Pool, Tensor]:
     """`candidates` children of each live target, dealt to its parents in turn."""
@@ -203,18 +195,24 @@ def _children(
     for child in range(config.candidates):
         parent = child % W
         stream = generator.select(live).fork(f"round {number} child {child}")
+        draft = Draft(parents.tokens[:, parent], parents.log_probs[:, parent], writable_TWL[:, parent])
+        if config.resize > 0:
+            draft = resized(
+                draft,
+                share=config.resize,
+                noise=config.remask_noise,
+                mask_id=mask_id,
+                pad_id=pad_id,
+                generator=stream.fork("resize"),
+            )
         again_TL = least_certain(
-            parents.log_probs[:, parent],
-            writable_TWL[:, parent],
-            share=config.remask_share,
-            noise=config.remask_noise,
-            generator=stream.fork("which"),
+            draft, share=config.remask_share, noise=config.remask_noise, generator=stream.fork("which")
         )
-        sample = write(parents.tokens[:, parent].masked_fill(again_TL, mask_id), live, stream, False)
+        sample = write(draft.tokens_TL.masked_fill(again_TL, mask_id), live, stream, False)
         network_B.index_add_(0, live, sample.calls_per_row)
         tokens.append(sample.tokens)
-        log_probs.append(torch.where(again_TL, sample.log_probs, parents.log_probs[:, parent]))
-        writables.append(writable_TWL[:, parent])
+        log_probs.append(torch.where(again_TL, sample.log_probs, draft.log_probs_TL))
+        writables.append(draft.writable_TL)
     tokens_TCL = torch.stack(tokens, dim=1)
     cosines_TC = encoder(tokens_TCL.reshape(-1, L), live.repeat_interleave(config.candidates)).view(T, -1)
     return _Pool(tokens_TCL, torch.stack(log_probs, dim=1), cosines_TC), torch.stack(writables, dim=1)

@@ -21,7 +21,7 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
 
     found: dict[str, Any] = {}
     reason = untrained(model)
-    for source in tqdm(config.sets, desc="STS", disable=not progress):
+    for source in tqdm(config.sources, desc="STS", disable=not progress):
         pairs = load_sts(source, seed=seed)
         options: dict[str, Any] = {"replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level}
         scores = {"teacher": score_encoder(pairs, model.encode, **options)}

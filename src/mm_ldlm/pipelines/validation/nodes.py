@@ -39,7 +39,7 @@ def validate_data(
     from mm_ldlm.latents.extract import ExtractConfig
     from mm_ldlm.latents.index import write_quarantine
 
-    sets = parse(EvaluationConfig, evaluation, at="evaluation").sts.sets
+    sets = parse(EvaluationConfig, evaluation, at="evaluation").sts.sources
     outcome = validate(
         records=records,
         tokens=tokens,
