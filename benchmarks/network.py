@@ -59,8 +59,12 @@ def _compare(name: str, B: int, L: int, K: int, D: int, depth: int, heads: int) 
 
     ours = fastest["fused"] * 1e3
     tokens = f"{B}×({L}+{K}) tokens, width {D}, depth {depth}, {heads} heads"
-    row = {"name": f"network.{name}.step", "value": ours, "unit": "ms",
-                 "note": f"forward + backward, CPU time of one thread, {tokens}"}
+    row = {
+        "name": f"network.{name}.step",
+        "value": ours,
+        "unit": "ms",
+        "note": f"forward + backward, CPU time of one thread, {tokens}",
+    }
     if "mmdit" in fastest:
         theirs = fastest["mmdit"] * 1e3
         row |= {"peer": "mmdit", "peer_value": theirs, "ratio": theirs / ours}

@@ -42,8 +42,10 @@ def test_a_checkpoint_is_found_by_name_or_path(run_folder):
 def test_what_is_no_run_is_refused(run_folder, tmp_path):
     with pytest.raises(CheckpointError, match="no such run folder"):
         MMLDLM.from_run(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no finished checkpoint here"):
-        MMLDLM.from_run(tmp_path)
+        MMLDLM.from_run(tmp_path / "empty")
+    assert MMLDLM.from_run(tmp_path).parts.checkpoint.parents[1] == run_folder  # a folder of runs: the newest
     (run_folder / "config.json").rename(tmp_path / "config.json.away")
     with pytest.raises(CheckpointError, match=r"no config\.json, so this is no run folder"):
         MMLDLM.from_run(run_folder)

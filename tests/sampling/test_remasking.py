@@ -39,7 +39,8 @@ def test_half_of_a_share_shrinks_and_half_grows_where_the_doubt_is(rows):
     texts = [tuple(row) for row in got.tokens_TL.tolist()]
     shorter, longer, same = (1, 2, 3, PAD, PAD, PAD), (1, 2, 2, MASK, 3, PAD), (1, 2, 2, 3, PAD, PAD)
     assert set(texts) == {shorter, longer, same}
-    assert 70 <= texts.count(shorter) <= 130 and 70 <= texts.count(longer) <= 130
+    assert 70 <= texts.count(shorter) <= 130
+    assert 70 <= texts.count(longer) <= 130
     assert torch.equal(got.writable_TL, got.tokens_TL != PAD)
     grown = got.log_probs_TL[texts.index(longer)]
     assert grown.tolist() == [-0.10000000149011612, -0.10000000149011612, -3.0, -torch.inf, -0.20000000298023224, 0.0]

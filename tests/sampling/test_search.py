@@ -147,8 +147,10 @@ def test_a_text_that_began_too_short_grows_and_only_if_it_may(rows):
     _, fixed = run(rows, Spelling(), canvas=canvas, **settings)
     assert (fixed.tokens[:, 5] == PAD).all()
     _, grown = run(rows, Spelling(), canvas=canvas, resize=0.6, **settings)
-    assert (grown.cosines == 1).all() and torch.equal(grown.tokens, TARGETS)
+    assert (grown.cosines == 1).all()
+    assert torch.equal(grown.tokens, TARGETS)
     held = canvas.clone()
     held[:, :, 2] = 7  # a given token: the text keeps its length
     _, kept = run(rows, Spelling(), canvas=held, resize=1.0, **settings)
-    assert (kept.tokens[:, 2] == 7).all() and (kept.tokens[:, 5] == PAD).all()
+    assert (kept.tokens[:, 2] == 7).all()
+    assert (kept.tokens[:, 5] == PAD).all()

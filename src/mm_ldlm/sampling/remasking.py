@@ -39,9 +39,7 @@ def least_certain(draft: Draft, *, share: float, noise: float, generator: RowGen
     return top_by_row(doubts(draft, noise=noise, generator=generator), count_T) & draft.writable_TL
 
 
-def resized(
-    draft: Draft, *, share: float, noise: float, mask_id: int, pad_id: int, generator: RowGenerator
-) -> Draft:
+def resized(draft: Draft, *, share: float, noise: float, mask_id: int, pad_id: int, generator: RowGenerator) -> Draft:
     """A `share` of the texts with one token less, or one [MASK] more, at the most doubted place.
 
     A wrong length is seldom wrong by more than one, and doubles a word or swallows one: there the network doubts. Texts
