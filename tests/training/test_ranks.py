@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,27 +223,76 @@ def test_random_kills_leave_the_finished_run_bitwise_undisturbed(tmp_path: Path)
     assert done == kills
 
 
-@pytest.mark.slow
-def test_two_launchers_on_loopback_equal_one_host(tmp_path: Path) -> None:
+_HOST = """
+import sys
+from pathlib import Path
+from mm_ldlm.distributed.launch import LaunchConfig, launch
+case, number, head, address, logs = sys.argv[1:]
+config = LaunchConfig(
+    processes=1, nodes=2, rendezvous=head, job="pair", join_timeout=120, address=address, node_rank=int(number)
+)
+launch("rank_worker", [case], config=config, log_directory=Path(logs))
+"""
+
+
+def two_hosts_equal_one(tmp_path: Path, *, prefixes: list[list[str]], addresses: list[str]) -> None:
+    """Two launchers, each behind its command prefix and at its address, against one launcher of two processes."""
     spec = {"max_steps": 8, "batch": {"rows": 16}}
     one = go(tmp_path / "one", spec=spec)
     root = tmp_path / "two"
     root.mkdir()
-    (root / "case.json").write_text(json.dumps({"root": str(root), "spec": spec}))
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom mm_ldlm.distributed.launch import LaunchConfig, launch\n"
-        "config = LaunchConfig(processes=1, nodes=2, rendezvous='127.0.0.1:29517', job='pair', join_timeout=120,"
-        " address='127.0.0.1', node_rank=int(sys.argv[2]))\n"
-        "launch('rank_worker', [sys.argv[1]], config=config, log_directory=Path(sys.argv[3]))\n"
-    )
+    case = root / "case.json"
+    case.write_text(json.dumps({"root": str(root), "spec": spec}))
     hosts = [
-        subprocess.Popen([sys.executable, "-c", script, str(root / "case.json"), str(i), str(root / f"logs{i}")])
-        for i in range(2)
-    ]
+        subprocess.Popen(
+            [*prefix, sys.executable, "-c", _HOST, str(case), str(i), f"{addresses[0]}:29517", address,
+             str(root / f"logs{i}")]
+        )
+        for i, (prefix, address) in enumerate(zip(prefixes, addresses, strict=True))
+    ]  # fmt: skip
     for host in hosts:
         assert host.wait(timeout=400) == 0
     for name in ("model", "ema", "optimizer"):
         assert helpers.same_bits(helpers.tensors(one, 8, name), helpers.tensors(root / "run", 8, name)), name
+
+
+@pytest.mark.slow
+def test_two_launchers_on_loopback_equal_one_host(tmp_path: Path) -> None:
+    two_hosts_equal_one(tmp_path, prefixes=[[], []], addresses=["127.0.0.1", "127.0.0.1"])
+
+
+def in_namespaces(*arguments: str) -> None:
+    """`ip ARGUMENTS`; the test is skipped where that is not allowed."""
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    names = [f"mmldlm{os.getpid()}{side}" for side in "ab"]
+    ends = [f"mm{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            in_namespaces("netns", "add", name)
+        in_namespaces("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            in_namespaces("link", "set", end, "netns", name)
+            in_namespaces("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            in_namespaces("-n", name, "link", "set", end, "up")
+            in_namespaces("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_hosts_in_network_namespaces_equal_one_host(namespaces: list[str], tmp_path: Path) -> None:
+    prefixes = [["ip", "netns", "exec", name] for name in namespaces]
+    two_hosts_equal_one(tmp_path, prefixes=prefixes, addresses=["10.77.0.1", "10.77.0.2"])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from typing import Any
 
 import mm_ldlm
 from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
-from mm_ldlm.distributed import environment, failure
+from mm_ldlm.distributed import environment, failure, network
 from mm_ldlm.errors import WorkerFailed
 
 _TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -34,7 +34,8 @@ class LaunchConfig:
         processes: per host.
         nodes: hosts. With more than one, every host starts the same command; `rendezvous` names the head.
         rendezvous: "host:port" of the head; null: this machine, a free port. MASTER_ADDR and MASTER_PORT override it.
-        address: this host's own, as the others reach it; null asks the system for its name.
+        address: this host's own, as the others reach it; null: the one on the way to the head. gloo's traffic takes its
+            interface, unless GLOO_SOCKET_IFNAME names another.
         node_rank: this host's number, where a platform fixes it; null: the rendezvous decides.
         job: name that the hosts of one run share; null for a single host.
         max_restarts: of all workers together after one was lost; each continues from the last checkpoint.
@@ -93,6 +94,7 @@ def launch(
     log_directory.mkdir(parents=True, exist_ok=True)
     started = time.time()
     everything = Std.ALL
+    address = "127.0.0.1" if config.nodes == 1 else config.address or network.address_towards(config.rendezvous or "")
     elastic = ElasticConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
@@ -103,13 +105,13 @@ def launch(
         rdzv_configs={"join_timeout": config.join_timeout, **_is_host(config)},
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        local_addr=config.address if config.nodes > 1 else "127.0.0.1",
+        local_addr=address,
         logs_specs=DefaultLogsSpecs(
             log_dir=str(log_directory), redirects=everything, tee=everything if echo else Std.NONE
         ),
     )
     try:
-        with _importable(), _handlers_put_back():
+        with _environment_of_workers(network.interface_of(address) if address else None), _handlers_put_back():
             elastic_launch(elastic, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as error:
         raise WorkerFailed(_explain(error, log_directory, started, config)) from None
@@ -179,17 +181,24 @@ def _last_line(log_directory: Path, started: float) -> str:
 
 
 @contextlib.contextmanager
-def _importable() -> Iterator[None]:
-    """This package's source folder on the children's PYTHONPATH, for as long as they are started."""
+def _environment_of_workers(interface: str | None) -> Iterator[None]:
+    """What children inherit, for as long as they run: this package's source folder on PYTHONPATH, and gloo's interface.
+
+    Left alone, gloo takes the interface that the host's name resolves to, which on many machines is the loopback.
+    """
+    names = ("PYTHONPATH", "GLOO_SOCKET_IFNAME")
+    before = {name: os.environ.get(name) for name in names}
     source = str(Path(mm_ldlm.__file__).resolve().parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    parts = [part for part in (before or "").split(os.pathsep) if part]
+    parts = [part for part in (before["PYTHONPATH"] or "").split(os.pathsep) if part]
     if source not in parts:
         os.environ["PYTHONPATH"] = os.pathsep.join([source, *parts])
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
