@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.config import SearchConfig
-from mm_ldlm.sampling.remasking import Draft, least_certain, resized
+from mm_ldlm.sampling.doubt import Draft, least_certain, resized
 from mm_ldlm.sampling.walk import TextSample
 
 Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]

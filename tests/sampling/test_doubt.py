@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mm_ldlm.sampling.remasking import Draft, least_certain, resized
+from mm_ldlm.sampling.doubt import Draft, least_certain, resized
 
 MASK, PAD = 8, 9
 LOG_PROBS = torch.tensor([[-1.0, -5.0, -2.0, 0.0, -9.0]])
