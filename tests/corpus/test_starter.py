@@ -3,8 +3,10 @@
 import re
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import yaml
 
 from mm_ldlm.corpus.starter import StarterSentence, generate_starter_corpus, generate_starter_sts
 from mm_ldlm.corpus.starter.generate import SPLITS
@@ -108,6 +110,26 @@ def test_asking_for_more_than_the_grammar_has_is_refused_with_the_figures(monkey
     monkeypatch.setattr("mm_ldlm.corpus.starter.generate._ATTEMPTS_PER_SENTENCE", 5)
     with pytest.raises(SourceError, match=r"no more validation sentences: 40 were asked for, 0 are new"):
         list(generate_starter_corpus(seed=0, num_train=0, num_validation=40))
+
+
+def test_the_page_tells_what_base_generates(project: Path) -> None:
+    """docs/starter-corpus.md, row by row, against the corpus that conf/base asks for."""
+    parameters = yaml.safe_load((project / "conf/base/parameters/ingestion.yml").read_text())
+    counts = {key: parameters["ingestion"]["sources"][0][key] for key in ("num_train", "num_validation", "num_test")}
+    made = list(generate_starter_corpus(seed=0, **counts))
+    assert len({s.text for s in made}) == len(made)
+    shapes = Counter(s.shape for s in made)
+    lengths = [len(s.text.split()) for s in made]
+    letters = set(re.findall("[a-z]+", " ".join(s.text.lower() for s in made)))
+    page = (project / "docs/starter-corpus.md").read_text()
+    train, validation, test = counts.values()
+    for row in (
+        f"| sentences | {train:,} train, {validation:,} validation, {test:,} test; all {len(made):,} distinct |",
+        f"| words | {len(letters):,} (",
+        f"| shapes | {len(shapes)}, {min(shapes.values()):,} to {max(shapes.values()):,} sentences each",
+        f"| length | {min(lengths)} to {max(lengths)} words, mean {sum(lengths) / len(lengths):.1f};",
+    ):
+        assert row in page
 
 
 # ----------------------------------------------------------------------------------------- the pairs
