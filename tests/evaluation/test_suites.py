@@ -118,7 +118,7 @@ def test_likelihood_is_near_the_entropy_of_a_guess_and_adds_up(model, sentences)
 
 
 def test_the_bound_agrees_with_the_facade(model, sentences):
-    """`MMLDLM.score` cuts t below t_min off and draws otherwise; the two estimate the same number."""
+    """`MMLDLM.score` draws otherwise; the two estimate the same number."""
     found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=24), seed=0, progress=False)
     theirs = model.score(list(sentences.texts), latents=sentences.latents_nd, draws=24)
     per_token = theirs.nll.sum() / theirs.tokens.sum()

@@ -369,7 +369,7 @@ class MMLDLM:
     ) -> Scores:
         """A bound on −log p of each text in nats, given its raw latent or without one, with its standard error.
 
-        It is −log p(length) plus the diffusion bound on the tokens, from `draws` low-discrepancy times a row.
+        It is −log p(length) plus the diffusion bound on the tokens, from `draws` low-discrepancy masked shares a row.
         """
         listed = inputs.check_texts(texts)
         if draws < 1:

@@ -1,8 +1,8 @@
 """The likelihood bound of a text: what training minimises, measured with care.
 
-−log p(tokens | length, latent) ≤ E_t[w(t) · Σ over masked positions of −log x_θ] (mathematics §1, "evaluation").
-Every row gets `draws` times, low-discrepancy over the row itself: t_k = (u + k/K) mod 1, scaled to [t_min, 1]. Sums
-are kept in float64.
+−log p(tokens | length, latent) ≤ ∫₀¹ (1/m) E[Σ over masked positions of −log x_θ] dm (mathematics §1, "evaluation"),
+in the masked share m: the times that training draws are cut off at t_min, and a schedule never masks more than 1 − α_1.
+Every row gets `draws` shares, low-discrepancy over the row itself: m_k = 1 − (u + k/K) mod 1. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.masked import mask_tokens, token_nll
+from mm_ldlm.diffusion.masked import token_nll
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.network import Network
+from mm_ldlm.sampling.walk import time_of_share
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Bound:
     nll_KB: Tensor
     """float64 nats, each an unbiased draw of the row's bound"""
     times_KB: Tensor
+    """The time that the network was told: its schedule's for the masked share"""
 
     @property
     def mean_B(self) -> Tensor:
@@ -55,14 +57,12 @@ def token_bound(
     denoise = network.text_denoiser(latents_Bd, noise_Bd)
     rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
     u_B = generator.fork("time").uniform()
-    schedule, t_min = network.objective.text_schedule, network.objective.t_min
     nll, times = [], []
     for number in range(draws):
-        t_B = t_min + (1 - t_min) * ((u_B + number / draws) % 1.0)
-        noisy_BL = mask_tokens(
-            tokens_BL, valid_BL, t_B, schedule=schedule, mask_id=network.mask_id, generator=generator.fork(number)
-        )
-        masked_BL = (noisy_BL == network.mask_id) & valid_BL
+        share_B = 1 - (u_B + number / draws) % 1.0  # in (0, 1]
+        masked_BL = (generator.fork(number).uniform(tokens_BL.shape[1]) < share_B[:, None]) & valid_BL
+        noisy_BL = tokens_BL.masked_fill(masked_BL, network.mask_id)
+        t_B = time_of_share(network.objective.text_schedule, share_B)
         logits_MV = denoise.logits(noisy_BL, t_B.float(), rows_B, masked_BL)
         nll_M = token_nll(
             logits_MV,
@@ -71,7 +71,7 @@ def token_bound(
             pad_id=network.pad_id,
             vocab_size=network.vocab_size,
         )
-        summed_B = torch.zeros_like(t_B).index_add_(0, masked_BL.nonzero()[:, 0], nll_M.double())
-        nll.append(summed_B * schedule.weight(t_B))
+        summed_B = torch.zeros_like(share_B).index_add_(0, masked_BL.nonzero()[:, 0], nll_M.double())
+        nll.append(summed_B / share_B)
         times.append(t_B)
     return Bound(torch.stack(nll), torch.stack(times))
