@@ -4,7 +4,7 @@ import json
 import math
 
 from mm_ldlm.training.config import GuardConfig
-from mm_ldlm.training.guard import Guard, Verdict
+from mm_ldlm.training.guard import OVERFLOWS, Guard, Verdict
 
 
 def fed(guard: Guard, count: int = 40, *, loss: float = 1.0) -> None:
@@ -87,6 +87,20 @@ def test_an_fp16_overflow_is_no_fault() -> None:
     assert verdict.action == "skip"
     assert not verdict.non_finite
     assert guard.consecutive_skips == 0
+
+
+def test_overflows_without_end_are_a_fault_that_no_scale_cures() -> None:
+    """GradScaler halves at each: after `OVERFLOWS` in a row the scale is below 1, and the gradients are at fault."""
+    guard = Guard(GuardConfig(max_consecutive_skips=2, max_rollbacks=0))
+
+    def overflown() -> Verdict:
+        return guard.judge(kind="a", loss=1.0, grad_norm=math.inf, bad_ranks=[], overflow=True)
+
+    assert not any(overflown().non_finite for _ in range(OVERFLOWS))
+    fed(guard, 1)
+    assert not any(overflown().non_finite for _ in range(OVERFLOWS)), "a good step in between starts the count anew"
+    first, second = overflown(), overflown()
+    assert (first.action, first.non_finite, second.action) == ("skip", True, "stop")
 
 
 def test_state_survives_json() -> None:

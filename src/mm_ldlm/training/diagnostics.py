@@ -66,11 +66,12 @@ class Diagnostics:
         self._flops = 0.0
 
     def before_update(self, parts: Run, padded_tokens: int) -> None:
-        """After the backward pass (fp16: on the scaled gradients, whose zeros are the underflow)."""
+        """After the backward pass (fp16: on the scaled gradients, whose zeros are the underflow; norms without it)."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self.flops_per_token = 3.0 * self._flops / max(padded_tokens, 1)
+        scale = 1.0 if parts.scaler is None else float(parts.scaler.get_scale())
         groups: dict[str, list[nn.Parameter]] = {}
         for name, tag, parameter in tagged_parameters(parts.parallel.inner.model):
             if parameter.requires_grad:
@@ -82,13 +83,13 @@ class Diagnostics:
             if not with_grad:
                 continue
             grads = [_local(p.grad) for p in with_grad]
-            self._numbers[f"grad_norm/{part}"] = _norm([p.grad for p in with_grad])
+            self._numbers[f"grad_norm/{part}"] = _norm([p.grad for p in with_grad]) / scale
             count = sum(g.numel() for g in grads)
             self._numbers[f"grad_zeros/{part}"] = torch.stack([(g == 0).sum() for g in grads]).sum().double() / count
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
             self._held += [(part, p, p.detach().clone()) for p in with_grad]
         if parts.scaler is not None:
-            self._line["fp16_scale"] = float(parts.scaler.get_scale())
+            self._line["fp16_scale"] = scale
 
     def after_update(self, parts: Run, *, applied: bool) -> None:
         """After the optimizer: how far the weights moved; then everything is read at once."""

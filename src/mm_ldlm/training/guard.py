@@ -17,6 +17,9 @@ from mm_ldlm.training.config import GuardConfig
 
 Action = Literal["apply", "skip", "rollback", "stop"]
 
+OVERFLOWS = 24
+"""fp16 overflows in a row that the loss scale may answer for: it starts at 2¹⁶ and halves each time."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -35,6 +38,7 @@ class Guard:
         self.config = config
         self.consecutive_skips = 0
         self.consecutive_spikes = 0
+        self.consecutive_overflows = 0
         self.rollbacks = 0
         self._windows: dict[str, collections.deque[float]] = {}
 
@@ -47,10 +51,15 @@ class Guard:
             kind: steps of one kind are compared with each other.
             loss: the step's global loss. grad_norm: global, before clipping.
             bad_ranks: ranks whose own loss was not finite.
-            overflow: fp16 gradients overflowed under a scale that will now be lowered: skipped, but no fault.
+            overflow: fp16, whose gradients may overflow under a scale that will now be lowered: skipped, but no fault
+                until `OVERFLOWS` in a row have not helped.
         """
         if not bad_ranks and math.isfinite(loss) and not math.isfinite(grad_norm) and overflow:
-            return Verdict("skip", "fp16 gradients overflowed; the scale is lowered", non_finite=False)
+            self.consecutive_overflows += 1
+            if self.consecutive_overflows <= OVERFLOWS:
+                return Verdict("skip", "fp16 gradients overflowed; the scale is lowered", non_finite=False)
+        else:
+            self.consecutive_overflows = 0
         if bad_ranks or not math.isfinite(loss) or not math.isfinite(grad_norm):
             what = f"loss is {loss}" if bad_ranks or not math.isfinite(loss) else f"gradient norm is {grad_norm}"
             where = f" (rank {', '.join(map(str, bad_ranks))})" if bad_ranks else ""
@@ -91,7 +100,7 @@ class Guard:
     def rolled_back(self) -> None:
         """Start afresh after a roll-back; the number of roll-backs stays."""
         self.rollbacks += 1
-        self.consecutive_skips = self.consecutive_spikes = 0
+        self.consecutive_skips = self.consecutive_spikes = self.consecutive_overflows = 0
         self._windows.clear()
 
     def _score(self, name: str, value: float) -> float:
@@ -112,6 +121,7 @@ class Guard:
         return {
             "consecutive_skips": self.consecutive_skips,
             "consecutive_spikes": self.consecutive_spikes,
+            "consecutive_overflows": self.consecutive_overflows,
             "rollbacks": self.rollbacks,
             "windows": {name: list(window) for name, window in self._windows.items()},
         }
@@ -119,6 +129,7 @@ class Guard:
     def load(self, found: dict[str, Any]) -> None:
         self.consecutive_skips = found["consecutive_skips"]
         self.consecutive_spikes = found["consecutive_spikes"]
+        self.consecutive_overflows = found.get("consecutive_overflows", 0)  # checkpoints of before have none
         self.rollbacks = found["rollbacks"]
         self._windows = {
             name: collections.deque(values, maxlen=self.config.spike_window)
