@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError, FingerprintError, TrainingDiverged
+from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged
 from mm_ldlm.tracking.jsonl import read_events, read_lines, read_metrics
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_status
@@ -279,19 +279,36 @@ def test_pitfall_22_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert helpers.same_bits(helpers.tensors(tmp_path / "a/run", 10), helpers.tensors(tmp_path / "b/run", 10))
 
 
-def test_validation_best_and_retention(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("best_is", "choose"), [("min", min), ("max", max)])
+def test_validation_best_and_retention(tmp_path: Path, best_is: str, choose: Any) -> None:
     run(
         tmp_path, validate_every=2,
-        checkpoint={"every_steps": 2, "keep_last": 1, "keep_every": 4, "best_metric": "validation/loss"},
+        checkpoint={
+            "every_steps": 2, "keep_last": 1, "keep_every": 4, "best_metric": "validation/loss", "best_is": best_is,
+        },
     )  # fmt: skip
     values = {
         line["step"]: line["validation/loss"] for line in read_metrics(log(tmp_path)) if "validation/loss" in line
     }
     assert sorted(values) == [2, 4, 6, 8, 10]
     best = folder.step_of(folder.find(tmp_path / "run", which="best"))
-    assert values[best] == min(values.values())
+    assert values[best] == choose(values.values())
     kept = {folder.step_of(path) for path in folder.all_in(tmp_path / "run/checkpoints")}
     assert kept == {4, 8, 10} | {best}
+
+
+def test_a_best_metric_that_is_never_measured_is_refused_or_said(tmp_path: Path) -> None:
+    for training in (
+        {"checkpoint": {"best_metric": "validation/loss"}},
+        {"validate_every": 3, "checkpoint": {"every_steps": 5, "best_metric": "validation/loss"}},
+        {"checkpoint": {"every_steps": None, "best_metric": "loss"}},
+    ):
+        with pytest.raises(ConfigurationError, match="make the second a multiple of the first"):
+            helpers.spec(**training)
+    run(tmp_path, checkpoint={"every_steps": 5, "best_metric": "los"})
+    said = read_events(log(tmp_path), "best_unknown")
+    assert [event["step"] for event in said] == [5, 10]
+    assert "no 'los' among" in said[0]["reason"]
 
 
 def test_validation_changes_nothing_that_is_trained(tmp_path: Path) -> None:

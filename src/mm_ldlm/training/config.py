@@ -108,7 +108,8 @@ class CheckpointConfig:
     """Attributes:
     every_steps, every_minutes: whichever comes first; null switches one off. The last step is always kept.
     keep_last: newest checkpoints kept. keep_every: and every checkpoint whose step is a multiple of this.
-    best_metric: name in the training log; the checkpoint with the best value is kept as `best`. null: none.
+    best_metric: name in the training log; the checkpoint with the best value is kept as `best`. null: none. It is
+        measured when checkpoints are written: `every_steps` has to be a multiple of its interval.
     best_is: whether small or large is good.
     background: write in a thread while training goes on.
     """
@@ -168,5 +169,13 @@ class TrainingConfig:
             raise ValueError(
                 f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) is above max_steps ({self.max_steps})"
             )
+        if (best := self.checkpoint.best_metric) is not None:
+            name = "validate_every" if best.startswith("validation/") else "log_every"
+            interval, steps = getattr(self, name), self.checkpoint.every_steps
+            if interval == 0 or steps is None or steps % interval:
+                raise ValueError(
+                    f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
+                    f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first"
+                )
         if self.run_name is not None and ("/" in self.run_name or self.run_name in ("", ".", "..")):
             raise ValueError(f"run_name is one folder name, found {self.run_name!r}")

@@ -66,6 +66,10 @@ class Keeper:
             value = line[self.config.best_metric]
             if state.best is None or (value < state.best if self.config.best_is == "min" else value > state.best):
                 state.best, best = value, True
+        elif self.config.best_metric is not None and line:
+            self.tracker.event(
+                state.step, "best_unknown", reason=f"no {self.config.best_metric!r} among {sorted(line)}"
+            )
         model_tensors = _snapshot(dict(model.named_parameters()))
         ema_tensors = _snapshot(parts.ema.values)
         optimizer_tensors = _snapshot(parts.optimization.tensors())
