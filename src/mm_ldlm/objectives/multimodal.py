@@ -85,10 +85,16 @@ class ObjectiveConfig:
 
 
 class MultimodalObjective:
-    """See the module. `mask_id`, `pad_id` and the vocabulary's real size come from the tokenizer."""
+    """See the module. `mask_id`, `pad_id` and the vocabulary's real size come from the tokenizer.
 
-    def __init__(self, config: ObjectiveConfig, *, mask_id: int, pad_id: int, vocab_size: int) -> None:
-        self.config = config
+    `fixed_shapes` asks for logits at every position, so that the model's shapes are the batch's: a compiled one would
+    be compiled again for each number of masks.
+    """
+
+    def __init__(
+        self, config: ObjectiveConfig, *, mask_id: int, pad_id: int, vocab_size: int, fixed_shapes: bool = False
+    ) -> None:
+        self.config, self.fixed_shapes = config, fixed_shapes
         self.mask_id, self.pad_id, self.vocab_size = mask_id, pad_id, vocab_size
         self.weights: dict[str, float] = {
             "text_loss": config.text_weight,
@@ -155,7 +161,7 @@ class MultimodalObjective:
         wanted = {"text": noise_text, "latent": noise_latent, "length": want_length}
         inputs["heads"] = tuple(name for name, here in wanted.items() if here)
         masked_BL = (tokens_BL == self.mask_id) & batch.valid_BL if noise_text else None
-        gather = masked_BL is not None and masked_BL.device.type == "cpu"
+        gather = masked_BL is not None and masked_BL.device.type == "cpu" and not self.fixed_shapes
         if gather:  # the head only where it is needed; elsewhere than on a CPU fixed shapes are worth more
             inputs["logits_at"] = masked_BL
         out = model(tokens_BL, **inputs)

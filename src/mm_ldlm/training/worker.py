@@ -146,20 +146,21 @@ def build(
         trained_parts = _initialise(model, root / config.init_from)
     apply_mode_freezing(model, spec.objective.mode, trained_parts=trained_parts)
     objective: Objective = MultimodalObjective(
-        spec.objective, mask_id=data.mask_id, pad_id=data.pad_id, vocab_size=data.vocab_size
-    )
+        spec.objective, mask_id=data.mask_id, pad_id=data.pad_id, vocab_size=data.vocab_size,
+        fixed_shapes=config.precision.compile,
+    )  # fmt: skip
     if wrap_objective is not None:
         objective = wrap_objective(objective)
     if config.parallel == "fsdp":
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision.autocast)
         shard(model, list(model.blocks), process, low_precision=low)
+    plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=spec.model.max_length)
     inner = TrainStep(model, objective)
     if config.precision.compile:
-        inner.forward_model = torch.compile(model, dynamic=False)
+        inner.forward_model = _compiled(model, graphs=2 * len(plan.shapes()) * len(spec.objective.modes))
     parallel = Parallel(inner, process, strategy=config.parallel)
     optimization = Optimization(model, config.optimizer, max_steps=config.max_steps)
     scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None
-    plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=spec.model.max_length)
     loader = Loader(
         plan, data.train, rank=process.rank, world=process.world, fill=config.precision.compile,
         pin=process.device.type == "cuda",
@@ -187,6 +188,15 @@ def build(
         guard=Guard(config.guard), keeper=keeper, tracker=tracker, diagnostics=Diagnostics(config.diagnose_every),
         asked_to_stop=lambda: False, validate=_validation(spec, data),
     )  # fmt: skip
+
+
+def _compiled(model: Any, *, graphs: int) -> Any:
+    """One graph for each shape and mode (two with self-conditioning). Past its limit, 8 at first, dynamo would run the
+    rest uncompiled and only warn."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs + 1)
+    return torch.compile(model, dynamic=False)
 
 
 def _validation(spec: TrainingSpec, data: Data) -> Validation | None:
