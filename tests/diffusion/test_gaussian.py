@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mm_ldlm.diffusion.gaussian import (
     add_noise,
     convert,
-    ddim_sigma,
     loss_weight,
     target,
     to_eps,
@@ -150,11 +149,3 @@ def test_weight_formulas_and_uniform():
         loss_weight("min_snr", snr, parameterisation="v"), torch.tensor([0.0, 0.5, 5 / 6, 5 / 51, 0.0])
     )
     assert (loss_weight("uniform", snr, parameterisation="v") == 1).all()
-
-
-def test_ddim_with_eta_one_is_ddpms_posterior():
-    a_t, a_s = torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.6, dtype=torch.float64)
-    beta = 1 - a_t / a_s
-    assert float(ddim_sigma(a_t, a_s, eta=1.0) ** 2) == pytest.approx(float(beta * (1 - a_s) / (1 - a_t)))
-    assert ddim_sigma(a_t, a_s, eta=0.0) == 0
-    assert ddim_sigma(torch.tensor(1.0), torch.tensor(1.0), eta=1.0) == 0

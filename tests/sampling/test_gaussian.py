@@ -131,6 +131,15 @@ def test_ddpm_is_ddim_at_eta_one(schedule, rows):
     assert not torch.allclose(one, run("ddim", denoise, x, rows, steps=9), atol=1e-2)
 
 
+def test_the_posteriors_deviation_is_ddpms():
+    schedule = GaussianSchedule(name="cosine")
+    now, then = grid(schedule, steps=3, t_max=0.9)[1:3]
+    a_t, a_s = now.signal**2, then.signal**2
+    beta = 1 - a_t / a_s
+    assert gaussian.posterior_deviation(now, then) ** 2 == pytest.approx(beta * (1 - a_s) / (1 - a_t))
+    assert gaussian.posterior_deviation(now, gaussian.Point(0.0, 1.0, 0.0)) == 0
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["ddpm", "heun"])
 def test_samples_have_the_datas_moments(name, schedule, rows):

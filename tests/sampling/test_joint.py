@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
+from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.draws import Draw
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointDenoiser, latent_first, text_first, together
@@ -76,6 +80,15 @@ def test_together_conditions_on_itself(canvas, rows):
     heard = []
     together(denoiser(heard, self_condition=True), canvas(6), width=2, steps=3, generator=rows(1))
     assert [previous is None for _, _, _, previous in heard] == [True, False, False]
+
+
+def test_pitfall_12_an_eps_network_is_refused_where_no_signal_is_left(canvas, rows):
+    blind = replace(denoiser(), parameterisation="eps")
+    with pytest.raises(SamplingError, match="t_max below 1"):
+        together(blind, canvas(2), width=2, steps=3, generator=rows(1))
+    assert torch.isfinite(
+        together(blind, canvas(2), width=2, steps=3, generator=rows(1), t_max=0.995).latent.latents
+    ).all()
 
 
 def _text(tokens):

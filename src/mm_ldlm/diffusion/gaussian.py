@@ -136,13 +136,3 @@ def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameteri
     if parameterisation == "flow":
         return capped_B / (1 + snr_B.sqrt()).square()
     raise ValueError(f"unknown parameterisation {parameterisation!r}; one of {get_args(Parameterisation)}")
-
-
-def ddim_sigma(alpha_bar_t: Tensor, alpha_bar_s: Tensor, *, eta: float) -> Tensor:
-    """σ = η√((1−ᾱ_s)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_s) (DDIM, arXiv:2010.02502, eq. 16); 0 where 1 − ᾱ_t is 0.
-
-    η = 1 is the deviation of DDPM's posterior.
-    """
-    lost_t = 1 - alpha_bar_t
-    ratio = torch.where(lost_t > 0, (1 - alpha_bar_s) / torch.where(lost_t > 0, lost_t, 1), 0)
-    return eta * torch.sqrt(ratio * (1 - alpha_bar_t / alpha_bar_s).clamp(min=0))

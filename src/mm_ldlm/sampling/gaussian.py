@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -95,20 +96,46 @@ class Estimator:
             free_Bd = self.denoise.unconditional(x_Bd, t_B, memory)
             prediction_Bd = free_Bd + self.guidance * (prediction_Bd - free_Bd)  # x = u + g(c − u)
             self.calls += 1
-        if self.denoise.parameterisation == "eps" and at.signal <= FLOOR:
-            raise SamplingError(
-                f"an 'eps' network says nothing about x0 at t={at.t}, where no signal is left: "
-                f"set t_max below 1 (0.995)."
-            )
-        x0_Bd, eps_Bd = to_x0_and_eps(
-            prediction_Bd.to(x_Bd.dtype),
-            self.denoise.parameterisation,
-            x_t_Bd=x_Bd,
-            signal_B=torch.full_like(x_Bd[:, 0], at.signal),
-            noise_scale_B=torch.full_like(x_Bd[:, 0], at.noise),
-        )
+        x0_Bd, eps_Bd = estimate_at(at, prediction_Bd, self.denoise.parameterisation, x_t_Bd=x_Bd)
         self.previous = x0_Bd
         return x0_Bd, eps_Bd
+
+
+def estimate_at(at: Point, prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair (x0, ε), each (B, d) in x_t's type, that the network's prediction at a point of the grid implies.
+
+    Raises:
+        SamplingError: an 'eps' network where no signal is left, whose x0 would be noise over nothing.
+    """
+    if kind == "eps" and at.signal <= FLOOR:
+        raise SamplingError(
+            f"an 'eps' network says nothing about x0 at t={at.t}, where no signal is left: set t_max below 1 (0.995)."
+        )
+    return to_x0_and_eps(
+        prediction_Bd.to(x_t_Bd.dtype),
+        kind,
+        x_t_Bd=x_t_Bd,
+        signal_B=torch.full_like(x_t_Bd[:, 0], at.signal),
+        noise_scale_B=torch.full_like(x_t_Bd[:, 0], at.noise),
+    )
+
+
+def posterior_deviation(now: Point, then: Point) -> float:
+    """The deviation of q(x_s | x_t, x0): (noise_s/noise_t)·√(noise_t² − (signal_t/signal_s)² noise_s²).
+
+    For a variance-preserving schedule √((1−ᾱ_s)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_s) (DDIM, arXiv:2010.02502, eq. 16 at η = 1).
+    """
+    added = now.noise**2 - (now.signal / then.signal) ** 2 * then.noise**2
+    return then.noise / now.noise * math.sqrt(max(added, 0.0))
+
+
+def ddim_step(
+    x0_Bd: Tensor, eps_Bd: Tensor, now: Point, then: Point, *, eta: float, fresh: Callable[[], Tensor]
+) -> Tensor:
+    """`x_s = signal_s x0 + √(noise_s² − σ²) ε + σz`, σ = η · `posterior_deviation`; `fresh` draws z (B, d)."""
+    sigma = eta * posterior_deviation(now, then)
+    x_Bd = then.signal * x0_Bd + math.sqrt(max(then.noise**2 - sigma**2, 0.0)) * eps_Bd
+    return x_Bd + sigma * fresh() if sigma > 0 else x_Bd
 
 
 LatentSampler = Callable[..., Tensor]
@@ -125,18 +152,10 @@ def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]
 def ddim(
     x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator, *, eta: float = 0.0
 ) -> Tensor:
-    """`x_s = signal_s x0 + √(noise_s² − σ²) ε + σz`, σ = η·(noise_s/noise_t)·√(noise_t² − (signal_t/signal_s)²
-    noise_s²).
-
-    For a variance-preserving schedule σ is DDIM's own (arXiv:2010.02502, eq. 16). With the true ε it returns x_0
-    exactly.
-    """
+    """`ddim_step` down the grid (arXiv:2010.02502). With the true ε it returns x_0 exactly."""
     for step, (now, then) in enumerate(pairwise(points)):
         x0_Bd, eps_Bd = estimate(x_Bd, now)
-        sigma = eta * _posterior_deviation(now, then)
-        x_Bd = then.signal * x0_Bd + math.sqrt(max(then.noise**2 - sigma**2, 0.0)) * eps_Bd
-        if sigma > 0:
-            x_Bd = x_Bd + sigma * _fresh(generator, step, x_Bd)
+        x_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=eta, fresh=partial(_fresh, generator, step, x_Bd))
     return x_Bd
 
 
@@ -152,7 +171,7 @@ def ddpm(x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowG
         kept = now.signal / then.signal
         added = now.noise**2 - kept**2 * then.noise**2  # variance that the forward process adds from s to t
         x_Bd = (kept * then.noise**2 * x_Bd + then.signal * added * x0_Bd) / now.noise**2
-        x_Bd = x_Bd + _posterior_deviation(now, then) * _fresh(generator, step, x_Bd)
+        x_Bd = x_Bd + posterior_deviation(now, then) * _fresh(generator, step, x_Bd)
     return x_Bd
 
 
@@ -242,12 +261,6 @@ def sample_latents(
         calls += estimate.calls
     draws_KBd = torch.stack(samples)
     return LatentSample(draws_KBd.mean(dim=0), draws_KBd, calls)
-
-
-def _posterior_deviation(now: Point, then: Point) -> float:
-    """(noise_s/noise_t)·√(noise_t² − (signal_t/signal_s)² noise_s²): the deviation of q(x_s | x_t, x0)."""
-    added = now.noise**2 - (now.signal / then.signal) ** 2 * then.noise**2
-    return then.noise / now.noise * math.sqrt(max(added, 0.0))
 
 
 def _fresh(generator: RowGenerator, step: int, like_Bd: Tensor) -> Tensor:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.gaussian import Parameterisation, to_x0_and_eps
+from mm_ldlm.diffusion.gaussian import Parameterisation
 from mm_ldlm.diffusion.masked import forbidden_bias, reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
 from mm_ldlm.sampling.draws import Draw, draw_tokens
-from mm_ldlm.sampling.gaussian import LatentSample, grid
+from mm_ldlm.sampling.gaussian import LatentSample, ddim_step, estimate_at, grid
 from mm_ldlm.sampling.walk import TextSample, time_of_share
 
 PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -93,19 +94,9 @@ def together(
         log_probs_BL = log_probs_BL.masked_scatter(asked_BL, chosen_M)
         steps_BL = steps_BL.masked_fill(asked_BL, step)
 
-        x0_Bd, eps_Bd = to_x0_and_eps(
-            prediction_Bd.float(),
-            denoise.parameterisation,
-            x_t_Bd=z_Bd,
-            signal_B=torch.full_like(t_latent_B, now.signal),
-            noise_scale_B=torch.full_like(t_latent_B, now.noise),
-        )
+        x0_Bd, eps_Bd = estimate_at(now, prediction_Bd, denoise.parameterisation, x_t_Bd=z_Bd)
         memory_Bd = x0_Bd if denoise.self_condition else None
-        added = now.noise**2 - (now.signal / then.signal) ** 2 * then.noise**2
-        sigma = eta * then.noise / now.noise * math.sqrt(max(added, 0.0))
-        z_Bd = then.signal * x0_Bd + math.sqrt(max(then.noise**2 - sigma**2, 0.0)) * eps_Bd
-        if sigma > 0:
-            z_Bd = z_Bd + sigma * stream.fork("noise").normal(width)
+        z_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=eta, fresh=partial(stream.fork("noise").normal, width))
     calls_B = torch.full((len(z_Bd),), steps, dtype=torch.long, device=z_Bd.device)
     text = TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, steps)
     return JointSample(text, LatentSample(z_Bd, z_Bd.unsqueeze(0), steps), steps)
