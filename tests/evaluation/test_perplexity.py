@@ -96,7 +96,6 @@ def test_bits_of_the_latent_are_the_difference():
     drop = score.nll_unconditional.value - score.nll_given_latent.value
     assert score.bits_per_token.value == pytest.approx(drop / math.log(2))
     assert score.bits_per_sentence.value == pytest.approx(3 * score.bits_per_token.value)
-    assert score.perplexity_unconditional == pytest.approx(math.exp(score.nll_unconditional.value))
 
 
 def test_standard_error_of_a_rate_covers():

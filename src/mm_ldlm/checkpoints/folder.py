@@ -231,13 +231,6 @@ def size(contents: Contents) -> int:
     return tensors_ + folders
 
 
-def save_plain(path: Path, values: Mapping[str, Tensor]) -> None:
-    """One safetensors file, by temporary name and rename."""
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    save_file({key: value.contiguous() for key, value in values.items()}, temporary)
-    os.replace(temporary, path)
-
-
 __all__ = [
     "MARKER", "Contents", "all_in", "check", "document", "find", "keep", "name_of", "newest_whole", "point", "pointer",
     "remove", "size", "step_of", "tensors", "write",

@@ -191,11 +191,6 @@ class TextTokenizer:
         """The token as the vocabulary spells it."""
         return str(self.base.id_to_token(int(self.kept_V[index])))
 
-    def token_id(self, token: str) -> int | None:
-        """Its id, or None when the vocabulary lacks it."""
-        found = self.base.token_to_id(token)
-        return None if found is None or self._from_base[found] < 0 else int(self._from_base[found])
-
     # -- folders ------------------------------------------------------------------------------------------------------
 
     def with_vocabulary(self, base_ids: npt.NDArray[np.int64]) -> TextTokenizer:

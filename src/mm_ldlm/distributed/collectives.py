@@ -64,8 +64,3 @@ def gather_bytes(data: bytes, *, device: torch.device) -> list[bytes]:
 def gather_texts(text: str, *, device: torch.device) -> list[str]:
     """Every rank's text, on every rank, in rank order."""
     return [data.decode("utf-8") for data in gather_bytes(text.encode("utf-8"), device=device)]
-
-
-def agree_texts(text: str, *, device: torch.device) -> bool:
-    """True on every rank when all ranks hold the same text."""
-    return len(set(gather_texts(text, device=device))) == 1

@@ -238,7 +238,7 @@ def mean(values_N: np.ndarray) -> Estimate:
 class LanguageModelScore:
     """Unconditional and conditional cost of the same sentences, and what lies between them.
 
-    nll_*: nats per token, length included. perplexity_*: exp of them. bits_*: the latent's information as the drop from
+    nll_*: nats per token, length included. bits_*: the latent's information as the drop from
     unconditional to conditional cost, in bits, per token and per sentence (paired, so its error is that of the
     differences). Both are upper bounds, so their difference is an estimate of the information and no bound on it.
     """
@@ -251,14 +251,6 @@ class LanguageModelScore:
     length_given_latent: Estimate
     bits_per_token: Estimate
     bits_per_sentence: Estimate
-
-    @property
-    def perplexity_unconditional(self) -> float:
-        return math.exp(self.nll_unconditional.value)
-
-    @property
-    def perplexity_given_latent(self) -> float:
-        return math.exp(self.nll_given_latent.value)
 
 
 def language_model_score(

@@ -11,7 +11,7 @@ SentEval).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,15 +140,6 @@ def ratio_to(teacher: StsScore, student: StsScore, *, level: float = 0.95) -> In
         raise EvaluationError("a ratio needs two scores of the same STS set.")
     value = student.spearman["cosine"] / teacher.spearman["cosine"]
     return interval(value, student.replicates_R / teacher.replicates_R, level=level)
-
-
-def compare_encoders(
-    pairs: StsSet, encoders: Mapping[str, Encode], *, reference: str, replicates: int = 1000, seed: int = 0
-) -> tuple[dict[str, StsScore], dict[str, Interval]]:
-    """Scores by encoder name, and each one's ratio to `reference` (the teacher)."""
-    scores = {name: score_encoder(pairs, encode, replicates=replicates, seed=seed) for name, encode in encoders.items()}
-    ratios = {name: ratio_to(scores[reference], score) for name, score in scores.items() if name != reference}
-    return scores, ratios
 
 
 def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, *, replicates: int, seed: int, level: float) -> dict:
