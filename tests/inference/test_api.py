@@ -205,7 +205,7 @@ def test_npy_files_invert(model, unit_latents, tmp_path):
 
 def test_without_an_encoder_texts_need_one(build, unit_latents):
     model = build()
-    model._encoder = None
+    model._edge._encoder = None
     assert len(model.invert(unit_latents(2))) == 2
     with pytest.raises(SamplingError, match="needs the encoder"):
         model.invert(["w1"])

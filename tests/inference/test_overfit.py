@@ -36,7 +36,7 @@ def learned():
     objective = MultimodalObjective(config, mask_id=21, pad_id=20, vocab_size=23)
     ids = made.tokenizer.encode(TEXTS) * 8
     tokens = torch.tensor([row + [20] * (7 - len(row)) for row in ids])
-    latents = made._standardise(made.encode(TEXTS)).repeat(8, 1)
+    latents = made._edge.standardised(made.encode(TEXTS)).repeat(8, 1)
     rows = torch.arange(len(ids))
     batch = Batch(tokens, tokens != 20, latents, rows, rows, len(ids), int((tokens != 20).sum()))
     optimizer = torch.optim.Adam(made.model.parameters(), lr=4e-3)

@@ -71,9 +71,10 @@ def world(parts, tmp_path_factory):
 @pytest.fixture
 def sample(world, monkeypatch):
     """Run the whole pipeline with some parameters changed; gives its tables."""
-    from mm_ldlm.inference import MMLDLM
 
-    monkeypatch.setattr(MMLDLM, "encoder", property(lambda self: world["encoder"]))
+    from mm_ldlm.inference.edge import Edge
+
+    monkeypatch.setattr(Edge, "encoder", property(lambda self: world["encoder"]))
 
     def run(name="run-1", **changes):
         parameters = {

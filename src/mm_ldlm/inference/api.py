@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,35 +17,20 @@ import torch
 
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
-from mm_ldlm.inference.batching import batches_by_length, default_batch_tokens
+from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.choices import latent_config, text_config
+from mm_ldlm.inference.edge import Edge, Encoder, Latents
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
-from mm_ldlm.inference.scoring import token_bound
-from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths, pad
+from mm_ldlm.inference.scoring import score_tokens
+from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths
 from mm_ldlm.sampling.config import JOINT_SAMPLER_NAMES, LatentSamplerConfig, SearchConfig, TextSamplerConfig
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
     from mm_ldlm.inference.loading import Parts
     from mm_ldlm.objectives.multimodal import ObjectiveConfig
-
-Latents = npt.ArrayLike
-"""(n, d) raw, or one (d,)"""
-
-
-class Encoder(Protocol):
-    """The teacher: sentences to raw vectors."""
-
-    @property
-    def width(self) -> int:
-        """d"""
-        ...
-
-    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """(n, d) float32"""
-        ...
 
 
 class MMLDLM:
@@ -62,6 +47,7 @@ class MMLDLM:
         encoder: the teacher, or None where none is at hand.
         objective: how the network was trained; decides schedules, parameterisation and what stands for "unknown".
         batch_tokens: tokens of one batch, pads counted; chosen by the vocabulary's size when None.
+        load_encoder: makes the teacher when it is first needed, instead of `encoder`.
     """
 
     def __init__(
@@ -73,12 +59,11 @@ class MMLDLM:
         objective: ObjectiveConfig | None = None,
         *,
         batch_tokens: int | None = None,
+        load_encoder: Callable[[], Encoder] | None = None,
     ) -> None:
         from mm_ldlm.objectives.multimodal import ObjectiveConfig
 
         self.model, self.tokenizer, self.normaliser = model, tokenizer, normaliser
-        self._encoder = encoder
-        self._load_encoder: Callable[[], Encoder] | None = None
         self.parts: Parts | None = None
         self.network = Network(
             model,
@@ -87,9 +72,10 @@ class MMLDLM:
             pad_id=tokenizer.pad_id,
             vocab_size=tokenizer.vocab_size,
         )
-        self.batch_tokens = batch_tokens or default_batch_tokens(tokenizer.vocab_size)
-        self._writer = Writer(self.network, batch_tokens=self.batch_tokens)
-        self._latents = LatentWriter(self.network, batch_tokens=self.batch_tokens)
+        batch_tokens = batch_tokens or default_batch_tokens(tokenizer.vocab_size)
+        self._writer = Writer(self.network, batch_tokens=batch_tokens)
+        self._latents = LatentWriter(self.network, batch_tokens=batch_tokens)
+        self._edge = Edge(self.network, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder)
 
     @classmethod
     def from_run(
@@ -117,8 +103,11 @@ class MMLDLM:
         from mm_ldlm.inference.loading import load_run
 
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        made = cls(parts.model, parts.tokenizer, parts.normaliser, encoder, parts.objective, batch_tokens=batch_tokens)
-        made._load_encoder, made.parts = parts.load_encoder, parts
+        made = cls(
+            parts.model, parts.tokenizer, parts.normaliser, encoder, parts.objective,
+            batch_tokens=batch_tokens, load_encoder=parts.load_encoder,
+        )  # fmt: skip
+        made.parts = parts
         return made
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -134,24 +123,18 @@ class MMLDLM:
         return self.network.max_length
 
     @property
+    def batch_tokens(self) -> int:
+        """Tokens of one batch, pads counted."""
+        return self._writer.batch_tokens
+
+    @property
     def encoder(self) -> Encoder:
         """The teacher.
 
         Raises:
             SamplingError: there is none, or its vectors have another width than the model's latents.
         """
-        if self._encoder is None and self._load_encoder is not None:
-            self._encoder = self._load_encoder()
-        if self._encoder is None:
-            raise SamplingError(
-                "this needs the encoder that made the latents, and the model was built without one: "
-                "pass encoder=load_encoder(...) or give latents instead of texts."
-            )
-        if self._encoder.width != self.width:
-            raise SamplingError(
-                f"the encoder gives vectors of width {self._encoder.width}, the model's latents have {self.width}."
-            )
-        return self._encoder
+        return self._edge.encoder
 
     # --- the uses -----------------------------------------------------------------------------------------------------
 
@@ -178,16 +161,21 @@ class MMLDLM:
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call a row.
         """
-        sources, raw_nd = self._targets(targets)
+        sources, raw_nd = self._edge.targets(targets)
         config = text_config(sampler, steps)
-        latents_nd = self._standardise(raw_nd)
+        latents_nd = self._edge.standardised(raw_nd)
         several = how_many_lengths(length)
         self._refuse_untrained(self.network.can_write, "write texts")
         if search is not None and search.enabled:
             lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
             starts = self._writer.starting_canvases(latents_nd, first=lengths, config=search)
             written = self._writer.search(
-                starts, latents_nd=latents_nd, cosines=self._cosines(raw_nd), sampler=config, config=search, seed=seed
+                starts,
+                latents_nd=latents_nd,
+                cosines=self._edge.cosines(raw_nd),
+                sampler=config,
+                config=search,
+                seed=seed,
             )
         elif several > 1:
             written = self._writer.write_likeliest_length(
@@ -212,7 +200,7 @@ class MMLDLM:
         `sampler="one_step"` is the regression baseline, at one call.
         """
         listed = inputs.check_texts(texts)
-        return self.embed_tokens(self._encode(listed), listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
+        return self.embed_tokens(self._edge.ids(listed), listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
 
     def embed_tokens(
         self,
@@ -228,8 +216,8 @@ class MMLDLM:
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
         self._refuse_untrained(self.network.can_embed, "embed texts")
         drawn = self._latents.given_texts(ids, config=latent_config(sampler, steps, draws), seed=seed)
-        draws_Knd = np.stack([self._invert(draw_nd) for draw_nd in drawn.draws])
-        return Embeddings(tuple(texts), self._invert(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
+        draws_Knd = np.stack([self._edge.raw(draw_nd) for draw_nd in drawn.draws])
+        return Embeddings(tuple(texts), self._edge.raw(drawn.draws.mean(dim=0)), draws_Knd, drawn.network_calls)
 
     def generate(
         self,
@@ -262,7 +250,7 @@ class MMLDLM:
             raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
         text, latent = text_config(sampler, steps), latent_config(latent_sampler, steps, None)
         written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
-        return self._texts(written, [None] * n, self._invert(latents_nd), reembed=False)
+        return self._texts(written, [None] * n, self._edge.raw(latents_nd), reembed=False)
 
     def infill(
         self,
@@ -282,8 +270,8 @@ class MMLDLM:
         listed = inputs.check_texts(texts)
         canvases = [editing.canvas_of(text, mask=mask, tokenizer=self.tokenizer) for text in listed]
         inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
-        raw_nd = self._given(latents, rows=len(listed))
-        latents_nd = None if raw_nd is None else self._standardise(raw_nd)
+        raw_nd = self._edge.given(latents, rows=len(listed))
+        latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
         self._refuse_untrained(self.network.can_write, "write texts")
         written = self._writer.write(canvases, latents_nd=latents_nd, sampler=text_config(sampler, steps), seed=seed)
         return self._texts(written, listed, raw_nd, reembed=False)
@@ -310,15 +298,15 @@ class MMLDLM:
             raise SamplingError(f"strength must lie between 0 and 1, found {strength}.")
         if which not in ("least_likely", "random"):
             raise SamplingError(f"which must be 'least_likely' or 'random', found {which!r}.")
-        _, raw_nd = self._targets(targets)
+        _, raw_nd = self._edge.targets(targets)
         if len(raw_nd) == 1:
             raw_nd = np.repeat(raw_nd, len(listed), axis=0)
         if len(raw_nd) != len(listed):
             raise SamplingError(
                 f"edit: {len(listed)} sources but {len(raw_nd)} targets; give one each, or one for all."
             )
-        latents_nd = self._standardise(raw_nd)
-        ids = self._encode(listed)
+        latents_nd = self._edge.standardised(raw_nd)
+        ids = self._edge.ids(listed)
         self._refuse_untrained(self.network.can_write, "write texts")
         masked, calls = editing.remask(
             self._writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed
@@ -345,8 +333,8 @@ class MMLDLM:
         """
         if steps < 2:
             raise SamplingError(f"interpolate: steps must be at least 2 (the two ends), found {steps}.")
-        sources_a, raw_a = self._targets(a)
-        sources_b, raw_b = self._targets(b)
+        sources_a, raw_a = self._edge.targets(a)
+        sources_b, raw_b = self._edge.targets(b)
         if len(raw_a) != len(raw_b):
             raise SamplingError(f"interpolate: {len(raw_a)} starts but {len(raw_b)} ends.")
         shares = np.linspace(0.0, 1.0, steps)
@@ -374,7 +362,7 @@ class MMLDLM:
         listed = inputs.check_texts(texts)
         if draws < 1:
             raise SamplingError(f"draws must be at least 1, found {draws}.")
-        return self.score_tokens(self._encode(listed), listed, latents=latents, draws=draws, seed=seed)
+        return self.score_tokens(self._edge.ids(listed), listed, latents=latents, draws=draws, seed=seed)
 
     def score_tokens(
         self,
@@ -388,24 +376,9 @@ class MMLDLM:
         """`score` for texts that are tokens already (each of 1..max_length ids)."""
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
         self._refuse_untrained(self.network.can_write, "score texts")
-        raw_nd = self._given(latents, rows=len(ids))
-        latents_nd = None if raw_nd is None else self._standardise(raw_nd)
-        lengths = np.array([len(row) for row in ids])
-        log_probs_nN = self._writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
-        nll, times = np.zeros((draws, len(ids))), np.zeros((draws, len(ids)))
-        with self.network.evaluating():
-            for batch in batches_by_length(lengths.tolist(), batch_tokens=self.batch_tokens):
-                bound = token_bound(
-                    self.network,
-                    pad([ids[row] for row in batch], self.network.pad_id, self.network.device),
-                    latents_Bd=None if latents_nd is None else latents_nd[batch],
-                    draws=draws,
-                    generator=self._writer.generator(batch, seed),
-                )
-                nll[:, batch], times[:, batch] = bound.nll_KB.cpu().numpy(), bound.times_KB.cpu().numpy()
-        spread = nll.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
-        length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
-        return Scores(tuple(texts), lengths, length_nll, nll.mean(axis=0), spread, draws, nll, times)
+        raw_nd = self._edge.given(latents, rows=len(ids))
+        latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
+        return score_tokens(self._writer, ids, texts, latents_nd=latents_nd, draws=draws, seed=seed)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """The k rows of `store` nearest to each raw latent by cosine.
@@ -420,58 +393,13 @@ class MMLDLM:
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
-    def _targets(self, targets: Any) -> tuple[list[str | None], npt.NDArray[np.float32]]:
-        """(source texts or None, raw latents) of texts, `.npy` paths or vectors."""
-        if isinstance(targets, Path) or (isinstance(targets, str) and targets.endswith(".npy")):
-            raw_nd = inputs.read_npy(targets, width=self.width)
-            return [None] * len(raw_nd), raw_nd
-        if isinstance(targets, str) or (
-            isinstance(targets, Sequence) and len(targets) > 0 and isinstance(targets[0], str)
-        ):
-            listed = inputs.check_texts(targets)
-            return list(listed), inputs.check_latents(self.encoder.encode(listed), width=self.width, what="encoder")
-        raw_nd = inputs.check_latents(targets, width=self.width)
-        return [None] * len(raw_nd), raw_nd
-
     def _refuse_untrained(self, trained: bool, what: str) -> None:
         if not trained:
             modes = ", ".join(self.network.objective.modes)
             raise SamplingError(f"this run was not trained to {what} (modes: {modes}).")
 
-    def _given(self, latents: Latents | None, *, rows: int) -> npt.NDArray[np.float32] | None:
-        if latents is None:
-            return None
-        raw_nd = inputs.check_latents(latents, width=self.width)
-        if len(raw_nd) != rows:
-            raise SamplingError(f"{rows} texts but {len(raw_nd)} latents; give one each.")
-        return raw_nd
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        ids = self.tokenizer.encode(list(texts))
-        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
-        return ids
-
     def _masks(self, lengths: Sequence[int]) -> list[list[int]]:
         return [[self.network.mask_id] * length for length in lengths]
-
-    def _standardise(self, raw_nd: npt.NDArray[np.float32]) -> torch.Tensor:
-        standardised_nd = np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float32)
-        return torch.from_numpy(standardised_nd).to(self.network.device)
-
-    def _invert(self, latents_nd: torch.Tensor) -> npt.NDArray[np.float32]:
-        """Standardised to raw, on the unit sphere where the encoder's vectors are (the normaliser knows)."""
-        return np.asarray(self.normaliser.invert(latents_nd.float().cpu().numpy()), dtype=np.float32)
-
-    def _cosines(self, raw_nd: npt.NDArray[np.float32]) -> Any:
-        """The closure that a search measures nearness with."""
-        unit_nd = raw_nd / np.maximum(np.linalg.norm(raw_nd, axis=1, keepdims=True), 1e-12)
-
-        def cosines(tokens: list[list[int]], rows: list[int]) -> list[float]:
-            found_md = np.asarray(self.encoder.encode(self.tokenizer.decode_batch(tokens)), dtype=np.float64)
-            found_md /= np.maximum(np.linalg.norm(found_md, axis=1, keepdims=True), 1e-12)
-            return np.einsum("md,md->m", found_md, unit_nd[rows]).tolist()
-
-        return cosines
 
     def _texts(
         self,
@@ -483,7 +411,9 @@ class MMLDLM:
     ) -> Texts:
         cosines, encoder_calls = written.cosines, written.encoder_calls
         if reembed and cosines is None and raw_nd is not None:
-            cosines = np.array(self._cosines(raw_nd)([list(row) for row in written.tokens], list(range(len(raw_nd)))))
+            cosines = np.array(
+                self._edge.cosines(raw_nd)([list(row) for row in written.tokens], list(range(len(raw_nd))))
+            )
             encoder_calls = encoder_calls + 1
         return Texts(
             texts=tuple(self.tokenizer.decode_batch(written.tokens)),

@@ -7,14 +7,19 @@ Every row gets `draws` shares, low-discrepancy over the row itself: m_k = 1 − 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.masked import token_nll
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.inference.batching import batches_by_length
 from mm_ldlm.inference.network import Network
+from mm_ldlm.inference.results import Scores
+from mm_ldlm.inference.writing import Writer, pad
 from mm_ldlm.sampling.walk import time_of_share
 
 
@@ -75,3 +80,31 @@ def token_bound(
         nll.append(summed_B / share_B)
         times.append(t_B)
     return Bound(torch.stack(nll), torch.stack(times))
+
+
+def score_tokens(
+    writer: Writer,
+    ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    *,
+    latents_nd: Tensor | None,
+    draws: int,
+    seed: int,
+) -> Scores:
+    """The bound for each of n texts (`ids` are theirs), given its standardised latent or with the latent unknown."""
+    network, lengths = writer.network, np.array([len(row) for row in ids])
+    log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
+    nll, times = np.zeros((draws, len(ids))), np.zeros((draws, len(ids)))
+    with network.evaluating():
+        for batch in batches_by_length(lengths.tolist(), batch_tokens=writer.batch_tokens):
+            bound = token_bound(
+                network,
+                pad([ids[row] for row in batch], network.pad_id, network.device),
+                latents_Bd=None if latents_nd is None else latents_nd[batch],
+                draws=draws,
+                generator=writer.generator(batch, seed),
+            )
+            nll[:, batch], times[:, batch] = bound.nll_KB.cpu().numpy(), bound.times_KB.cpu().numpy()
+    spread = nll.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
+    length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
+    return Scores(tuple(texts), lengths, length_nll, nll.mean(axis=0), spread, draws, nll, times)
