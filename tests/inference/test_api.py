@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.objectives.multimodal import ObjectiveConfig
 from mm_ldlm.sampling.config import (
@@ -14,6 +15,7 @@ from mm_ldlm.sampling.config import (
     LatentSamplerConfig,
     SearchConfig,
     TextSamplerConfig,
+    UnconditionalConfig,
 )
 
 
@@ -54,6 +56,18 @@ def test_generate_in_every_order(order, mode, build):
     assert out.latents.shape == (6, 6)
     assert np.isfinite(out.latents).all()
     assert all(1 <= len(row) <= 12 for row in out.tokens)
+
+
+@pytest.mark.parametrize("order", ["together", "latent_first"])
+def test_latents_of_unknown_texts_are_never_averaged(order, build):
+    made = build(objective=ObjectiveConfig(mode="mixed"))
+    several = LatentSamplerConfig(steps=3, draws=4)
+    with pytest.raises(SamplingError, match=f"in the order '{order}' each draw is another sentence's latent"):
+        made.generate(2, order=order, latent_sampler=several, steps=3)
+    with pytest.raises(ConfigurationError, match="set draws to 1"):
+        parse(UnconditionalConfig, {"order": order, "latent": {"draws": 4}}, at="sampling.unconditional")
+    assert len(made.generate(2, order="text_first", latent_sampler=several, steps=3)) == 2
+    parse(UnconditionalConfig, {"order": "text_first", "latent": {"draws": 4}}, at="sampling.unconditional")
 
 
 def test_what_was_not_trained_is_refused(build, unit_latents):

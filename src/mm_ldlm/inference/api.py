@@ -25,7 +25,13 @@ from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths
-from mm_ldlm.sampling.config import JOINT_SAMPLER_NAMES, LatentSamplerConfig, SearchConfig, TextSamplerConfig
+from mm_ldlm.sampling.config import (
+    JOINT_SAMPLER_NAMES,
+    LatentSamplerConfig,
+    SearchConfig,
+    TextSamplerConfig,
+    refuse_mean,
+)
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -249,6 +255,10 @@ class MMLDLM:
         if how_many_lengths(length) > 1:
             raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
         text, latent = text_config(sampler, steps), latent_config(latent_sampler, steps, None)
+        try:
+            refuse_mean(order, latent)
+        except ValueError as error:
+            raise SamplingError(str(error)) from None
         written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
         return self._texts(written, [None] * n, self._edge.raw(latents_nd), reembed=False)
 

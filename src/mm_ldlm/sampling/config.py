@@ -100,6 +100,15 @@ class LatentSamplerConfig:
             raise ValueError(f"t_max must be at most 1, found {self.t_max}")
 
 
+def refuse_mean(order: str, latent: LatentSamplerConfig) -> None:
+    """Raise ValueError where K latents would be averaged that no text ties together: their mean is near no sentence."""
+    if order != "text_first" and latent.draws > 1:
+        raise ValueError(
+            f"latent.draws is {latent.draws}, but in the order '{order}' each draw is another sentence's latent and "
+            "their mean is nobody's: set draws to 1"
+        )
+
+
 @config
 class SearchConfig:
     """Candidates re-embedded and compared with the target; all counts are per target."""
@@ -175,6 +184,7 @@ class UnconditionalConfig:
         _check_length(self.length)
         if isinstance(self.length, str) and self.length.startswith("top-"):
             raise ValueError("length 'top-n' keeps the likeliest text, which is no draw; use 'sample' or 'argmax'")
+        refuse_mean(self.order, self.latent)
 
 
 @config
