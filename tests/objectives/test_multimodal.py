@@ -16,6 +16,7 @@ from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.build import ModelConfig, build_model
 from mm_ldlm.objectives.base import Batch, Objective
 from mm_ldlm.objectives.multimodal import MultimodalObjective, ObjectiveConfig
+from mm_ldlm.training.stepping import total
 
 VOCAB, PAD, MASK, WIDTH, LENGTH = 20, 0, 1, 6, 8
 SINGLE = ("l2t", "t2l", "unconditional")
@@ -241,6 +242,51 @@ def test_z_loss_and_length_loss_appear_by_their_weights() -> None:
     spy = Spy()
     assert "length_loss" not in objective(mode="l2t", length_weight=0)(spy, data, generator(), step=0)
     assert spy.calls[0]["heads"] == ("text",)
+
+
+def test_weights_reach_the_total_and_gamma_the_latent_loss() -> None:
+    data, heavy = batch(), objective(mode="unconditional", text_weight=3.0, latent_weight=0.5)
+    losses = heavy(Spy(), data, generator(), step=0)
+    by_hand = 3.0 * losses["text_loss"][0] / data.global_tokens + 0.5 * losses["latent_loss"][0] / data.global_size
+    by_hand += heavy.config.length_weight * losses["length_loss"][0] / data.global_size
+    assert float(total(losses, heavy, data)) == pytest.approx(float(by_hand), rel=1e-6)
+
+    def latent_loss(**settings: Any) -> float:
+        chosen = objective(mode="t2l", parameterisation="x0", **settings)
+        return float(chosen(Spy(), data, generator(), step=0)["latent_loss"][0].detach())
+
+    small, large = (latent_loss(latent_loss="min_snr", min_snr_gamma=gamma) for gamma in (1.0, 5.0))
+    assert small < large < 5 * small, "times of little noise count for gamma, the others for their own ratio"
+    assert latent_loss(latent_loss="uniform") == latent_loss(latent_loss="uniform", min_snr_gamma=1.0)
+
+
+def test_every_position_or_the_masked_ones_alone_give_the_same_losses() -> None:
+    """Where shapes have to stay (GPUs, compiled graphs) logits are made everywhere."""
+    data, config = batch(), ObjectiveConfig(mode="l2t", z_loss=1e-3)
+    spies = Spy(logit=5), Spy(logit=5)
+    some, all_ = (
+        MultimodalObjective(config, mask_id=MASK, pad_id=PAD, vocab_size=VOCAB, fixed_shapes=fixed)
+        for fixed in (False, True)
+    )
+    a = some(spies[0], data, generator(), step=0)
+    spies[1].forward = shaped(spies[1])  # type: ignore[method-assign]
+    b = all_(spies[1], data, generator(), step=0)
+    assert "logits_at" in spies[0].calls[0]
+    assert "logits_at" not in spies[1].calls[0]
+    assert a.keys() == b.keys()
+    for name in a:
+        assert [float(x) for x in a[name]] == pytest.approx([float(x) for x in b[name]], rel=1e-6), name
+
+
+def shaped(spy: Spy) -> Any:
+    """The spy's logits at every position, (B, L, V) as the network gives them."""
+    plain = spy.forward
+
+    def forward(tokens_BL: Tensor, **given: Any) -> Any:
+        out = plain(tokens_BL, **given)
+        return dataclasses.replace(out, logits_BLV=out.logits_BLV.view(*tokens_BL.shape, VOCAB))
+
+    return forward
 
 
 def test_loss_by_time_adds_up() -> None:

@@ -65,6 +65,13 @@ def test_spikes_are_skipped_where_that_is_asked_for() -> None:
     assert judge(guard, 100.0).action == "skip"
 
 
+def test_what_counts_as_a_spike_is_a_parameter() -> None:
+    for spike_z, spike in ((3.0, True), (1e6, False)):
+        guard = Guard(GuardConfig(spike_window=32, spike_z=spike_z))
+        fed(guard)
+        assert judge(guard, 5.0).spike is spike
+
+
 def test_spikes_without_end_are_divergence() -> None:
     guard = Guard(GuardConfig(spike_window=64, spike_patience=5))
     fed(guard, 64)

@@ -297,6 +297,12 @@ def test_validation_best_and_retention(tmp_path: Path, best_is: str, choose: Any
     assert kept == {4, 8, 10} | {best}
 
 
+@pytest.mark.parametrize(("every_minutes", "steps"), [(1e-9, list(range(1, 11))), (1e9, [10]), (None, [10])])
+def test_checkpoints_by_the_clock(tmp_path: Path, every_minutes: float | None, steps: list[int]) -> None:
+    run(tmp_path, checkpoint={"every_steps": None, "every_minutes": every_minutes, "background": False})
+    assert [event["step"] for event in read_events(log(tmp_path), "checkpoint")] == steps
+
+
 def test_a_best_metric_that_is_never_measured_is_refused_or_said(tmp_path: Path) -> None:
     for training in (
         {"checkpoint": {"best_metric": "validation/loss"}},
