@@ -40,6 +40,7 @@ check: lint types ## lint, import contracts, types
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
 types: $(STAMP)

@@ -79,3 +79,10 @@ def test_nothing_masked_costs_nothing(name, context_denoiser, rows):
 def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"no text sampler is called 'confidense'; known: ancestral, .*remdm_loop"):
         TextSamplerConfig(name="confidense")
+
+
+def test_a_doubtful_token_never_returns_with_more_than_certainty():
+    assert TextSamplerConfig(name="remdm_conf", eta=0.36)
+    with pytest.raises(ValueError, match=r"remdm_conf.*1/e"):
+        TextSamplerConfig(name="remdm_conf", eta=0.38)
+    assert TextSamplerConfig(name="remdm_cap", eta=0.9)

@@ -114,7 +114,7 @@ def test_conf_takes_back_the_doubtful_first(rows, canvas):
     [
         ("remdm_cap", {"eta": 0.9}),
         ("remdm_rescale", {"eta": 0.9}),
-        ("remdm_conf", {"eta": 0.9}),
+        ("remdm_conf", {"eta": 0.36}),
         ("remdm_loop", {"eta": 0.9}),
         ("remdm_loop", {"t_on": 0.8}),
         ("remdm_loop", {"t_off": 0.3}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mm_ldlm.models.build import ModelConfig, build_model
-from mm_ldlm.training.diagnostics import Diagnostics
+from mm_ldlm.training.diagnostics import Diagnostics, underflow
 
 
 def numbers(*, scale: float | None) -> dict[str, float]:
@@ -36,3 +36,12 @@ def test_gradient_norms_do_not_grow_with_the_loss_scale() -> None:
     assert norms
     assert {name: scaled[name] for name in norms} == pytest.approx({name: plain[name] for name in norms})
     assert (scaled["fp16_scale"], scaled["fp16_underflow"]) == (2.0**16, 0.0)
+
+
+def test_underflow_is_a_share_of_what_took_part() -> None:
+    table = torch.zeros(10, 4)  # only words 2 and 5 occurred, and one of their eight entries is lost
+    table[2], table[5] = 1.0, 1.0
+    table[5, 3] = 0.0
+    assert float(underflow([table])) == pytest.approx(1 / 8)
+    assert float(underflow([table, torch.ones(8)])) == pytest.approx(1 / 16)
+    assert float(underflow([torch.zeros(3, 3)])) == 0.0

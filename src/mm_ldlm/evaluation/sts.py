@@ -65,7 +65,8 @@ def similarities(a_Nd: np.ndarray, b_Nd: np.ndarray, *, name: str = "sts") -> di
             )
     dot_N = (a_Nd * b_Nd).sum(axis=1)
     return {
-        "cosine": dot_N / (np.linalg.norm(a_Nd, axis=1) * np.linalg.norm(b_Nd, axis=1)),
+        # rounded, so that pairs of one sentence with itself are a tie and not ordered by their last bit
+        "cosine": np.round(dot_N / (np.linalg.norm(a_Nd, axis=1) * np.linalg.norm(b_Nd, axis=1)), 12),
         "dot": dot_N,
         "manhattan": -np.abs(a_Nd - b_Nd).sum(axis=1),
         "euclidean": -np.linalg.norm(a_Nd - b_Nd, axis=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field
 from typing import Literal
 
@@ -75,6 +76,11 @@ class TextSamplerConfig:
             raise ValueError("top_p must be above 0: nothing would be left to draw from")
         if not self.t_off < self.t_on:
             raise ValueError(f"t_off must lie below t_on, found t_off={self.t_off}, t_on={self.t_on}")
+        if self.name == "remdm_conf" and self.eta > 1 / math.e:
+            raise ValueError(
+                f"eta of 'remdm_conf' must be at most 1/e = 0.367, found {self.eta}: a doubtful token returns up to "
+                "e times as often as the mean one, and no probability may pass 1"
+            )
         if self.clock == "schedule" and self.name in ("threshold", "entropy_bounded"):
             raise ValueError(f"sampler '{self.name}' has no grid of times: clock must be 'share'")
 

@@ -45,6 +45,11 @@ class Diagnostics:
         self.flops_per_token = 0.0
         """forward and backward, for each padded token, as counted in the last detailed step; 0 while unknown"""
 
+    def new_epoch(self, device: torch.device) -> None:
+        """The peak of memory is an epoch's (of the process's life on a CPU, where it cannot be put back)."""
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
     def due(self, step: int) -> bool:
         """The step that follows `step` finished ones is the `every`-th, and the very first."""
         return self.every > 0 and ((step + 1) % self.every == 0 or step == 0)
@@ -77,6 +82,7 @@ class Diagnostics:
             if parameter.requires_grad:
                 groups.setdefault(part_of(name, tag), []).append(parameter)
         self._numbers, self._held = {}, []
+        seen: list[Tensor] = []
         for part, parameters in groups.items():
             with_grad = [p for p in parameters if p.grad is not None]
             self._numbers[f"param_norm/{part}"] = _norm([p.detach() for p in parameters])
@@ -84,12 +90,14 @@ class Diagnostics:
                 continue
             grads = [_local(p.grad) for p in with_grad]
             self._numbers[f"grad_norm/{part}"] = _norm([p.grad for p in with_grad]) / scale
+            seen += grads
             count = sum(g.numel() for g in grads)
             self._numbers[f"grad_zeros/{part}"] = torch.stack([(g == 0).sum() for g in grads]).sum().double() / count
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
             self._held += [(part, p, p.detach().clone()) for p in with_grad]
         if parts.scaler is not None:
             self._line["fp16_scale"] = scale
+            self._numbers["fp16_underflow"] = underflow(seen)
 
     def after_update(self, parts: Run, *, applied: bool) -> None:
         """After the optimizer: how far the weights moved; then everything is read at once."""
@@ -105,9 +113,6 @@ class Diagnostics:
         self._numbers, self._seen = {}, {}
         values = torch.stack([_whole(value).double() for value in numbers.values()]).tolist()
         self._line |= dict(zip(numbers, values, strict=True))
-        if parts.scaler is not None:
-            zeros = [value for name, value in self._line.items() if name.startswith("grad_zeros/")]
-            self._line["fp16_underflow"] = sum(zeros) / max(len(zeros), 1)
         if parts.process.device.type == "cuda":
             device = parts.process.device
             self._line["memory_peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
@@ -176,6 +181,17 @@ class Diagnostics:
         if self._freezing is not None:
             model: Any = parts.parallel.inner.model
             verify_parameter_freezing(model, self._freezing, check_gradients=False)
+
+
+def underflow(grads: list[Tensor]) -> Tensor:
+    """Share (0-D) of the entries that are exactly 0, in rows that took part: a token that did not occur has none."""
+    zeros, entries = [], []
+    for grad in grads:
+        zero_NM = (grad == 0).reshape(len(grad) if grad.ndim else 1, -1)
+        live_N1 = ~zero_NM.all(dim=1, keepdim=True)
+        zeros.append((zero_NM & live_N1).sum())
+        entries.append(live_N1.sum() * zero_NM.shape[1])
+    return torch.stack(zeros).sum().double() / torch.stack(entries).sum().clamp(min=1)
 
 
 def _norm(tensors: list[Any]) -> Tensor:

@@ -119,6 +119,8 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
             # -- count -------------------------------------------------------------------------------------------------
             state.step += 1
             state.draw += 1
+            if planned.epoch != state.epoch:
+                parts.diagnostics.new_epoch(parts.process.device)
             state.epoch, state.batch_in_epoch = planned.epoch, planned.index + 1
             state.rows += len(planned.rows)
             state.tokens += planned.tokens

@@ -26,7 +26,7 @@ from mm_ldlm.config import to_dict
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import MMLDLMError, WorkerFailed
+from mm_ldlm.errors import ConfigurationError, MMLDLMError, WorkerFailed
 from mm_ldlm.models.build import build_model
 from mm_ldlm.models.freezing import INPUT_PARTS, apply_mode_freezing
 from mm_ldlm.models.vocabulary import set_token_vectors
@@ -202,8 +202,13 @@ def _compiled(model: Any, *, graphs: int) -> Any:
 def _validation(spec: TrainingSpec, data: Data) -> Validation | None:
     """A pass over validation rows in each single mode, where it is asked for and there are such rows."""
     config = spec.training
-    if config.validate_every == 0 or data.validation is None:
+    if config.validate_every == 0:
         return None
+    if data.validation is None:
+        raise ConfigurationError(
+            f"training.validate_every is {config.validate_every}, but no row is in the split 'validation'. "
+            "Set it to 0, or ingestion.splits.validation above 0."
+        )
     objectives: dict[str, Objective] = {
         mode: MultimodalObjective(
             dataclasses.replace(spec.objective, mode=mode), mask_id=data.mask_id, pad_id=data.pad_id,
