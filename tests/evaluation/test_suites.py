@@ -56,6 +56,16 @@ def test_held_out_sentences_are_the_same_for_a_seed_and_of_the_split(stores, sen
         heldout.held_out(count=4, seed=0, split="dev", **stores)
 
 
+def test_a_part_of_them_is_drawn_whatever_their_order(sentences):
+    part = sentences.some(10, seed=0)
+    places = [sentences.ids.index(i) for i in part.ids]
+    assert len(set(places)) == 10
+    assert max(places) >= 20  # not the first ones: a store sorted by length has its shortest sentences there
+    assert part.texts == tuple(sentences.texts[i] for i in places)
+    assert np.array_equal(part.latents_nd, sentences.latents_nd[places])
+    assert sentences.some(10, seed=0).ids == part.ids != sentences.some(10, seed=1).ids
+
+
 def test_inversion_headline_and_memory(model, stores, samples):
     found, table = heldout.of_samples(samples["l2t"], **stores)
     rows = inversion.score(model, found, table)
@@ -85,7 +95,7 @@ def test_sweep_counts_calls_and_pairs_with_the_reference(model, sentences):
         ),
         reference="four",
     )
-    lines = inversion.sweep(model, sentences.first(12), config=config, bootstrap=FEW, seed=0, progress=False)
+    lines = inversion.sweep(model, sentences.some(12, seed=0), config=config, bootstrap=FEW, seed=0, progress=False)
     assert [line["label"] for line in lines] == ["one", "four", "search"]
     assert lines[0]["network_calls"] == 1
     assert lines[1]["network_calls"] > lines[0]["network_calls"]
@@ -131,7 +141,9 @@ def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
     config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path=str(path)),))
     known = (f"w{i}" for i in range(20))
     path.write_text("w1 w2 w3\n\nw4 w5 w6 w7\n" + "w1 " * 30 + "\n" + " ".join(known) + "\n")
-    found = likelihood.evaluate(model, sentences.first(4), config=config, seed=0, progress=False)["zero_shot"]["other"]
+    found = likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0, progress=False)["zero_shot"][
+        "other"
+    ]
     assert (found["sentences"], found["outside_length"], found["unknown_share"]) == (2, 2, 0.0)
     assert found["given_latent"]["per_token"]["value"] > 0
 
@@ -139,7 +151,7 @@ def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
 def test_zero_shot_on_a_missing_file_says_so(model, sentences):
     config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path="nowhere.txt"),))
     with pytest.raises(EvaluationError, match="does not exist"):
-        likelihood.evaluate(model, sentences.first(4), config=config, seed=0, progress=False)
+        likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0, progress=False)
 
 
 def test_latents_are_measured_against_the_encoder(model, stores, samples):
@@ -219,7 +231,9 @@ def test_parts_that_were_not_trained_are_left_out(make_model, sentences, tmp_pat
     inverter = make_model(mode="l2t", condition_dropout=0.0)
     assert "embed" in latents.untrained(inverter)
     assert inversion.untrained(inverter) is None
-    found = likelihood.evaluate(inverter, sentences.first(8), config=LikelihoodConfig(draws=1), seed=0, progress=False)
+    found = likelihood.evaluate(
+        inverter, sentences.some(8, seed=0), config=LikelihoodConfig(draws=1), seed=0, progress=False
+    )
     assert found["unconditional"] is None
     assert found["given_latent"] is not None
     assert "latent_bits" not in found

@@ -24,8 +24,11 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def first(self, count: int) -> Sentences:
-        return Sentences(self.ids[:count], self.texts[:count], self.tokens[:count], self.latents_nd[:count])
+    def some(self, count: int, *, seed: int) -> Sentences:
+        """`count` of them, drawn: a store that is sorted by length has its shortest sentences first."""
+        places = sample_rows(np.arange(len(self)), count, seed=seed)
+        ids, texts, tokens = (tuple(row[i] for i in places) for row in (self.ids, self.texts, self.tokens))
+        return Sentences(ids, texts, tokens, self.latents_nd[places])
 
 
 def split_rows(index: Any, split: str) -> np.ndarray:

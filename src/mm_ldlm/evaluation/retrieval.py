@@ -97,13 +97,14 @@ class Neighbourhoods:
 def neighbourhoods(
     generated_Nd: np.ndarray, real_Nd: np.ndarray, *, ks: tuple[int, ...] = (1, 5, 10), limit: int = 1000
 ) -> Neighbourhoods:
-    """Whether the generated space keeps the real one's neighbourhoods (first `limit` texts)."""
+    """Whether the generated space keeps the real one's neighbourhoods (of `limit` texts, evenly spread)."""
     from scipy.stats import rankdata
 
-    a, b = _pair(generated_Nd[:limit], real_Nd[:limit])
+    a, b = _pair(generated_Nd, real_Nd)
     if len(a) != len(b) or len(a) < 3:
         raise EvaluationError(f"neighbourhoods need at least three texts on both sides, found {len(a)} and {len(b)}.")
-    count = len(a)
+    places = np.unique(np.linspace(0, len(a) - 1, min(limit, len(a))).astype(int))
+    a, b, count = a[places], b[places], len(places)
     off_diagonal = ~np.eye(count, dtype=bool)
     sides = [(_unit(x) @ _unit(x).T)[off_diagonal].reshape(count, count - 1) for x in (a, b)]
     ranks = [rankdata(side, axis=1) for side in sides]

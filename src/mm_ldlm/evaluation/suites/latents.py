@@ -9,7 +9,7 @@ import numpy as np
 from mm_ldlm.evaluation import retrieval as ret
 from mm_ldlm.evaluation.bootstrap import mean_interval, share_interval
 from mm_ldlm.evaluation.config import BootstrapConfig, LatentsConfig
-from mm_ldlm.evaluation.heldout import Sentences
+from mm_ldlm.evaluation.heldout import Sentences, sample_rows
 
 
 def untrained(model: Any) -> str | None:
@@ -68,11 +68,11 @@ def evaluate(
     if unconditional_nd is not None and len(unconditional_nd) >= 2:
         found["unconditional_frechet"] = ret.frechet_distance(unconditional_nd, real_nd)
         # the yardstick: real latents of other sentences, as many as were generated
-        other = distractors_md[: len(unconditional_nd)]
+        other = distractors_md[sample_rows(np.arange(len(distractors_md)), len(unconditional_nd), seed=seed)]
         if len(other) >= 2:
             found["real_frechet"] = ret.frechet_distance(other, real_nd)
     if config.calibration_sentences:
-        part = sentences.first(config.calibration_sentences)
+        part = sentences.some(config.calibration_sentences, seed=seed)
         drawn = model.embed(list(part.texts), sampler=sampler, draws=config.calibration_samples, seed=seed).draws
         result = ret.calibration(np.asarray(drawn), part.latents_nd)
         found["calibration"] = {

@@ -39,7 +39,7 @@ def evaluate_inversion(
     sentences, outputs = heldout.of_samples(samples_l2t, records=records, tokens=tokens, latents=latents, index=index)
     rows = suite.score(model, sentences, outputs)
     metrics = suite.headline(rows, config=config.inversion, **options)
-    part = sentences.first(config.inversion.sweep_sentences)
+    part = sentences.some(config.inversion.sweep_sentences, seed=seed)
     metrics["sweep_sentences"] = len(part)
     metrics["sweep"] = suite.sweep(model, part, config=config.inversion, progress=config.progress, **options)
     if config.inversion.baseline_rows:
