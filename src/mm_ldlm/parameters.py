@@ -52,6 +52,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"parameter '{key}': expected {kind.__name__}, found {parameters[key]!r}.")
     if "seed" not in parameters:
         problems.append("parameter 'seed' is missing and has no default.")
+    elif isinstance(parameters["seed"], int) and parameters["seed"] < 0:
+        problems.append(f"parameter 'seed': expected a number of at least 0, found {parameters['seed']}.")
     for key, path in SECTIONS.items():
         if key not in parameters:
             problems.append(f"parameter '{key}' is missing: no file under conf/base/parameters sets it.")
