@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
+from kedro.framework.startup import bootstrap_project
 from kedro.io import DatasetError
 
 from mm_ldlm import cli
@@ -38,6 +41,22 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
     assert isinstance(CliRunner().invoke(cli.cli, ["run"]).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pipeline=trainnig"], "'trainnig' is no pipeline. Did you mean 'training'? There are: "),
+        (["--nodes=run_trainig"], "'run_trainig' is no node of __default__. Did you mean 'run_training'?"),
+        (["--pipeline=training", "--from-nodes=prepare_records"], "no node of training. There are: plan_training, "),
+    ],
+)
+def test_a_misspelt_pipeline_or_node_is_no_defect(project: Path, arguments: list[str], message: str) -> None:
+    bootstrap_project(project)
+    result = CliRunner().invoke(cli.cli, ["run", *arguments])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert message in result.output
 
 
 def test_both_spellings_name_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

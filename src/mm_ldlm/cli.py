@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import signal
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
 
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.errors import ConfigurationError, MMLDLMError
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,35 @@ def run(**options: Any) -> Any:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     assert kedro_run.callback is not None
     try:
+        refuse_unknown_names(options)
         return kedro_run.callback(**options)
     except Exception as error:
         if (known := purposeful(error)) is None:
             raise
         log.debug("where it was raised", exc_info=True)
         raise click.ClickException(str(known)) from None
+
+
+def refuse_unknown_names(options: dict[str, Any]) -> None:
+    """Raise ConfigurationError for a pipeline or node of the command line that there is not."""
+    from kedro.framework.project import pipelines
+
+    if not pipelines:  # no project is configured
+        return
+    chosen = options.get("pipelines") or ["__default__"]
+    for name in chosen:
+        _refuse_unknown(name, list(pipelines), "pipeline")
+    nodes = [node.name for pipeline in chosen for node in pipelines[pipeline].nodes]
+    for key in ("node_names", "from_nodes", "to_nodes"):
+        for name in options.get(key) or ():
+            _refuse_unknown(name, nodes, f"node of {', '.join(chosen)}")
+
+
+def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConfigurationError(f"'{name}' is no {what}.{hint} There are: {', '.join(known)}.")
 
 
 def purposeful(error: BaseException) -> MMLDLMError | None:
