@@ -87,6 +87,12 @@ def test_a_data_folder_that_is_a_file(refused: Callable[..., str], tmp_path: Pat
     assert "--params data=FOLDER" in message
 
 
+def test_a_layout_that_is_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("a\n")
+    source = {"kind": "layout", "path": str(tmp_path / "corpus.txt")}
+    assert "neither a folder nor a .zip" in refused(SourceError, ingestion={"sources": [source]})
+
+
 def test_an_empty_corpus(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "empty" in refused(SourceError, ingestion=text_source(tmp_path / "empty.txt")).lower()
