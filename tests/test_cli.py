@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -33,6 +34,24 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
     result = CliRunner().invoke(cli.cli, ["run"])
     assert result.exit_code == 1
     assert result.output.splitlines() == [f"Error: {cli.purposeful(error)}"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        (FileNotFoundError(2, "no", "run.json"), "'run' (run.json) is not there yet: run the pipeline that writes it "),
+        (json.JSONDecodeError("Expecting value", "[", 1), "'run' cannot be read (Expecting value"),
+    ],
+)
+def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
+    project: Path, cause: Exception, message: str
+) -> None:
+    bootstrap_project(project)
+    error = DatasetError("run: Failed while loading data from dataset JSONDataset(...)")
+    error.__cause__ = cause
+    found = str(cli.unreadable(error))
+    assert found.startswith(message)
+    assert "(training)" in found
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
