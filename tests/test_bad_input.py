@@ -73,6 +73,26 @@ def test_a_missing_file(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "corpus.txt" in message
 
 
+def test_a_missing_file_of_a_later_pipeline(refused: Callable[..., str]) -> None:
+    message = refused(ConfigurationError, "validation", evaluation={"sts": {"files": {"dev": "no/dev.tsv"}}})
+    assert "parameter 'evaluation.sts (set 'dev')': no/dev.tsv does not exist" in message
+    message = refused(ConfigurationError, "sampling", sampling={"t2l": {"files": ["no/texts.txt"]}})
+    assert "parameter 'sampling.t2l.files': no/texts.txt does not exist" in message
+
+
+def test_a_data_folder_that_is_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    message = refused(ConfigurationError, data=str(tmp_path / "file"))
+    assert "the data folder cannot be written to" in message
+    assert "--params data=FOLDER" in message
+
+
+def test_a_layout_that_is_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("a\n")
+    source = {"kind": "layout", "path": str(tmp_path / "corpus.txt")}
+    assert "neither a folder nor a .zip" in refused(SourceError, ingestion={"sources": [source]})
+
+
 def test_an_empty_corpus(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "empty" in refused(SourceError, ingestion=text_source(tmp_path / "empty.txt")).lower()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kedro.io import DataCatalog, MemoryDataset
-from kedro.pipeline import node
+from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
@@ -52,7 +52,7 @@ def test_a_misspelt_environment_is_refused_with_the_list(tmp_path: Path) -> None
 def test_with_tracking_off_the_reference_is_empty(tmp_path: Path) -> None:
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
     hooks.after_context_created(context(tmp_path))
-    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     assert data.load("tracking_reference") == {"tracking_uri": None, "run_id": None}
     hooks.after_pipeline_run()
     assert not (tmp_path / "data").exists()
@@ -63,7 +63,7 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("NODE_RANK", "1")
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
     hooks.after_context_created(context(tmp_path))
-    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     hooks.after_pipeline_run()
     assert list(tmp_path.glob("*")) == [tmp_path / "conf"]
 
@@ -77,7 +77,7 @@ def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> N
     for status, end in ends.items():
         hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
         hooks.after_context_created(context(tmp_path))
-        hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+        hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
         reference = data.load("tracking_reference")
         client = tracking.client(reference["tracking_uri"])
         assert client.get_run(reference["run_id"]).info.status == "RUNNING"
@@ -97,7 +97,7 @@ def test_nothing_is_recorded_when_parameters_are_refused(tmp_path: Path) -> None
     hooks.after_context_created(context(tmp_path))
     data["parameters"] = MemoryDataset({"seed": 0, "tracking": {"enabeld": True}})
     with pytest.raises(ConfigurationError, match=r"'tracking\.enabeld' is not known\. Did you mean 'enabled'"):
-        hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+        hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     assert not (tmp_path / "data").exists()
     assert not data.exists("tracking_reference")
 
@@ -109,7 +109,7 @@ def test_seconds_are_counted_per_pipeline_and_stand_when_a_node_asks(
     monkeypatch.setattr("mm_ldlm.hooks.time.perf_counter", lambda: float(next(clock)))
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
     data.save("timings", {"training": 5.0, "embedding": 7.0})  # of an earlier run
-    hooks.before_pipeline_run(run_params=RUN, pipeline=None, catalog=data)
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     plan, train = (node(lambda: 1, None, name, name=name, tags="training") for name in ("plan", "train"))
     report = node(lambda x: x, "timings", "report", name="report", tags={"reporting", "other"})
     for each in (plan, train):

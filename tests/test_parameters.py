@@ -24,6 +24,10 @@ class Inner:
     beta: tuple[float, float]
     depth: PositiveInt = 2
 
+    def __post_init__(self) -> None:
+        if self.beta[1] < self.beta[0]:
+            raise ValueError(f"beta must rise, found {self.beta[0]:g} and {self.beta[1]:g}")
+
 
 @config
 class Room:
@@ -54,10 +58,13 @@ def test_sections_become_types() -> None:
         ({"rooom": {}}, r"parameter 'rooom' is not known\. Did you mean 'room'\?"),
         ({"seed": "seven"}, r"parameter 'seed': expected int, found 'seven'"),
         ({"seed": True}, r"parameter 'seed': expected int, found True"),
+        ({"seed": -1}, r"parameter 'seed': expected a number of at least 0, found -1"),
         ({"room": {"lr": "fast", "inner": {"beta": [0.9, 0.95]}}}, r"parameter 'room\.lr'.*found 'fast'"),
         ({"room": {"lr": 1, "inner": {"beta": [1, 2], "detph": 3}}}, r"'room\.inner\.detph' is not.*mean 'depth'"),
         ({"room": {"lr": 1, "inner": {"beta": [1, 2], "depth": 0}}}, r"parameter 'room\.inner\.depth'.*found 0"),
         ({"room": {"lr": 1, "inner": {}}}, r"parameter 'room\.inner\.beta' is missing"),
+        ({"room": {"lr": 1, "inner": {"beta": [1, True]}}}, r"parameter 'room\.inner\.beta\.1': .* number, found True"),
+        ({"room": {"lr": 1, "inner": {"beta": [2, 1]}}}, r"parameter 'room\.inner': beta must rise, found 2 and 1\.$"),
         ({"room": 3}, r"parameter 'room': expected a mapping"),
     ],
 )

@@ -69,10 +69,15 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     if pydantic is None:
         return _build_plain(cls, value, at)
     try:
-        return pydantic.TypeAdapter(cls).validate_python(dict(value))
+        typed: T = pydantic.TypeAdapter(cls).validate_python(dict(value))
     except pydantic.ValidationError as error:
         lines = [_explain(cls, at, item) for item in error.errors(include_url=False)]
         raise ConfigurationError("\n".join(lines)) from None
+    if lines := [
+        f"parameter '{path}': expected a number, found {found!r}." for path, found in _switches(value, typed, at)
+    ]:
+        raise ConfigurationError("\n".join(lines))
+    return typed
 
 
 def to_dict(value: Any) -> Any:
@@ -84,6 +89,19 @@ def to_dict(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_dict(item) for item in value]
     return value
+
+
+def _switches(given: Any, typed: Any, at: str) -> list[tuple[str, bool]]:
+    """Every true and false that pydantic took for 1 and 0, with its path."""
+    if isinstance(given, bool):
+        return [] if isinstance(typed, bool) or not isinstance(typed, (int, float)) else [(at, given)]
+    inner: list[tuple[Any, Any, Any]] = []
+    if isinstance(given, Mapping):
+        known = typed if isinstance(typed, Mapping) else vars(typed)
+        inner = [(key, item, known.get(key)) for key, item in given.items()]
+    elif isinstance(given, (list, tuple)) and isinstance(typed, (list, tuple)):
+        inner = [(place, *pair) for place, pair in enumerate(zip(given, typed, strict=True))]
+    return [found for key, item, made in inner for found in _switches(item, made, f"{at}.{key}")]
 
 
 def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
@@ -100,6 +118,8 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"parameter '{path}' is missing and has no default."
     message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
+        return f"parameter '{path}': {message}."  # of a whole section: the message says which values
     return f"parameter '{path}': {message} (found {found!r})."
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
+from kedro.io import DatasetError
 
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.pipelines import MAIN
@@ -61,10 +62,11 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check every parameter, then open the MLflow run and put its address into the catalog."""
-        from mm_ldlm.parameters import check_parameters
+        from mm_ldlm.parameters import check_files, check_parameters
 
         parameters = catalog.load("parameters")
         typed = check_parameters(parameters)
+        check_files(typed, read={name.removeprefix("params:") for name in pipeline.inputs()})
         self._catalog, self._run, self._clock, self._counted = catalog, None, {}, set()
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         from mm_ldlm.distributed.environment import hosts
@@ -76,7 +78,13 @@ class ProjectHooks:
         if typed["tracking"].enabled:
             self._run = self._open_run(typed["tracking"], parameters, run_params)
         uri, run_id = self._run or (None, None)
-        catalog.save(TRACKING, {"tracking_uri": uri, "run_id": run_id})
+        try:
+            catalog.save(TRACKING, {"tracking_uri": uri, "run_id": run_id})
+        except DatasetError as error:
+            raise ConfigurationError(
+                f"the data folder cannot be written to ({_first(error)}). Name another one: `--params data=FOLDER`, "
+                "or 'data' in the environment's globals.yml."
+            ) from None
 
     def _open_run(self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]) -> tuple[str, str]:
         from mm_ldlm.parameters import flatten
@@ -168,6 +176,11 @@ class ProjectHooks:
 
         (uri, run_id), self._run = self._run, None
         close_run(uri, run_id, status=status, reason=reason)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong below all that Kedro wrapped around it."""
+    return _first(error.__cause__) if error.__cause__ else error
 
 
 def _commit(project: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from mm_ldlm.config import parse
@@ -52,6 +53,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"parameter '{key}': expected {kind.__name__}, found {parameters[key]!r}.")
     if "seed" not in parameters:
         problems.append("parameter 'seed' is missing and has no default.")
+    elif isinstance(parameters["seed"], int) and parameters["seed"] < 0:
+        problems.append(f"parameter 'seed': expected a number of at least 0, found {parameters['seed']}.")
     for key, path in SECTIONS.items():
         if key not in parameters:
             problems.append(f"parameter '{key}' is missing: no file under conf/base/parameters sets it.")
@@ -89,6 +92,34 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
             f"{model.self_condition}: the network reads its last estimate when it was trained to. Set both alike."
         )
     return found
+
+
+def check_files(typed: Mapping[str, Any], *, read: Collection[str]) -> None:
+    """Refuse files that later nodes would miss, of the sections that the run reads.
+
+    Raises:
+        ConfigurationError: every missing one, with its parameter.
+    """
+    evaluation, sampling = (typed[key] if key in read else None for key in ("evaluation", "sampling"))
+    named: list[tuple[str, str]] = []
+    if evaluation:
+        named += [
+            (f"evaluation.sts (set '{source.name}')", source.path)
+            for source in evaluation.sts.sources
+            if source.path and source.format != "hub"
+        ]
+        named += [
+            (f"evaluation.likelihood.other_texts (text '{text.name}')", text.path)
+            for text in evaluation.likelihood.other_texts
+        ]
+    if sampling:
+        named += [(f"sampling.{key}.files", file) for key in ("l2t", "t2l") for file in getattr(sampling, key).files]
+    if missing := [
+        f"parameter '{key}': {path} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
+        for key, path in named
+        if not Path(path).exists()
+    ]:
+        raise ConfigurationError("\n".join(missing))
 
 
 def _encoder_width(encoder: Any) -> int | None:

@@ -78,6 +78,14 @@ def test_a_harmed_checkpoint_is_refused_and_the_one_before_taken(file: str, harm
     assert folder.step_of(newest) == 5
 
 
+def test_an_older_checkpoint_is_given_only_when_it_is_asked_for(tmp_path: Path) -> None:
+    folder.write(tmp_path, 5, contents())
+    (folder.write(tmp_path, 10, contents()) / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has 4 bytes of .* ask for it by its step \(5\)"):
+        folder.find(tmp_path)
+    assert folder.step_of(folder.find(tmp_path, which="5")) == 5
+
+
 def test_finding_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no finished checkpoint"):
         folder.find(tmp_path)

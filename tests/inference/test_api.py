@@ -207,6 +207,25 @@ def test_bad_requests_say_what_is_wrong(model, unit_latents, tmp_path):
     np.save(tmp_path / "strings.npy", np.array(["a", "b"]))
     with pytest.raises(SamplingError, match="expected real numbers"):
         model.invert(tmp_path / "strings.npy")
+    with pytest.raises(SamplingError, match="is no .npy file"):
+        model.invert(tmp_path / "text.npy")
+    with pytest.raises(SamplingError, match="beyond float32"):
+        model.invert(np.full((1, 6), 1e300))
+    with pytest.raises(SamplingError, match="rows of unequal length"):
+        model.invert([[1.0, 2.0], [1.0]])
+    with pytest.raises(SamplingError, match="half a surrogate pair"):
+        model.embed("w1 \ud800")
+    with pytest.raises(SamplingError, match="expected a text or a list of texts, found NoneType"):
+        model.embed(None)
+    with pytest.raises(SamplingError, match=r"ids\[0\] holds 99; this model's vocabulary is 0\.\.22"):
+        model.embed_tokens([[99]], ["w1"])
+    with pytest.raises(SamplingError, match="1 rows of ids but 2 texts"):
+        model.score_tokens([[1]], ["w1", "w2"])
+    for name in ("steps", "draws"):
+        with pytest.raises(ConfigurationError, match=rf"parameter 'sampler\.{name}': .*greater than 0 \(found 0\)"):
+            model.embed("w1", **{name: 0})
+    with pytest.raises(ConfigurationError, match="expected a mapping of TextSamplerConfig, found 3"):
+        model.invert(unit_latents(1), sampler=3)
     with pytest.raises(SamplingError, match="no such file"):
         model.invert(tmp_path / "absent.npy")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -192,3 +193,14 @@ def test_a_shorter_rewrite_leaves_no_old_shards(tmp_path: Path) -> None:
     build(tmp_path, rows=23)
     build(tmp_path, rows=9)
     assert sorted(os.listdir(tmp_path)) == ["manifest.json", "part-000000.arrow", "part-000001.arrow"]
+
+
+@pytest.mark.parametrize("name", ["../other/part-000000.arrow", "/etc/hostname", "a/b.arrow"])
+def test_a_shard_outside_the_store_is_refused(tmp_path: Path, name: str) -> None:
+    build(tmp_path)
+    file = tmp_path / "manifest.json"
+    plain = json.loads(file.read_text())
+    plain["shards"][0]["name"] = name
+    file.write_text(json.dumps(plain))
+    with pytest.raises(StoreError, match="is no file of this folder"):
+        ShardStore.open(tmp_path)

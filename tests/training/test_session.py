@@ -7,7 +7,7 @@ from pathlib import Path
 import helpers
 import pytest
 
-from mm_ldlm.errors import ConfigurationError, PreflightError, WorkerFailed
+from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, WorkerFailed
 from mm_ldlm.training.session import reference, run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status
@@ -91,3 +91,9 @@ def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
         helpers.planned(tmp_path, model={"latent_dim": 7})
     with pytest.raises(ConfigurationError, match=r"model.max_length' is 4"):
         helpers.planned(tmp_path, model={"max_length": 4})
+
+
+def test_a_damaged_status_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text("[")
+    with pytest.raises(CheckpointError, match=r"status\.json: not readable as JSON .* Remove it"):
+        read_status(tmp_path)

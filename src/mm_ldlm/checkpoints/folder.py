@@ -147,10 +147,10 @@ def find(path: Path, *, which: str = "latest") -> Path:
     """A checkpoint from a checkpoint folder, a run folder, or its `checkpoints` folder.
 
     Args:
-        which: `latest` (the newest whole one), `best`, or a step number.
+        which: `latest`, `best`, or a step number.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the latest is damaged: an older one is taken only when it is asked for.
     """
     if (path / MARKER).is_file():
         return path
@@ -159,7 +159,12 @@ def find(path: Path, *, which: str = "latest") -> Path:
         found, damaged = newest_whole(directory)
         if found is None:
             why = f" Damaged: {'; '.join(damaged)}" if damaged else ""
-            raise CheckpointError(f"{path}: no finished checkpoint here.{why}")
+            raise CheckpointError(f"{path}: no finished checkpoint here.{why} Train the run, or name another one.")
+        if damaged:
+            raise CheckpointError(
+                f"{'; '.join(damaged)} The newest whole checkpoint is {found.name}: ask for it by its step "
+                f"({step_of(found)}), or remove what is damaged and train on from there."
+            )
         return found
     if which == "best":
         name = pointer(directory, "best")

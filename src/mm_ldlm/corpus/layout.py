@@ -69,6 +69,8 @@ class Folder:
         self._zip: zipfile.ZipFile | None = None
         if mode == "r" and not self.path.exists():
             raise SourceError(f"{self.path} does not exist (looked from {Path.cwd()}): no folder layout to read.")
+        if mode == "r" and self.path.is_file() and self.path.suffix != ".zip":
+            raise SourceError(f"{self.path} is neither a folder nor a .zip of the folder layout; give one of them.")
         if self.path.suffix == ".zip":
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:

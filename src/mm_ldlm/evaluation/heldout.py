@@ -42,7 +42,10 @@ def split_rows(index: Any, split: str) -> np.ndarray:
         parts.append(table.column("row").filter(pc.equal(label, split)).to_numpy())
     found = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
     if len(found) == 0:
-        raise EvaluationError(f"the index holds no rows of split '{split}' (splits: {sorted(seen)}).")
+        raise EvaluationError(
+            f"the index holds no rows of split '{split}' (splits: {sorted(seen)}): give the sources some "
+            "(ingestion.splits, or a source's split), or take another split (sampling.split)."
+        )
     return found
 
 

@@ -219,7 +219,7 @@ class MMLDLM:
         seed: int = 0,
     ) -> Embeddings:
         """`embed` for texts that are tokens already (each of 1..max_length ids), as stores hold them."""
-        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
         self._refuse_untrained(self.network.can_embed, "embed texts")
         drawn = self._latents.given_texts(ids, config=latent_config(sampler, steps, draws), seed=seed)
         draws_Knd = np.stack([self._edge.raw(draw_nd) for draw_nd in drawn.draws])
@@ -384,7 +384,7 @@ class MMLDLM:
         seed: int = 0,
     ) -> Scores:
         """`score` for texts that are tokens already (each of 1..max_length ids)."""
-        inputs.check_lengths([len(row) for row in ids], texts, max_length=self.max_length)
+        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
         self._refuse_untrained(self.network.can_write, "score texts")
         raw_nd = self._edge.given(latents, rows=len(ids))
         latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)

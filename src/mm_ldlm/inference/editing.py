@@ -30,7 +30,7 @@ def canvas_of(text: str, *, mask: str, tokenizer: TextTokenizer) -> list[int]:
     Raises:
         SamplingError: there is no `mask` in the text.
     """
-    pieces = text.split(mask)
+    pieces = text.split(mask) if mask else [text]
     if len(pieces) == 1:
         raise SamplingError(f"infill: {text!r} holds no {mask!r}, so there is nothing to fill.")
     ids = tokenizer.encode(pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ Floats = npt.NDArray[np.float32]
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
     """A list of non-empty strings; one string counts as a list of one."""
+    if not isinstance(texts, (str, Iterable)) or isinstance(texts, (bytes, Mapping)):
+        raise SamplingError(f"{what}: expected a text or a list of texts, found {type(texts).__name__}.")
     listed = [texts] if isinstance(texts, str) else list(texts)
     if not listed:
         raise SamplingError(f"{what}: no text was given.")
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise SamplingError(f"{what}[{index}]: expected a text, found {type(text).__name__} {text!r}.")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise SamplingError(f"{what}[{index}] {text!r} holds half a surrogate pair, which no encoding of text has.")
         if not text.strip():
             raise SamplingError(f"{what}[{index}] is empty; leave it out or give it words.")
     return listed
@@ -51,11 +55,24 @@ def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: i
             )
 
 
+def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int, vocab_size: int) -> None:
+    """Refuse rows of ids that are not one for each text, not 1..max_length long, or not of the vocabulary."""
+    if len(ids) != len(texts):
+        raise SamplingError(f"{len(ids)} rows of ids but {len(texts)} texts; give one each.")
+    check_lengths([len(row) for row in ids], texts, max_length=max_length)
+    for index, row in enumerate(ids):
+        if outside := [token for token in row if not 0 <= token < vocab_size]:
+            raise SamplingError(f"ids[{index}] holds {outside[0]}; this model's vocabulary is 0..{vocab_size - 1}.")
+
+
 def check_latents(latents: Any, *, width: int, what: str = "latents") -> Floats:
     """(n, width) float32, finite; one vector counts as a row."""
     if isinstance(latents, torch.Tensor):
         latents = latents.detach().cpu().float().numpy()
-    array = np.asarray(latents)
+    try:
+        array = np.asarray(latents)
+    except ValueError as error:
+        raise SamplingError(f"{what}: expected vectors of width {width}, found rows of unequal length.") from error
     if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
         raise SamplingError(f"{what}: expected real numbers, found dtype {array.dtype}.")
     array = np.atleast_2d(array)
@@ -66,13 +83,16 @@ def check_latents(latents: Any, *, width: int, what: str = "latents") -> Floats:
         )
     if len(array) == 0:
         raise SamplingError(f"{what}: no vector was given.")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
     bad = ~np.isfinite(array).all(axis=1)
     if bad.any():
         rows = np.flatnonzero(bad)
         raise SamplingError(
-            f"{what}: {len(rows)} of {len(array)} vectors hold NaN or infinity (rows {_short(rows[:8].tolist())})."
+            f"{what}: {len(rows)} of {len(array)} vectors hold NaN or infinity (rows {_short(rows[:8].tolist())}), "
+            "or numbers beyond float32."
         )
-    return array.astype(np.float32)
+    return array
 
 
 def read_npy(path: str | Path, *, width: int) -> Floats:
@@ -83,7 +103,9 @@ def read_npy(path: str | Path, *, width: int) -> Floats:
     try:
         array = np.load(path, allow_pickle=False)
     except ValueError as error:
-        kind = "holds pickled objects, which are never loaded" if "pickle" in str(error).lower() else "is no .npy file"
+        with path.open("rb") as file:
+            real = file.read(6) == b"\x93NUMPY"
+        kind = "holds pickled objects, which are never loaded" if real and "Object" in str(error) else "is no .npy file"
         raise SamplingError(f"{path} {kind} ({error}). Save a plain float array with numpy.save.") from None
     except (OSError, EOFError) as error:
         raise SamplingError(f"{path} cannot be read ({error}).") from None

@@ -241,7 +241,7 @@ def how_many_lengths(length: Length) -> int:
     """
     if isinstance(length, int) or length in ("argmax", "sample"):
         return 1
-    head, _, tail = length.partition("-")
+    head, _, tail = str(length).partition("-")
     if head == "top" and tail.isdigit() and int(tail) >= 1:
         return int(tail)
     raise SamplingError(

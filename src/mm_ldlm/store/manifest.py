@@ -80,6 +80,8 @@ class Manifest:
             manifest = cls(**plain)
         except (TypeError, KeyError) as error:
             raise StoreError(f"{path}: a field is missing or unknown ({error}). Write the store again.") from None
+        if outside := [shard.name for shard in manifest.shards if Path(str(shard.name)).name != shard.name]:
+            raise StoreError(f"{path}: shard {outside[0]!r} is no file of this folder. Write the store again.")
         if (total := sum(shard.rows for shard in manifest.shards)) != manifest.rows:
             raise StoreError(f"{path}: {manifest.rows} rows promised, the shards hold {total}. Write the store again.")
         return manifest

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mm_ldlm.errors import CheckpointError
 from mm_ldlm.store import atomic
 
 LOG = "training_log.jsonl"
@@ -24,6 +25,11 @@ def read_status(directory: Path) -> dict[str, Any]:
         return found
     except FileNotFoundError:
         return {"status": "absent", "step": 0}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{directory / STATUS}: not readable as JSON ({error}). Remove it: the run then goes on from its newest "
+            "checkpoint."
+        ) from None
 
 
 FAILURE = "failure.json"
