@@ -67,6 +67,8 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--pipeline=trainnig"], "'trainnig' is no pipeline. Did you mean 'training'? There are: "),
         (["--nodes=run_trainig"], "'run_trainig' is no node of __default__. Did you mean 'run_training'?"),
+        (["--tags=trainig"], "'trainig' is no tag of __default__. Did you mean 'training'?"),
+        (["--from-inputs=record"], "'record' is no dataset of __default__. Did you mean 'records'?"),
         (["--pipeline=training", "--from-nodes=prepare_records"], "no node of training. There are: plan_training, "),
     ],
 )

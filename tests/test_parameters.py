@@ -146,6 +146,15 @@ def test_pitfall_15_a_misspelt_key_in_any_section_is_refused(project: Path) -> N
             check_parameters(parameters(project, "base", **{section: {"no_such_key": 1}}))
 
 
+@pytest.mark.parametrize("section", ["sampling", "evaluation"])
+def test_a_checkpoint_is_named_by_its_step(project: Path, section: str) -> None:
+    for name in (500, "500", "step-00000500", "best"):
+        typed = check_parameters(parameters(project, "base", **{section: {"checkpoint": name}}))
+        assert typed[section].checkpoint == str(name)
+    with pytest.raises(ConfigurationError, match=rf"parameter '{section}\.checkpoint'.*found 'newest'"):
+        check_parameters(parameters(project, "base", **{section: {"checkpoint": "newest"}}))
+
+
 def test_every_overlay_opens_with_its_command(project: Path) -> None:
     for environment in environments(project):
         if environment in ("base", "local"):

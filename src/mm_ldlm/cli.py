@@ -43,7 +43,7 @@ def run(**options: Any) -> Any:
 
 
 def refuse_unknown_names(options: dict[str, Any]) -> None:
-    """Raise ConfigurationError for a pipeline or node of the command line that there is not."""
+    """Raise ConfigurationError for a pipeline, node, dataset or tag of the command line that there is not."""
     from kedro.framework.project import pipelines
 
     if not pipelines:  # no project is configured
@@ -51,10 +51,16 @@ def refuse_unknown_names(options: dict[str, Any]) -> None:
     chosen = options.get("pipelines") or ["__default__"]
     for name in chosen:
         _refuse_unknown(name, list(pipelines), "pipeline")
-    nodes = [node.name for pipeline in chosen for node in pipelines[pipeline].nodes]
-    for key in ("node_names", "from_nodes", "to_nodes"):
-        for name in options.get(key) or ():
-            _refuse_unknown(name, nodes, f"node of {', '.join(chosen)}")
+    nodes = [node for pipeline in chosen for node in pipelines[pipeline].nodes]
+    names, tags = [node.name for node in nodes], sorted({tag for node in nodes for tag in node.tags})
+    data = sorted({name for node in nodes for name in (*node.inputs, *node.outputs)})
+    for keys, what, known in (
+        (("node_names", "from_nodes", "to_nodes"), "node", names),
+        (("from_inputs", "to_outputs"), "dataset", data),
+        (("tags",), "tag", tags),
+    ):
+        for name in (name for key in keys for name in options.get(key) or ()):
+            _refuse_unknown(name, known, f"{what} of {', '.join(chosen)}")
 
 
 def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:

@@ -38,6 +38,8 @@ PositiveFloat = Annotated[float, _bounded(gt=0)]
 NonNegativeFloat = Annotated[float, _bounded(ge=0)]
 Share = Annotated[float, _bounded(ge=0, le=1)]
 """A number between 0 and 1, both included."""
+CheckpointName = Annotated[str, _bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
+"""latest, best, a step, or a checkpoint's folder name."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

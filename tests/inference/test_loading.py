@@ -57,6 +57,11 @@ def test_a_run_without_its_marker_is_refused(run_folder):
         MMLDLM.from_run(run_folder)
 
 
+def test_a_device_that_there_is_not_is_refused(run_folder):
+    with pytest.raises(SamplingError, match="device 'tpu' cannot be used on this machine"):
+        MMLDLM.from_run(run_folder, device="tpu")
+
+
 def test_a_damaged_checkpoint_is_refused(run_folder):
     file = run_folder / "checkpoints" / "step-00000003" / "ema.safetensors"
     data = bytearray(file.read_bytes())

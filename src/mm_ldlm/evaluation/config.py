@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, config
+from mm_ldlm.config import CheckpointName, NonNegativeFloat, NonNegativeInt, PositiveInt, Share, config
 from mm_ldlm.evaluation.sts_sets import StsSource
 from mm_ldlm.sampling.config import LatentSamplerConfig, SearchConfig, TextSamplerConfig
 
@@ -129,9 +129,9 @@ class LatentsConfig:
 
 @config
 class EvaluationConfig:
-    """What is measured, on how much. checkpoint: 'latest', 'best' or a folder name."""
+    """What is measured, on how much. checkpoint: latest, best or a step."""
 
-    checkpoint: str = "latest"
+    checkpoint: CheckpointName = "latest"
     use_ema: bool = True
     device: str | None = None
     progress: bool = True

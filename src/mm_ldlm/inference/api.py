@@ -89,7 +89,7 @@ class MMLDLM:
         path: str | Path,
         *,
         encoder: Encoder | None = None,
-        checkpoint: str = "latest",
+        checkpoint: str | int = "latest",
         use_ema: bool = True,
         device: str | torch.device | None = None,
         batch_tokens: int | None = None,
@@ -99,7 +99,7 @@ class MMLDLM:
         Args:
             path: a run folder, one of its checkpoints, or a folder of runs, of which the newest is taken.
             encoder: the teacher; None loads the one named in the run's config.json when it is first needed.
-            checkpoint: "latest", "best", or a checkpoint's folder name ("step-00001000").
+            checkpoint: "latest", "best", a step, or a checkpoint's folder name ("step-00001000").
             use_ema: the averaged weights instead of the last ones.
             device: None takes the first GPU, or the CPU.
 

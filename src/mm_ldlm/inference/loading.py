@@ -12,7 +12,7 @@ import torch
 
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.config import parse
-from mm_ldlm.errors import CheckpointError, FingerprintError
+from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.models.build import build_model
 from mm_ldlm.models.parameters import ModelConfig
 from mm_ldlm.objectives.multimodal import ObjectiveConfig
@@ -35,7 +35,11 @@ class Parts:
 
 
 def load_run(
-    path: str | Path, *, checkpoint: str = "latest", use_ema: bool = True, device: str | torch.device | None = None
+    path: str | Path,
+    *,
+    checkpoint: str | int = "latest",
+    use_ema: bool = True,
+    device: str | torch.device | None = None,
 ) -> Parts:
     """Read `path`: a run folder, one of its checkpoints, or a folder of runs (the newest one of them).
 
@@ -47,7 +51,7 @@ def load_run(
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run folder.")
     path = folder.newest_run(path)
-    found = folder.find(path, which=checkpoint.removeprefix("step-"))
+    found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
     folder.check(found)
     config = _config(path, found)
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -65,9 +69,16 @@ def load_run(
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_weights(model, found, weights)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model = model.to(chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise SamplingError(
+            f"device {str(chosen)!r} cannot be used on this machine ({str(error).splitlines()[0]}). "
+            "Take cpu, cuda or cuda:N, or leave it to None."
+        ) from None
     fingerprints = {str(name): str(value) for name, value in config.get("fingerprints", {}).items()}
     return Parts(
-        model=model.to(chosen).eval().requires_grad_(False),
+        model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
         normaliser=normaliser,
         objective=parse(ObjectiveConfig, config["objective"], at="objective"),

@@ -6,7 +6,7 @@ import math
 from dataclasses import field
 from typing import Literal
 
-from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, config
+from mm_ldlm.config import CheckpointName, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, config
 
 TEXT_SAMPLER_NAMES = (
     "ancestral",
@@ -242,7 +242,7 @@ class SamplingConfig:
     """What `kedro run --pipelines=sampling` draws from a run, and how."""
 
     tasks: tuple[Task, ...]
-    checkpoint: str = "latest"
+    checkpoint: CheckpointName = "latest"
     """latest | best | a step"""
     use_ema: bool = True
     device: str | None = None
