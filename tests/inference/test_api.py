@@ -207,7 +207,7 @@ def test_bad_requests_say_what_is_wrong(model, unit_latents, tmp_path):
     np.save(tmp_path / "strings.npy", np.array(["a", "b"]))
     with pytest.raises(SamplingError, match="expected real numbers"):
         model.invert(tmp_path / "strings.npy")
-    with pytest.raises(SamplingError, match="is no .npy file"):
+    with pytest.raises(SamplingError, match=r"is no \.npy file"):
         model.invert(tmp_path / "text.npy")
     with pytest.raises(SamplingError, match="beyond float32"):
         model.invert(np.full((1, 6), 1e300))

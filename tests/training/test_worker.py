@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged
+from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged, WorkerFailed
 from mm_ldlm.tracking.jsonl import read_events, read_lines, read_metrics
+from mm_ldlm.training import worker
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import read_status
+from mm_ldlm.training.status import read_status, sole_writer
 from mm_ldlm.training.worker import Result, train
 
 FILES = ("model", "ema", "optimizer")
@@ -203,7 +204,7 @@ def test_another_tokenizer_normaliser_or_encoder_is_refused(name: str, tmp_path:
 def test_resume_never_moves_the_old_run_aside(tmp_path: Path) -> None:
     run(tmp_path, pause_at=5)
     run(tmp_path, resume="never", max_steps=3, optimizer={"warmup_steps": 1})
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["run", "run.old-1"]
+    assert [path.name for path in sorted(tmp_path.glob("run*"))] == ["run", "run.old-1"]
     assert read_events(log(tmp_path), "start")[0]["resumed_from"] is None
 
 
@@ -399,3 +400,13 @@ def test_a_bare_host_is_enough(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _BARE, str(file)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert read_status(tmp_path / "runs" / "run")["status"] == "finished"
+
+
+def test_two_trainings_never_share_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_LOCK_SECONDS", 0.0)
+    with sole_writer(tmp_path / ".run.lock", wait_seconds=0.0) as held:
+        assert held
+        with pytest.raises(WorkerFailed, match=r"another training writes to .*run at this moment"):
+            run(tmp_path)
+        assert not (tmp_path / "run").exists()
+    assert run(tmp_path).ending == "finished"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.store import atomic
@@ -30,6 +32,32 @@ def read_status(directory: Path) -> dict[str, Any]:
             f"{directory / STATUS}: not readable as JSON ({error}). Remove it: the run then goes on from its newest "
             "checkpoint."
         ) from None
+
+
+@contextmanager
+def sole_writer(file: Path, *, wait_seconds: float) -> Iterator[bool]:
+    """Whether this process alone holds `file`, until the block ends; the lock ends with its process, however that ends.
+
+    `wait_seconds` gives the workers of a launcher that was just killed time to save and leave.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + wait_seconds
+    with file.open("a") as handle:
+        while not (held := _lock(handle)) and time.monotonic() < give_up:
+            time.sleep(0.2)
+        yield held
+
+
+def _lock(handle: IO[str]) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nothing can be told
+        return True
+    return True
 
 
 FAILURE = "failure.json"

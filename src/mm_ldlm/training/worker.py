@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,11 @@ from mm_ldlm.training.optim import Ema, Optimization
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
-from mm_ldlm.training.status import LOG, read_failure, write_failure, write_status
+from mm_ldlm.training.status import LOG, read_failure, sole_writer, write_failure, write_status
 from mm_ldlm.training.stepping import TrainStep
 from mm_ldlm.training.validation import Validation
+
+_LOCK_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +84,12 @@ def train(
         MMLDLMError: the run cannot start, or diverged.
     """
     config = spec.training
-    with joined(
-        device=config.device, timeout_minutes=config.collective_timeout_minutes, threads=config.threads
-    ) as process:
+    with (
+        joined(
+            device=config.device, timeout_minutes=config.collective_timeout_minutes, threads=config.threads
+        ) as process,
+        _alone(root, spec.name, process),
+    ):
         directory = root / spec.name
         tracker = _open_folder(directory, spec, process)
         parts: loop.Run | None = None
@@ -246,6 +251,19 @@ def _initialise(model: Any, path: Path) -> frozenset[str]:
         name = "ema.safetensors" if (found / "ema.safetensors").is_file() else "model.safetensors"
         load_parameters(model, folder.tensors(found, name), found)
     return INPUT_PARTS
+
+
+@contextmanager
+def _alone(root: Path, name: str, process: Process) -> Iterator[None]:
+    """Two trainings in one run folder would mix their logs and replace each other's checkpoints: refuse the second."""
+    file = root / f".{name}.lock"
+    with sole_writer(file, wait_seconds=_LOCK_SECONDS) if process.is_main else nullcontext(True) as held:
+        if collectives.max_(torch.tensor(float(not held), device=process.device)).item():
+            raise WorkerFailed(
+                f"another training writes to {root / name} at this moment (it holds {file.name}). Wait for it or stop "
+                "it; or give this one a training.run_name of its own."
+            )
+        yield
 
 
 def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Tracker:
