@@ -27,8 +27,12 @@ class Sentences:
     def some(self, count: int, *, seed: int) -> Sentences:
         """`count` of them, drawn: a store that is sorted by length has its shortest sentences first."""
         places = sample_rows(np.arange(len(self)), count, seed=seed)
-        ids, texts, tokens = (tuple(row[i] for i in places) for row in (self.ids, self.texts, self.tokens))
-        return Sentences(ids, texts, tokens, self.latents_nd[places])
+        return Sentences(
+            ids=tuple(self.ids[i] for i in places),
+            texts=tuple(self.texts[i] for i in places),
+            tokens=tuple(self.tokens[i] for i in places),
+            latents_nd=self.latents_nd[places],
+        )
 
 
 def split_rows(index: Any, split: str) -> np.ndarray:

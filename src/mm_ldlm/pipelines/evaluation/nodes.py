@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
 
 if TYPE_CHECKING:
@@ -154,6 +155,6 @@ def _start(run: dict[str, Any], runs: Path, evaluation: Parameters) -> tuple[Eva
 
     config = parse(EvaluationConfig, evaluation, at="evaluation")
     model = MMLDLM.from_run(
-        runs / run["name"], checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
+        run_folder(runs, run), checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
     )
     return config, model

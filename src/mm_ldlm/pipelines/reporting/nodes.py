@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def compare_runs(
 
     config = parse(ReportingConfig, reporting, at="reporting")
     bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
-    keep(runs / run["name"], metrics, inversion_rows)
+    keep(run_folder(runs, run), metrics, inversion_rows)
 
     def from_tracking(run_id: str) -> dict[str, float] | None:
         if not (uri := tracking.get("tracking_uri")):
@@ -99,7 +100,7 @@ def draw_plots(
         sts=sts,
         likelihood=likelihood,
         latents=latents,
-        log=material.training_log(runs / run["name"]),
+        log=material.training_log(run_folder(runs, run)),
         comparison=comparison,
         smoothing=config.smoothing,
     )
@@ -129,7 +130,7 @@ def write_report(
     from mm_ldlm.evaluation.report.content import Material
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
-    path = runs / run["name"]
+    path = run_folder(runs, run)
     made_of = Material(
         title=config.title,
         run=run,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _model(run: dict[str, Any], runs: Path, config: SamplingConfig, task: str) -
     from mm_ldlm.inference import MMLDLM
 
     model = MMLDLM.from_run(
-        Path(runs) / run["name"],
+        run_folder(runs, run),
         checkpoint=config.checkpoint,
         use_ema=config.use_ema,
         device=config.device,
