@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-SENTENCES, ROUNDS = 256, 3
+SENTENCES, ROUNDS = 160, 2
 PEER = "ancestral, 64 steps"
 POINTS: dict[str, dict[str, Any]] = {
     PEER: {"name": "ancestral", "steps": 64},

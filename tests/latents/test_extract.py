@@ -51,6 +51,24 @@ def test_two_processes_write_the_bytes_of_one(pristine: Any, tmp_path: Path, fil
     assert files(tmp_path / "two") == files(pristine.root / "latents")
 
 
+def test_lanes_of_one_process_write_the_bytes_of_one(
+    pristine: Any, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    used: set[int] = set()
+    real = worker._lane
+
+    def watched(plan: Any, numbers: list[int], encoder: Any, place: int, stop: Any) -> None:
+        used.add(place)
+        real(plan, numbers, encoder, place, stop)
+
+    monkeypatch.setattr(worker, "_lane", watched)
+    run(pristine, tmp_path / "lanes", processes=0)
+    assert used == {0, 1, 2}
+    assert files(tmp_path / "lanes") == files(pristine.root / "latents")
+
+
 def test_only_missing_shards_are_encoded(
     pristine: Any, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,12 +338,14 @@ def test_twenty_kills_lose_nothing_and_change_no_byte(
 
 
 def test_processes_zero_means_the_machines_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mm_ldlm.latents.extract import _processes
+    from mm_ldlm.latents.extract import _shares
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert _processes(EncoderConfig(), ExtractConfig(threads=2)) == 3
+    assert _shares(EncoderConfig(), ExtractConfig(threads=2), shards=64) == (1, 3)
+    assert _shares(EncoderConfig(), ExtractConfig(), shards=2) == (1, 2)
+    assert _shares(EncoderConfig(), ExtractConfig(processes=4), shards=64) == (4, 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert _processes(EncoderConfig(), ExtractConfig()) == 4
-    assert _processes(EncoderConfig(device="cuda:1"), ExtractConfig()) == 1
+    assert _shares(EncoderConfig(), ExtractConfig(), shards=64) == (4, 1)
+    assert _shares(EncoderConfig(device="cuda:1"), ExtractConfig(), shards=64) == (1, 1)

@@ -15,6 +15,7 @@ import torch
 from mm_ldlm.encoders import pooling
 from mm_ldlm.encoders.batching import by_length
 from mm_ldlm.encoders.location import Located
+from mm_ldlm.encoders.packing import pack
 from mm_ldlm.encoders.spec import EncoderConfig, EncoderSpec
 from mm_ldlm.errors import EncoderError
 
@@ -43,7 +44,7 @@ class TransformerEncoder:
         self.batch_tokens, self.batch_rows = config.batch_tokens, config.batch_rows
         self.device = torch.device(choose_device(device))
         self.tokenizer = _load_tokenizer(located)
-        self.model = _load_model(located).to(self.device)
+        self.model = pack(_load_model(located).to(self.device))
         self.pad_id = self.tokenizer.pad_token_id
         if self.pad_id is None:
             raise EncoderError(f"encoder {located.spec.name!r}: its tokenizer has no padding token.")

@@ -73,18 +73,18 @@ def extract(
     if missing:
         _write_plan(plan, located)
         started = time.monotonic()
-        processes = min(config.processes or _processes(encoder, config), len(missing))
+        processes, lanes = _shares(encoder, config, shards=len(missing))
         kept = plan.shards - len(missing)
         logger.info(
-            "embedding %s rows with %s: %d of %d shards to do, %d process(es)",
-            plan.rows, located.spec.name, len(missing), plan.shards, processes,
+            "embedding %s rows with %s: %d of %d shards to do, %d process(es), %d at a time",
+            plan.rows, located.spec.name, len(missing), plan.shards, processes, processes * lanes,
         )  # fmt: skip
         rows = sum(stop - start for start, stop in map(plan.bounds, missing))
         with _watch(plan, rows, shown=config.progress):
             if processes == 1:
                 from mm_ldlm.latents.worker import encode_shards
 
-                encode_shards(plan, missing, located=located, rank=0)
+                encode_shards(plan, missing, located=located, rank=0, lanes=lanes)
             else:
                 job = plan.side / "job.json"
                 atomic.write_json(job, {"plan": plan.plain(), "missing": missing})
@@ -209,16 +209,18 @@ def _identity(encoder: EncoderConfig) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in ("path", "device")}
 
 
-# -- processes
-# ----------------------------------------------------------------------------------------------------------
+# -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def _processes(encoder: EncoderConfig, config: ExtractConfig) -> int:
+def _shares(encoder: EncoderConfig, config: ExtractConfig, *, shards: int) -> tuple[int, int]:
+    """Processes, and shards that each computes at a time: one process per device, and a CPU is one device."""
     import torch
 
     if encoder.device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return max(1, len(os.sched_getaffinity(0)) // config.threads) if encoder.device in ("auto", "cpu") else 1
+        return max(1, min(config.processes or torch.cuda.device_count(), shards)), 1
+    if config.processes or encoder.device not in ("auto", "cpu"):
+        return max(1, min(config.processes or 1, shards)), 1
+    return 1, max(1, min(len(os.sched_getaffinity(0)) // config.threads, shards))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ class ExtractConfig:
     Attributes:
         dtype: of the stored numbers.
         shard_rows: rows in a shard; null: a power of two near 1/64 of the rows, between 1,024 and 65,536.
-        processes: on this host; 0: one per GPU, or as many as the cores give `threads` each.
+        processes: on this host; 0: one per GPU, or one for the CPU, which computes as many shards at a time as the
+            cores give `threads` each.
         threads: of each process on a CPU. Part of what decides the last bits of the vectors.
         non_finite: when the encoder gives NaN or infinity: "stop", or "quarantine" (stored as it is, named in the
             manifest, kept out of the index by validation).

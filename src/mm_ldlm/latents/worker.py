@@ -1,7 +1,8 @@
 """One embedding process: encode the shards that are this rank's, each written before it is vouched for.
 
-Started by `extract` for more than one process (`python -m mm_ldlm.latents.worker JOB`), called directly for one. While
-a shard is computed the next one is tokenised and the last one is written, each on a thread of its own.
+Started by `extract` for more than one process (`python -m mm_ldlm.latents.worker JOB`), called directly for one. A
+process computes as many shards at a time as it has lanes; in each lane the next shard is tokenised and the last one
+written while one is computed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import contextlib
 import dataclasses
 import json
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +29,40 @@ from mm_ldlm.store.shards import shard_name
 
 
 def encode_shards(
-    plan: Plan, numbers: list[int], *, located: Located | None, rank: int, device: str | None = None
+    plan: Plan, numbers: list[int], *, located: Located | None, rank: int, device: str | None = None, lanes: int = 1
 ) -> None:
-    """Encode and write these shards of the plan, in order.
+    """Encode and write these shards of the plan, every `lanes`-th of them in a thread of its own.
+
+    Threads do on a CPU what processes would, without starting an interpreter for each: matrix products let go of
+    Python's lock.
 
     Raises:
         EncoderError: the encoder gave numbers that are not finite and the plan says to stop; names the sentences.
     """
+    encoder = load_encoder(plan.encoder, device=device, located=located)
+    _refuse_another(plan, encoder)
+    stop = threading.Event()
+    with ThreadPoolExecutor(lanes) as pool:
+        jobs = [pool.submit(_lane, plan, numbers[lane::lanes], encoder, rank + lane, stop) for lane in range(lanes)]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            stop.set()  # the other lanes end after their shard
+            raise
+
+
+def _lane(plan: Plan, numbers: list[int], encoder: Encoder, place: int, stop: threading.Event) -> None:
+    """These shards, in order."""
     records = ShardStore.open(plan.records, "records")
     with _threads(plan.threads):
-        encoder = load_encoder(plan.encoder, device=device, located=located)
-        _refuse_another(plan, encoder)
         done = 0
         with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as behind:
             coming = ahead.submit(_read, records, encoder, plan, numbers[0]) if numbers else None
             writing: Future[None] | None = None
             for position, number in enumerate(numbers):
+                if stop.is_set():
+                    break
                 assert coming is not None
                 ids, prepared = coming.result()
                 if position + 1 < len(numbers):
@@ -52,7 +72,7 @@ def encode_shards(
                 if writing is not None:
                     writing.result()
                 done += len(ids)
-                writing = behind.submit(_write, plan, number, ids, vectors, rank, done)
+                writing = behind.submit(_write, plan, number, ids, vectors, place, done)
             if writing is not None:
                 writing.result()
 
@@ -62,11 +82,11 @@ def _read(records: ShardStore, encoder: Encoder, plan: Plan, number: int) -> tup
     return table["id"].to_pylist(), encoder.prepare(table["text"].to_pylist())
 
 
-def _write(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32], rank: int, done: int) -> None:
+def _write(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32], place: int, done: int) -> None:
     table = latent_store.table(ids, vectors, dtype=plan.dtype)
     shard = write_shard(plan.workspace, shard_name(number), table)
     atomic.write_json(plan.sidecar(number), dataclasses.asdict(shard))
-    atomic.write_json(plan.side / f"rank-{rank}.json", {"rows": done})
+    atomic.write_json(plan.side / f"rank-{place}.json", {"rows": done})
 
 
 def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32]) -> None:
