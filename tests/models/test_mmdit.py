@@ -161,8 +161,8 @@ def test_null_length_is_for_the_length_head_alone(make, inputs):
     plain = model(**batch)
     out = model(**batch, null_length_B=torch.tensor([True, True]))
     assert torch.equal(plain.logits_BLV, out.logits_BLV)
-    assert torch.equal(out.length_logits_BN[0], out.length_logits_BN[1])
-    assert not torch.equal(plain.length_logits_BN, out.length_logits_BN)
+    assert torch.allclose(out.length_logits_BN[0], out.length_logits_BN[1], atol=1e-6)  # kernels may treat rows apart
+    assert not torch.allclose(plain.length_logits_BN, out.length_logits_BN, atol=1e-3)
 
 
 def test_null_text_hides_the_text_and_its_length(make, inputs):
