@@ -26,6 +26,14 @@ import pytest  # noqa: E402
 PROJECT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """A test that draws from the global generator draws the same every time, alone or in company."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The project's root."""
