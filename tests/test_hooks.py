@@ -41,7 +41,7 @@ def context(root: Path, env: str | None = None) -> Any:
 
 @pytest.mark.parametrize("env", [None, "base", "local", "test"])
 def test_environments_that_are_there_pass(tmp_path: Path, env: str | None) -> None:
-    ProjectHooks().after_context_created(context(tmp_path, env))
+    assert ProjectHooks().after_context_created(context(tmp_path, env)) is None  # no ConfigurationError
 
 
 def test_a_misspelt_environment_is_refused_with_the_list(tmp_path: Path) -> None:

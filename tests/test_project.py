@@ -179,10 +179,13 @@ def test_one_mlflow_run_holds_parameters_curves_headlines_and_report(finished: P
 
 
 def test_each_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path) -> None:
-    for name in ("validation", "reporting"):
+    for name, made in (("validation", "validation_report.json"), ("reporting", "report.html")):
+        (artifact,) = finished.glob(f"data/**/08_reporting/{made}")
+        artifact.unlink()
         bootstrap_project(finished)
         with KedroSession.create(finished, env="test", runtime_params={"tracking": {"enabled": False}}) as session:
             session.run(pipeline_names=[name])
+        assert artifact.stat().st_size > 0
 
 
 def test_stores_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, Any]) -> None:

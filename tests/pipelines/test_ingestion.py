@@ -67,8 +67,8 @@ def test_the_parameters_of_each_environment_are_valid(project: Path, environment
         str(project / "conf"), base_env="base", default_run_env=environment, merge_strategy={"parameters": "soft"}
     )
     parameters = loader["parameters"]
-    parse(IngestionConfig, parameters["ingestion"], at="ingestion")
-    parse(TokenizerConfig, parameters["tokenizer"], at="tokenizer")
+    assert parse(IngestionConfig, parameters["ingestion"], at="ingestion").sources
+    assert parse(TokenizerConfig, parameters["tokenizer"], at="tokenizer").max_length > 1
 
 
 def test_base_parameters_are_valid_and_misspelt_ones_are_named(project: Path, tmp_path: Path) -> None:
