@@ -77,16 +77,14 @@ class PrepareQKV(torch.autograd.Function):
         for i, rope in enumerate(ctx.ropes):
             normed, inverse, scale = saved[3 * i : 3 * i + 3]
             stop = start + normed.shape[1]
-            g = grad[:, start:stop, :2]
-            if rope is None:
-                d_scaled = g
-            else:
-                pairs = _pairs(g if g.stride(-1) == 1 else g.contiguous())
-                d_scaled = torch.view_as_real(pairs * _turn(rope).conj()).flatten(-2)
+            d_scaled = grad[:, start:stop, :2]
+            if rope is not None:
+                pairs = _pairs(d_scaled if d_scaled.stride(-1) == 1 else d_scaled.contiguous())
+                d_scaled = torch.empty_like(normed)  # in the order of memory that all that follows has
+                torch.mul(pairs, _turn(rope).conj(), out=_pairs(d_scaled))
             product = d_scaled * normed
             d_scale = product.sum((0, 1))
-            # mean over E of product · scale, as one matrix-vector product per (Q or K, head)
-            along = torch.einsum("blghe,ghe->blgh", product, scale).unsqueeze(-1).div_(scale.shape[-1])
+            along = product.mul_(scale).mean(-1, keepdim=True)
             d_normed = torch.mul(d_scaled, scale, out=product).addcmul_(normed, along, value=-1)
             d_qkv = normed.new_empty(*normed.shape[:2], 3, *normed.shape[3:])
             torch.mul(d_normed, inverse, out=d_qkv[:, :, :2])
