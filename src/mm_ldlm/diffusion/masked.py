@@ -29,13 +29,19 @@ def forbidden_bias(
     size: int, *, mask_id: int, pad_id: int, vocab_size: int | None = None, device: torch.device | str | None = None
 ) -> Tensor:
     """(size,) float32 to add to logits: −inf at [MASK], [PAD] and every id ≥ `vocab_size`, else 0 (half of SUBS)."""
-    bias_V = torch.zeros(size, dtype=torch.float32, device=device)
+    return forbid_(
+        torch.zeros(size, dtype=torch.float32, device=device), mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size
+    )
+
+
+def forbid_(logits: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None) -> Tensor:
+    """`forbidden_bias` written into logits (…, V) in place."""
     for forbidden in (mask_id, pad_id):
-        if 0 <= forbidden < size:
-            bias_V[forbidden] = -torch.inf
+        if 0 <= forbidden < logits.shape[-1]:
+            logits[..., forbidden] = -torch.inf
     if vocab_size is not None:
-        bias_V[vocab_size:] = -torch.inf
-    return bias_V
+        logits[..., vocab_size:] = -torch.inf
+    return logits
 
 
 def subs_log_probs(

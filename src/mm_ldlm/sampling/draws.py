@@ -15,7 +15,7 @@ from mm_ldlm.diffusion.masked import categorical
 from mm_ldlm.errors import SamplingError
 
 _PART = {True: 500_000, False: 50_000_000}
-"""Numbers of a law drawn from at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears."""
+"""Numbers of a law worked on at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,23 @@ class Draw:
     top_k: int | None = None
     top_p: float | None = None
     guidance: float = 1.0
+
+
+def normalise_(logits_MV: Tensor) -> Tensor:
+    """Logits to log-probabilities in place, a cache's worth at a time: log-softmax with a third of the traffic."""
+    for part_mV in parts(logits_MV):
+        part_mV.sub_(part_mV.logsumexp(dim=-1, keepdim=True))
+    return logits_MV
+
+
+def entropy(log_probs_MV: Tensor) -> Tensor:
+    """(M,) nats."""
+    return torch.cat([torch.special.entr(part_mV.exp()).sum(dim=-1) for part_mV in parts(log_probs_MV)])
+
+
+def parts(laws_MV: Tensor) -> tuple[Tensor, ...]:
+    """Views of as many rows as are worked on at a time."""
+    return laws_MV.split(max(1, _PART[laws_MV.device.type == "cpu"] // laws_MV.shape[-1]))
 
 
 def guide(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:
@@ -65,10 +82,9 @@ def draw_tokens(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:
     """One token per position by the settings in `draw`; at temperature 0 the most probable one."""
     if draw.temperature == 0:
         return log_probs_MV.argmax(dim=-1)
-    part = max(1, _PART[log_probs_MV.device.type == "cpu"] // log_probs_MV.shape[-1])
-    return torch.cat(
-        [_draw(lp_mV, u_m, draw) for lp_mV, u_m in zip(log_probs_MV.split(part), u_M.split(part), strict=True)]
-    )
+    laws = parts(log_probs_MV)
+    uniforms = u_M.split([len(law_mV) for law_mV in laws])
+    return torch.cat([_draw(law_mV, u_m, draw) for law_mV, u_m in zip(laws, uniforms, strict=True)])
 
 
 def _draw(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:

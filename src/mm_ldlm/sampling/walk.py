@@ -16,15 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.masked import forbidden_bias, reveal_probability
+from mm_ldlm.diffusion.masked import forbid_, reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.config import Clock
-from mm_ldlm.sampling.draws import Draw, draw_tokens, guide
+from mm_ldlm.sampling.draws import Draw, draw_tokens, entropy, guide, normalise_
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(tokens_AL, t_A, rows_A, asked_AL) → logits_MV: A rows of the canvas, named by `rows_A`, at the M asked positions."""
+"""(tokens_AL, t_A, rows_A, asked_AL) → logits_MV: A rows of the canvas, named by `rows_A`, at the M asked positions.
+
+A tensor of its own for each call: the walk writes into it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +198,8 @@ def word_log_probs(
 
     def law(logits: Logits) -> Tensor:
         words_MV = logits(tokens_AL, t_A.float(), rows_A, asked_AL)[..., : denoise.vocab_size].float()
-        bias_V = forbidden_bias(
-            words_MV.shape[-1], mask_id=denoise.mask_id, pad_id=denoise.pad_id, device=words_MV.device
-        )
-        return torch.log_softmax(words_MV + bias_V, dim=-1)
+        forbid_(words_MV, mask_id=denoise.mask_id, pad_id=denoise.pad_id)
+        return normalise_(words_MV)
 
     conditional_MV = law(denoise.logits)
     if guidance == 1.0:
@@ -229,10 +230,10 @@ def _consult(
 
     margin_AL = entropy_AL = None
     if "margin" in statistics:
-        best_M2 = log_probs_MV.exp().topk(2, dim=-1).values
+        best_M2 = log_probs_MV.topk(2, dim=-1).values.exp()
         margin_AL = spread(best_M2[:, 0] - best_M2[:, 1], -torch.inf)
     if "entropy" in statistics:
-        entropy_AL = spread(torch.special.entr(log_probs_MV.exp()).sum(dim=-1), torch.inf)
+        entropy_AL = spread(entropy(log_probs_MV), torch.inf)
     answer = Answer(
         asked=asked_AL,
         log_prob=spread(log_probs_MV.gather(1, token_M.unsqueeze(1)).squeeze(1), -torch.inf),
