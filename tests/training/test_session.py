@@ -8,9 +8,10 @@ import helpers
 import pytest
 
 from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, WorkerFailed
+from mm_ldlm.training import status
 from mm_ldlm.training.session import reference, run_session
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status
+from mm_ldlm.training.status import read_failure, read_status, sole_writer, write_failure, write_status
 
 
 def test_a_session_runs_and_a_second_one_finds_it_finished(tmp_path: Path) -> None:
@@ -55,6 +56,17 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path, monkeypatch: pytest.Monk
         run_session(spec.to_dict(), tmp_path)
 
 
+def test_a_second_session_of_a_run_starts_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: pytest.fail("workers were started"))
+    with (
+        sole_writer(tmp_path, "run"),
+        pytest.raises(WorkerFailed, match=r"another training writes to .*run at this moment \(it holds \.run\.lock"),
+    ):
+        run_session(helpers.spec().to_dict(), tmp_path)
+    assert not (tmp_path / "training_spec.json").exists(), "the spec is still that of the first"
+
+
 def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
     write_failure(tmp_path, "a", PreflightError("first"))
     write_failure(tmp_path, "a", PreflightError("second"))
@@ -91,6 +103,13 @@ def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
         helpers.planned(tmp_path, model={"latent_dim": 7})
     with pytest.raises(ConfigurationError, match=r"model.max_length' is 4"):
         helpers.planned(tmp_path, model={"max_length": 4})
+
+
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_plan_from_a_run_that_is_not_there_is_refused(key: str, tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    with pytest.raises(ConfigurationError, match=rf"'training.{key}': run-of-nobody is no folder \(looked from"):
+        helpers.planned(tmp_path, **{key: "run-of-nobody"})
 
 
 def test_a_damaged_status_says_what_to_do(tmp_path: Path) -> None:

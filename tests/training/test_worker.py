@@ -18,7 +18,7 @@ import torch
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged, WorkerFailed
 from mm_ldlm.tracking.jsonl import read_events, read_lines, read_metrics
-from mm_ldlm.training import worker
+from mm_ldlm.training import status
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_status, sole_writer
 from mm_ldlm.training.worker import Result, train
@@ -403,8 +403,8 @@ def test_a_bare_host_is_enough(tmp_path: Path) -> None:
 
 
 def test_two_trainings_never_share_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_LOCK_SECONDS", 0.0)
-    with sole_writer(tmp_path / ".run.lock", wait_seconds=0.0) as held:
+    monkeypatch.setattr(status, "LOCK_SECONDS", 0.0)
+    with sole_writer(tmp_path, "run") as held:
         assert held
         with pytest.raises(WorkerFailed, match=r"another training writes to .*run at this moment"):
             run(tmp_path)

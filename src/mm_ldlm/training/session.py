@@ -15,7 +15,7 @@ from mm_ldlm.errors import TrainingDiverged, WorkerFailed
 from mm_ldlm.store import atomic
 from mm_ldlm.tracking.live import Follower, MlflowSink, ProgressSink
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import LOG, read_status
+from mm_ldlm.training.status import LOG, read_status, sole_writer, taken
 
 log = logging.getLogger(__name__)
 SPEC = "training_spec.json"
@@ -38,6 +38,10 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     if read_status(directory)["status"] == "finished" and typed.training.resume != "never":
         log.info("run %s is finished already: nothing to train", typed.name)
         return reference(typed, runs)
+    if config.nodes == 1:  # of several hosts another one's worker may hold it rightly
+        with sole_writer(runs, typed.name) as free:
+            if not free:
+                raise WorkerFailed(taken(runs, typed.name))
     file = runs / SPEC
     atomic.write_json(file, spec)
     sinks: list[Any] = [ProgressSink(typed.training.max_steps)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,10 @@ from typing import IO, Any
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.store import atomic
 
+log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"
 STATUS = "status.json"
+LOCK_SECONDS = 20.0
 
 
 def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
@@ -35,17 +38,32 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def sole_writer(file: Path, *, wait_seconds: float) -> Iterator[bool]:
-    """Whether this process alone holds `file`, until the block ends; the lock ends with its process, however that ends.
+def sole_writer(root: Path, name: str) -> Iterator[bool]:
+    """Whether this process alone may write to run `name` until the block ends; its lock ends with it, however it ends.
 
-    `wait_seconds` gives the workers of a launcher that was just killed time to save and leave.
+    Waits a little: the workers of a launcher that was just killed save and leave.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + wait_seconds
-    with file.open("a") as handle:
-        while not (held := _lock(handle)) and time.monotonic() < give_up:
+    root.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + LOCK_SECONDS
+    with _lock_file(root, name).open("a") as handle:
+        if not (held := _lock(handle)):
+            log.info("run %s: another process writes to it; up to %.0f s for it to leave", name, LOCK_SECONDS)
+        while not held and time.monotonic() < give_up:
             time.sleep(0.2)
+            held = _lock(handle)
         yield held
+
+
+def taken(root: Path, name: str) -> str:
+    """What to say to the second writer."""
+    return (
+        f"another training writes to {root / name} at this moment (it holds {_lock_file(root, name).name}). Wait for "
+        "it or stop it; or give this one a training.run_name of its own."
+    )
+
+
+def _lock_file(root: Path, name: str) -> Path:
+    return root / f".{name}.lock"
 
 
 def _lock(handle: IO[str]) -> bool:

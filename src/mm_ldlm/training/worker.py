@@ -45,11 +45,9 @@ from mm_ldlm.training.optim import Ema, Optimization
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
-from mm_ldlm.training.status import LOG, read_failure, sole_writer, write_failure, write_status
+from mm_ldlm.training.status import LOG, read_failure, sole_writer, taken, write_failure, write_status
 from mm_ldlm.training.stepping import TrainStep
 from mm_ldlm.training.validation import Validation
-
-_LOCK_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,13 +254,9 @@ def _initialise(model: Any, path: Path) -> frozenset[str]:
 @contextmanager
 def _alone(root: Path, name: str, process: Process) -> Iterator[None]:
     """Two trainings in one run folder would mix their logs and replace each other's checkpoints: refuse the second."""
-    file = root / f".{name}.lock"
-    with sole_writer(file, wait_seconds=_LOCK_SECONDS) if process.is_main else nullcontext(True) as held:
+    with sole_writer(root, name) if process.is_main else nullcontext(True) as held:
         if collectives.max_(torch.tensor(float(not held), device=process.device)).item():
-            raise WorkerFailed(
-                f"another training writes to {root / name} at this moment (it holds {file.name}). Wait for it or stop "
-                "it; or give this one a training.run_name of its own."
-            )
+            raise WorkerFailed(taken(root, name))
         yield
 
 
