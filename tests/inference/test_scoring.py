@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -55,12 +56,58 @@ def test_the_bound_of_an_exact_network_is_the_entropy(schedule, t_min):
             draws=32,
             generator=RowGenerator(0, torch.arange(len(pairs))),
         )
-    each = bound.mean_B.view(3000, 9).mean(0)
+    each = bound.nll_KB.mean(dim=0).view(3000, 9).mean(0)
     # E over t of the bound: half of the time one word is predicted from the other; −log p(pair) in either order
     exact = -LAW.flatten().log()
     assert torch.allclose((each * LAW.flatten()).sum(), (exact * LAW.flatten()).sum(), atol=0.02)
     assert torch.allclose(each, exact, atol=0.12)
-    assert (bound.standard_error_B > 0).all()
+    assert (bound.nll_KB.std(dim=0) > 0).all()
+
+
+class Wrong(torch.nn.Module):
+    """Three words and a law for each pattern of masks, of no relation to any joint law."""
+
+    config = ModelConfig(latent_dim=2, width=8, heads=2, max_length=3)
+
+    def __init__(self):
+        super().__init__()
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self.table = torch.randn(8, 3, 5, generator=torch.Generator().manual_seed(0)) * 2
+
+    def law(self, masked_BL):
+        """log p (B, 3, 5) without mask and pad."""
+        pattern_B = (masked_BL * torch.tensor([1, 2, 4])).sum(1)
+        return torch.log_softmax(self.table[pattern_B].index_fill(2, torch.tensor([MASK, PAD]), -torch.inf), dim=-1)
+
+    def forward(self, tokens, *, logits_at, **_):
+        return Output(self.law(tokens == MASK)[logits_at], None, None)
+
+
+def test_the_bound_is_unbiased_on_an_enumerable_law():
+    """∫ (1/m) E[Σ] dm = Σ over patterns of k masks of (k−1)!(L−k)!/L! · Σ −log p, whatever the network says."""
+    text, model, exact = torch.tensor([1, 2, 0]), Wrong(), 0.0
+    for pattern in itertools.product([False, True], repeat=3):
+        masked = torch.tensor(pattern)
+        if count := sum(pattern):
+            log_p = model.law(masked[None])[0].gather(1, text[:, None])[:, 0]
+            exact -= math.factorial(count - 1) * math.factorial(3 - count) / 6 * float(log_p[masked].sum())
+    network = Network(model, ObjectiveConfig(), mask_id=MASK, pad_id=PAD, vocab_size=5)
+    rows = 4000
+    with network.evaluating():
+        bound = token_bound(
+            network,
+            text.expand(rows, -1),
+            latents_Bd=torch.zeros(rows, 2),
+            draws=4,
+            generator=RowGenerator(0, torch.arange(rows)),
+        )
+    each = bound.nll_KB.mean(dim=0)
+    error = float(each.std() / rows**0.5)
+    assert abs(float(each.mean()) - exact) < 4 * error
+    assert error < 0.02 * exact
+    shares = bound.share_KB
+    assert ((shares > 0) & (shares <= 1)).all()
+    assert ((shares * 4).ceil().sort(dim=0).values == torch.arange(1, 5)[:, None]).all(), "one draw in each quarter"
 
 
 def test_draws_shrink_the_error_and_seeds_decide(model):
@@ -72,7 +119,10 @@ def test_draws_shrink_the_error_and_seeds_decide(model):
     assert np.array_equal(model.score(texts, draws=4).token_nll, few.token_nll)
     assert not np.array_equal(model.score(texts, draws=4, seed=1).token_nll, few.token_nll)
     assert np.isnan(model.score(texts, draws=1).standard_errors).all()
-    assert few.draw_nll.shape == few.times.shape == (4, 2)
+    assert few.draw_nll.shape == few.draw_share.shape == few.draw_masked.shape == few.draw_correct.shape == (4, 2)
+    assert (few.draw_masked <= few.tokens).all()
+    assert (few.draw_correct <= few.draw_masked).all()
+    assert np.allclose(few.draw_nll.mean(axis=0), few.token_nll)
     assert np.allclose(few.nll, few.length_nll + few.token_nll)
     assert list(few.to_frame()["tokens"]) == [3, 4]
 

@@ -94,7 +94,6 @@ class LikelihoodConfig:
 
     sentences: PositiveInt = 500
     draws: PositiveInt = 4
-    batch_size: PositiveInt = 64
     buckets: PositiveInt = 10
     other_texts: tuple[TextFile, ...] = ()
 

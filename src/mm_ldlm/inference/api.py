@@ -382,13 +382,14 @@ class MMLDLM:
         latents: Latents | None = None,
         draws: int = 16,
         seed: int = 0,
+        progress: bool = False,
     ) -> Scores:
         """`score` for texts that are tokens already (each of 1..max_length ids)."""
         inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
         self._refuse_untrained(self.network.can_write, "score texts")
         raw_nd = self._edge.given(latents, rows=len(ids))
         latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
-        return score_tokens(self._writer, ids, texts, latents_nd=latents_nd, draws=draws, seed=seed)
+        return score_tokens(self._writer, ids, texts, latents_nd=latents_nd, draws=draws, seed=seed, progress=progress)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """The k rows of `store` nearest to each raw latent by cosine.

@@ -115,12 +115,15 @@ class Scores:
     token_nll: Floats
     """(n,) bound on −log p(tokens | length), float64, mean over the draws"""
     standard_errors: Floats
-    """(n,) of `token_nll` over the draws"""
-    draws: int
+    """(n,) of `token_nll` as if its draws were independent; they are spread on purpose: the true one is smaller"""
     draw_nll: Floats
     """(K, n) nats: each draw of the token bound"""
-    times: Floats
-    """(K, n) the time of each draw"""
+    draw_share: Floats
+    """(K, n) masked share asked for, in (0, 1]"""
+    draw_masked: Floats
+    """(K, n) tokens that were masked"""
+    draw_correct: Floats
+    """(K, n) of these, how many are the network's most probable word"""
 
     @property
     def nll(self) -> Floats:

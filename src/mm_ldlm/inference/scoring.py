@@ -1,8 +1,9 @@
 """The likelihood bound of a text: what training minimises, measured with care.
 
-−log p(tokens | length, latent) ≤ ∫₀¹ (1/m) E[Σ over masked positions of −log x_θ] dm (mathematics §1, "evaluation"),
-in the masked share m: the times that training draws are cut off at t_min, and a schedule never masks more than 1 − α_1.
-Every row gets `draws` shares, low-discrepancy over the row itself: m_k = 1 − (u + k/K) mod 1. Sums are kept in float64.
+−log p(tokens | length, latent) ≤ ∫₀¹ (1/m) E[Σ over masked positions of −log x_θ] dm (mathematics §1, "evaluation";
+MDLM, arXiv:2406.07524, eq. 10; LLaDA, arXiv:2502.09992), in the masked share m: the times that training draws are cut
+off at t_min, and a schedule never masks more than 1 − α_1. Every row gets `draws` shares, low-discrepancy over the row
+itself: m_k = 1 − (u + k/K) mod 1. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -13,37 +14,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from mm_ldlm.diffusion.masked import token_nll
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.batching import batches_by_length
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.inference.writing import Writer, pad
-from mm_ldlm.sampling.walk import time_of_share
+from mm_ldlm.sampling.walk import time_of_share, word_log_probs
 
 
 @dataclass(frozen=True)
 class Bound:
-    """K draws of the bound for each of B rows."""
+    """K draws of the bound for each of B rows, float64."""
 
     nll_KB: Tensor
-    """float64 nats, each an unbiased draw of the row's bound"""
-    times_KB: Tensor
-    """The time that the network was told: its schedule's for the masked share"""
-
-    @property
-    def mean_B(self) -> Tensor:
-        return self.nll_KB.mean(dim=0)
-
-    @property
-    def standard_error_B(self) -> Tensor:
-        """Of the mean, as if the draws were independent; they are spread over t on purpose, so the true one is
-        smaller.
-        """
-        if len(self.nll_KB) < 2:
-            return torch.full_like(self.nll_KB[0], torch.nan)
-        return self.nll_KB.std(dim=0) / len(self.nll_KB) ** 0.5
+    """Nats, each an unbiased draw of the row's bound: the cross-entropy of the masked tokens over the share."""
+    share_KB: Tensor
+    """The masked share that was asked for, in (0, 1]"""
+    masked_KB: Tensor
+    """How many tokens were masked"""
+    correct_KB: Tensor
+    """How many of them are the network's most probable word"""
 
 
 def token_bound(
@@ -62,24 +54,27 @@ def token_bound(
     denoise = network.text_denoiser(latents_Bd, noise_Bd)
     rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
     u_B = generator.fork("time").uniform()
-    nll, times = [], []
+    found = []
     for number in range(draws):
-        share_B = 1 - (u_B + number / draws) % 1.0  # in (0, 1]
+        share_B = 1 - (u_B + number / draws) % 1.0
         masked_BL = (generator.fork(number).uniform(tokens_BL.shape[1]) < share_B[:, None]) & valid_BL
         noisy_BL = tokens_BL.masked_fill(masked_BL, network.mask_id)
         t_B = time_of_share(network.objective.text_schedule, share_B)
-        logits_MV = denoise.logits(noisy_BL, t_B.float(), rows_B, masked_BL)
-        nll_M = token_nll(
-            logits_MV,
-            tokens_BL[masked_BL],
-            mask_id=network.mask_id,
-            pad_id=network.pad_id,
-            vocab_size=network.vocab_size,
+        log_probs_MV = word_log_probs(denoise, noisy_BL, t_B, rows_B, masked_BL)
+        target_M = tokens_BL[masked_BL]
+        row_M = masked_BL.nonzero()[:, 0]
+        log_p_M = log_probs_MV.gather(1, target_M[:, None])[:, 0].double()
+        hit_M = (log_probs_MV.argmax(dim=1) == target_M).double()
+        nothing_B = torch.zeros_like(share_B)
+        found.append(
+            (
+                nothing_B.index_add(0, row_M, -log_p_M) / share_B,
+                share_B,
+                masked_BL.sum(dim=1).double(),
+                nothing_B.index_add(0, row_M, hit_M),
+            )
         )
-        summed_B = torch.zeros_like(share_B).index_add_(0, masked_BL.nonzero()[:, 0], nll_M.double())
-        nll.append(summed_B / share_B)
-        times.append(t_B)
-    return Bound(torch.stack(nll), torch.stack(times))
+    return Bound(*(torch.stack(part) for part in zip(*found, strict=True)))
 
 
 def score_tokens(
@@ -90,13 +85,15 @@ def score_tokens(
     latents_nd: Tensor | None,
     draws: int,
     seed: int,
+    progress: bool = False,
 ) -> Scores:
     """The bound for each of n texts (`ids` are theirs), given its standardised latent or with the latent unknown."""
     network, lengths = writer.network, np.array([len(row) for row in ids])
     log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
-    nll, times = np.zeros((draws, len(ids))), np.zeros((draws, len(ids)))
+    nll, share, masked, correct = (np.zeros((draws, len(ids))) for _ in range(4))
+    batches = batches_by_length(lengths.tolist(), batch_tokens=writer.batch_tokens)
     with network.evaluating():
-        for batch in batches_by_length(lengths.tolist(), batch_tokens=writer.batch_tokens):
+        for batch in tqdm(batches, desc="likelihood", unit="batch", disable=not progress, leave=False):
             bound = token_bound(
                 network,
                 pad([ids[row] for row in batch], network.pad_id, network.device),
@@ -104,7 +101,17 @@ def score_tokens(
                 draws=draws,
                 generator=writer.generator(batch, seed),
             )
-            nll[:, batch], times[:, batch] = bound.nll_KB.cpu().numpy(), bound.times_KB.cpu().numpy()
+            nll[:, batch], share[:, batch] = bound.nll_KB.cpu().numpy(), bound.share_KB.cpu().numpy()
+            masked[:, batch], correct[:, batch] = bound.masked_KB.cpu().numpy(), bound.correct_KB.cpu().numpy()
     spread = nll.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
-    length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
-    return Scores(tuple(texts), lengths, length_nll, nll.mean(axis=0), spread, draws, nll, times)
+    return Scores(
+        texts=tuple(texts),
+        tokens=lengths,
+        length_nll=-log_probs_nN[np.arange(len(ids)), lengths - 1],
+        token_nll=nll.mean(axis=0),
+        standard_errors=spread,
+        draw_nll=nll,
+        draw_share=share,
+        draw_masked=masked,
+        draw_correct=correct,
+    )

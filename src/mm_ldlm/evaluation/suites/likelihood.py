@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import perplexity as ppl
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.evaluation.heldout import Sentences
+from mm_ldlm.inference.results import Scores
 
 
 def evaluate(
@@ -23,72 +26,44 @@ def evaluate(
     What the model was not trained for is None: without `unconditional` training or a null latent there is no
     unconditional cost.
     """
-    import torch
-
     network = model.network
-    latents_nd = torch.as_tensor(np.asarray(model.normaliser.standardise(sentences.latents_nd)), dtype=torch.float32)
     found: dict[str, Any] = {"sentences": len(sentences), "draws": config.draws, "zero_shot": {}}
     known = tuple(network.objective.modes)
     free, told = "unconditional" in known or network.knows_null_latent, "l2t" in known
-    costs: dict[str, tuple[ppl.BoundDraws, np.ndarray]] = {}
-    for name, wanted, given in (("unconditional", free, None), ("given_latent", told, latents_nd)):
+    cost = partial(model.score_tokens, draws=config.draws, seed=seed, progress=progress)
+    costs: dict[str, Scores] = {}
+    for name, wanted, given in (("unconditional", free, None), ("given_latent", told, sentences.latents_nd)):
         if wanted:
-            costs[name] = _cost(model, sentences.tokens, given, config=config, seed=seed, progress=progress)
-            found[name] = _summary(*costs[name], config=config)
-        else:
-            found[name] = None
+            costs[name] = cost(sentences.tokens, sentences.texts, latents=given)
+        found[name] = _summary(costs[name], config=config) if wanted else None
     if len(costs) == 2:
-        score = ppl.language_model_score(
-            unconditional=costs["unconditional"][0],
-            given_latent=costs["given_latent"][0],
-            length_unconditional_N=costs["unconditional"][1],
-            length_given_latent_N=costs["given_latent"][1],
-        )
+        score = ppl.language_model_score(**costs)
         found["latent_bits"] = {
             "per_token": score.bits_per_token.as_dict(),
             "per_sentence": score.bits_per_sentence.as_dict(),
         }
     for source in config.other_texts:
-        found["zero_shot"][source.name] = _zero_shot(
-            model, source, free=free, told=told, config=config, seed=seed, progress=progress
-        )
+        found["zero_shot"][source.name] = _zero_shot(model, source, cost, free=free, told=told, config=config)
     return found
 
 
-def _cost(
-    model: Any, tokens: Any, latents_nd: Any, *, config: LikelihoodConfig, seed: int, progress: bool
-) -> tuple[ppl.BoundDraws, np.ndarray]:
-    network = model.network
-    with network.evaluating():
-        draws = ppl.bound_draws(
-            tokens,
-            ppl.network_log_probs(network, latents_nd, seed=seed),
-            pad_id=network.pad_id,
-            mask_id=network.mask_id,
-            time_of_share=ppl.schedule_time(network.objective.text_schedule.alpha),
-            draws=config.draws,
-            seed=seed,
-            batch_size=config.batch_size,
-            progress=progress,
-        )
-        return draws, ppl.length_nll(network, draws.length_N, latents_nd)
-
-
-def _summary(draws: ppl.BoundDraws, length_N: np.ndarray, *, config: LikelihoodConfig) -> dict[str, Any]:
-    total = ppl.per_token(draws.per_sentence_N + length_N, draws.length_N)
+def _summary(scores: Scores, *, config: LikelihoodConfig) -> dict[str, Any]:
+    total = ppl.per_token(scores.nll, scores.tokens)
     return {
         "per_token": total.as_dict(),
-        "tokens_only_per_token": ppl.per_token(draws.per_sentence_N, draws.length_N).as_dict(),
-        "length_per_sentence": ppl.mean(length_N).as_dict(),
+        "tokens_only_per_token": ppl.per_token(scores.token_nll, scores.tokens).as_dict(),
+        "length_per_sentence": ppl.mean(scores.length_nll).as_dict(),
         "perplexity": math.exp(total.value),
         "perplexity_low": math.exp(total.low),
         "perplexity_high": math.exp(total.high),
-        "by_masked_share": ppl.by_time(draws, buckets=config.buckets).replace({np.nan: None}).to_dict(orient="records"),
+        "by_masked_share": ppl.by_share(scores, buckets=config.buckets)
+        .replace({np.nan: None})
+        .to_dict(orient="records"),
     }
 
 
 def _zero_shot(
-    model: Any, source: TextFile, *, free: bool, told: bool, config: LikelihoodConfig, seed: int, progress: bool
+    model: Any, source: TextFile, cost: Callable[..., Scores], *, free: bool, told: bool, config: LikelihoodConfig
 ) -> dict[str, Any]:
     lines = read_lines(source)
     ids = [list(row) for row in model.tokenizer.encode(lines)]
@@ -105,15 +80,9 @@ def _zero_shot(
         "unknown_share": unknown,
     }
     if free:
-        found["unconditional"] = _summary(
-            *_cost(model, tokens, None, config=config, seed=seed, progress=progress), config=config
-        )
+        found["unconditional"] = _summary(cost(tokens, texts), config=config)
     if told:
-        import torch
-
-        latents_nd = torch.as_tensor(np.asarray(model.normaliser.standardise(model.encode(texts))), dtype=torch.float32)
-        cost = _cost(model, tokens, latents_nd, config=config, seed=seed, progress=progress)
-        found["given_latent"] = _summary(*cost, config=config)
+        found["given_latent"] = _summary(cost(tokens, texts, latents=model.encode(texts)), config=config)
     return found
 
 
