@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from mm_ldlm.diffusion.laws import forbid_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
@@ -25,25 +25,6 @@ def mask_tokens(
     return tokens_BL.masked_fill(masked_BL, mask_id)
 
 
-def forbidden_bias(
-    size: int, *, mask_id: int, pad_id: int, vocab_size: int | None = None, device: torch.device | str | None = None
-) -> Tensor:
-    """(size,) float32 to add to logits: −inf at [MASK], [PAD] and every id ≥ `vocab_size`, else 0 (half of SUBS)."""
-    return forbid_(
-        torch.zeros(size, dtype=torch.float32, device=device), mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size
-    )
-
-
-def forbid_(logits: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None) -> Tensor:
-    """`forbidden_bias` written into logits (…, V) in place."""
-    for forbidden in (mask_id, pad_id):
-        if 0 <= forbidden < logits.shape[-1]:
-            logits[..., forbidden] = -torch.inf
-    if vocab_size is not None:
-        logits[..., vocab_size:] = -torch.inf
-    return logits
-
-
 def subs_log_probs(
     logits_BLV: Tensor, noisy_BL: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None
 ) -> Tensor:
@@ -52,26 +33,11 @@ def subs_log_probs(
     No mass on [MASK], [PAD] and ids ≥ `vocab_size`; an unmasked position copies itself, and a pad copies
     itself too. Ids ≥ V (a pad id outside the head's vocabulary) have no column: a row of −inf.
     """
-    V = logits_BLV.shape[-1]
-    bias_V = forbidden_bias(V, mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size, device=logits_BLV.device)
-    log_p_BLV = F.log_softmax(logits_BLV.float() + bias_V, dim=-1)
-    ids_V = torch.arange(V, device=noisy_BL.device)
+    forbidden_BLV = forbid_(logits_BLV.float().clone(), mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size)
+    log_p_BLV = torch.log_softmax(forbidden_BLV, dim=-1)
+    ids_V = torch.arange(logits_BLV.shape[-1], device=noisy_BL.device)
     copy_BLV = torch.where(noisy_BL[..., None] == ids_V, 0.0, -torch.inf)
     return torch.where((noisy_BL == mask_id)[..., None], log_p_BLV, copy_BLV)
-
-
-def token_nll(
-    logits_NV: Tensor, targets_N: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None
-) -> Tensor:
-    """−log x_θ(target) at masked positions, float32, of the targets' shape. Logits (..., V), any leading shape.
-
-    Only for positions that are masked in the input: elsewhere SUBS makes the loss 0, and no logits are needed. A
-    target that SUBS forbids gives +inf.
-    """
-    V = logits_NV.shape[-1]
-    bias_V = forbidden_bias(V, mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size, device=logits_NV.device)
-    flat = (logits_NV.float() + bias_V).reshape(-1, V)
-    return F.cross_entropy(flat, targets_N.reshape(-1), reduction="none").view(targets_N.shape)
 
 
 def loss_weight(t_B: Tensor, *, schedule: MaskSchedule) -> Tensor:

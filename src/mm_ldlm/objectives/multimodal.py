@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from mm_ldlm.config import NonNegativeFloat, PositiveFloat, PositiveInt, Share, config
 from mm_ldlm.diffusion import gaussian, masked
+from mm_ldlm.diffusion.laws import token_loss
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
@@ -105,7 +106,7 @@ class MultimodalObjective:
         self.units: dict[str, Unit] = {
             "text_loss": "tokens", "latent_loss": "rows", "length_loss": "rows", "z_loss": "tokens",
         }  # fmt: skip
-        self._bias: dict[tuple[int, torch.device], Tensor] = {}
+        self._word = next(i for i in range(vocab_size) if i not in (mask_id, pad_id))  # stands where nothing is asked
         names = config.modes
         shares = [float(getattr(config.loss_type_weights, name)) if len(names) > 1 else 1.0 for name in names]
         self._edges = [(name, sum(shares[: i + 1]) / sum(shares)) for i, name in enumerate(names)]
@@ -183,29 +184,23 @@ class MultimodalObjective:
         self, logits: Tensor, tokens_BL: Tensor, masked_BL: Tensor, t_B: Tensor, valid_BL: Tensor, *, gathered: bool
     ) -> Losses:
         """Σ w(t)·CE over masked positions (MDLM eq. 10). Logits (N, V) at the masked positions or (B, L, V) at all."""
-        bias_V = self._forbidden(logits.shape[-1], logits.device)
         w_B = self.config.text_schedule.weight(t_B).float()
-        w_BL = w_B[:, None].expand_as(masked_BL)
-        tokens = valid_BL.sum()
+        weight, time = w_B[:, None].expand_as(masked_BL), t_B[:, None].expand_as(masked_BL)
         if gathered:
-            targets, weight, time = tokens_BL[masked_BL], w_BL[masked_BL], t_B[:, None].expand_as(masked_BL)[masked_BL]
-            biased = logits.float() + bias_V
-            nll = F.cross_entropy(biased, targets, reduction="none")
-            chosen = torch.ones_like(nll)
+            targets, weight, time, asked = (x[masked_BL] for x in (tokens_BL, weight, time, masked_BL))
         else:
-            targets = torch.where(masked_BL, tokens_BL, -100).flatten()
-            biased = logits.float().flatten(0, 1) + bias_V
-            nll = F.cross_entropy(biased, targets, reduction="none", ignore_index=-100)
-            chosen, weight = masked_BL.flatten().float(), w_BL.flatten()
-            time = t_B[:, None].expand_as(masked_BL).flatten()
-        count = chosen.sum()
+            logits, targets = logits.flatten(0, 1), torch.where(masked_BL, tokens_BL, self._word).flatten()
+            weight, time, asked = weight.flatten(), time.flatten(), masked_BL.flatten()
+        found = token_loss(logits, targets, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size)
+        nll, chosen = torch.where(asked, found.nll_M, 0.0), asked.float()
+        tokens, count = valid_BL.sum(), chosen.sum()
         losses: Losses = {"text_loss": ((nll * weight).sum(), tokens)}
         if self.config.z_loss > 0:
-            losses["z_loss"] = ((torch.logsumexp(biased, -1).square() * chosen).sum(), tokens)
+            losses["z_loss"] = ((found.log_norm_M.square() * chosen).sum(), tokens)
         with torch.no_grad():
             plain = nll.detach()
             losses["text_nll"] = (plain.sum(), count)
-            losses["text_accuracy"] = (((biased.argmax(-1) == targets) * chosen).sum(), count)
+            losses["text_accuracy"] = (((found.best_M == targets) * chosen).sum(), count)
             losses["masking_rate"] = (count, tokens)
             losses |= _by_time("text_nll", plain, time, chosen)
         return losses
@@ -275,15 +270,6 @@ class MultimodalObjective:
                 first.latent_Bd.float(), self.config.parameterisation,
                 x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=scale_B,
             )  # fmt: skip
-
-    def _forbidden(self, size: int, device: torch.device) -> Tensor:
-        """(V,) with −inf at ids that are never predicted: [MASK], [PAD], ids past the vocabulary (SUBS)."""
-        key = (size, device)
-        if key not in self._bias:
-            self._bias[key] = masked.forbidden_bias(
-                size, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size, device=device
-            )
-        return self._bias[key]
 
 
 def _shared_draw(generator: RowGenerator, name: str) -> float:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mm_ldlm.diffusion.laws import parts
 from mm_ldlm.diffusion.masked import categorical
 from mm_ldlm.errors import SamplingError
-
-_PART = {True: 500_000, False: 50_000_000}
-"""Numbers of a law worked on at a time: what a CPU's cache holds in float64 (True), what a GPU's memory bears."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +24,6 @@ class Draw:
     top_k: int | None = None
     top_p: float | None = None
     guidance: float = 1.0
-
-
-def normalise_(logits_MV: Tensor) -> Tensor:
-    """Logits to log-probabilities in place, a cache's worth at a time: log-softmax with a third of the traffic."""
-    for part_mV in parts(logits_MV):
-        part_mV.sub_(part_mV.logsumexp(dim=-1, keepdim=True))
-    return logits_MV
-
-
-def entropy(log_probs_MV: Tensor) -> Tensor:
-    """(M,) nats."""
-    return torch.cat([torch.special.entr(part_mV.exp()).sum(dim=-1) for part_mV in parts(log_probs_MV)])
-
-
-def parts(laws_MV: Tensor) -> tuple[Tensor, ...]:
-    """Views of as many rows as are worked on at a time."""
-    return laws_MV.split(max(1, _PART[laws_MV.device.type == "cpu"] // laws_MV.shape[-1]))
 
 
 def guide(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.gaussian import Parameterisation
-from mm_ldlm.diffusion.masked import forbidden_bias, reveal_probability
+from mm_ldlm.diffusion.laws import forbid_, normalise_
+from mm_ldlm.diffusion.masked import reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
 from mm_ldlm.sampling.draws import Draw, draw_tokens
@@ -73,7 +74,6 @@ def together(
     canvas_BL, open_BL = tokens_BL, tokens_BL == denoise.mask_id
     log_probs_BL = torch.zeros(tokens_BL.shape, device=tokens_BL.device)
     steps_BL = torch.full_like(tokens_BL, -1)
-    bias_V = forbidden_bias(denoise.vocab_size, mask_id=denoise.mask_id, pad_id=denoise.pad_id, device=tokens_BL.device)
     valid_B = (tokens_BL != denoise.pad_id).sum(dim=1).clamp_min(1)
     start_B = time_of_share(denoise.text_schedule, open_BL.sum(dim=1).double() / valid_B)
     memory_Bd: Tensor | None = None
@@ -87,7 +87,8 @@ def together(
         t_latent_B = torch.full((len(z_Bd),), now.t, dtype=torch.float32, device=z_Bd.device)
         logits_MV, prediction_Bd = denoise.predict(canvas_BL, t_text_B.float(), z_Bd, t_latent_B, asked_BL, memory_Bd)
 
-        log_probs_MV = torch.log_softmax(logits_MV[..., : denoise.vocab_size].float() + bias_V, dim=-1)
+        words_MV = logits_MV[..., : denoise.vocab_size].float()
+        log_probs_MV = normalise_(forbid_(words_MV, mask_id=denoise.mask_id, pad_id=denoise.pad_id))
         token_M = draw_tokens(log_probs_MV, stream.fork("token").uniform(tokens_BL.shape[1])[asked_BL], draw)
         canvas_BL = canvas_BL.masked_scatter(asked_BL, token_M)
         chosen_M = log_probs_MV.gather(1, token_M.unsqueeze(1)).squeeze(1)

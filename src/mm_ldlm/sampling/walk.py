@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.masked import forbid_, reveal_probability
+from mm_ldlm.diffusion.laws import entropy, forbid_, normalise_
+from mm_ldlm.diffusion.masked import reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.config import Clock
-from mm_ldlm.sampling.draws import Draw, draw_tokens, entropy, guide, normalise_
+from mm_ldlm.sampling.draws import Draw, draw_tokens, guide
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens_AL, t_A, rows_A, asked_AL) → logits_MV: A rows of the canvas, named by `rows_A`, at the M asked positions.
