@@ -191,7 +191,7 @@ def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
     """15 GB of latents that take little disk: zeros are holes in the files."""
     from mm_ldlm.latents import store as latent_store
     from mm_ldlm.store import Manifest, Shard
-    from mm_ldlm.store.shards import shard_name
+    from mm_ldlm.store.writer import shard_name
 
     folder.mkdir(parents=True)
     shards = []

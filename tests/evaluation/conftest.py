@@ -75,7 +75,7 @@ def model(make_model):
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory):
     """records, tokens, latents, index of 300 sentences, a sixth of them test."""
-    from mm_ldlm.store.shards import ShardStore, StoreWriter
+    from mm_ldlm.store import ShardStore, StoreWriter
 
     root = tmp_path_factory.mktemp("stores")
     generator = np.random.default_rng(1)

@@ -9,10 +9,11 @@ import torch
 
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.clocks import time_of_share
 from mm_ldlm.sampling.draws import Draw
 from mm_ldlm.sampling.masked import ancestral, ddpm_cache
 from mm_ldlm.sampling.orders import random
-from mm_ldlm.sampling.walk import TextDenoiser, time_of_share
+from mm_ldlm.sampling.walk import TextDenoiser
 
 MASK, PAD = 8, 9
 

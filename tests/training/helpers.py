@@ -105,7 +105,7 @@ def write_stores(directory: Path, count: int = 64) -> None:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
     from mm_ldlm.latents import store as latent_store
     from mm_ldlm.latents.normaliser import NormaliserConfig, fit
-    from mm_ldlm.store.shards import StoreWriter
+    from mm_ldlm.store.writer import StoreWriter
 
     rows = Rows(count)
     ids = [f"row{i:04d}" for i in range(count)]

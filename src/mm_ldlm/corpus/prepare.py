@@ -28,7 +28,7 @@ from mm_ldlm.errors import SourceError
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic, write_shard
 from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.store.manifest import NAME as MANIFEST
-from mm_ldlm.store.shards import shard_name
+from mm_ldlm.store.writer import shard_name
 
 CHUNK_ROWS = 4096
 EARLY_STOP_ROWS = 10_000

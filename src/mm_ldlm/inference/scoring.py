@@ -21,7 +21,8 @@ from mm_ldlm.inference.batching import batches_by_length
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.inference.writing import Writer, pad
-from mm_ldlm.sampling.walk import time_of_share, word_log_probs
+from mm_ldlm.sampling.clocks import time_of_share
+from mm_ldlm.sampling.walk import word_log_probs
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.plan import ExtractConfig, Plan, make_plan
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic
 from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.store.shards import shard_name
+from mm_ldlm.store.writer import shard_name
 
 __all__ = ["ExtractConfig", "extract"]
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from mm_ldlm.encoders import EncoderConfig, load_encoder
 from mm_ldlm.errors import EncoderError
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.store import Manifest, atomic
-from mm_ldlm.store.shards import write_shard
+from mm_ldlm.store.writer import write_shard
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer

@@ -25,7 +25,7 @@ from mm_ldlm.errors import EncoderError
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.plan import Plan
 from mm_ldlm.store import ShardStore, atomic, write_shard
-from mm_ldlm.store.shards import shard_name
+from mm_ldlm.store.writer import shard_name
 
 
 def encode_shards(

@@ -21,9 +21,10 @@ from mm_ldlm.diffusion.laws import forbid_, normalise_
 from mm_ldlm.diffusion.masked import reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
+from mm_ldlm.sampling.clocks import time_of_share
 from mm_ldlm.sampling.draws import Draw, draw_tokens
 from mm_ldlm.sampling.gaussian import LatentSample, ddim_step, estimate_at, grid
-from mm_ldlm.sampling.walk import TextSample, time_of_share
+from mm_ldlm.sampling.walk import TextSample
 
 PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """(tokens_BL, t_text_B, z_Bd, t_latent_B, asked_BL, previous x0 or None) → (logits_MV, latent prediction (B, d))."""

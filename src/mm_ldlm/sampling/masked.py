@@ -11,9 +11,10 @@ from torch import Tensor
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.clocks import choose_clock, make_grid
 from mm_ldlm.sampling.config import Clock
 from mm_ldlm.sampling.draws import Draw
-from mm_ldlm.sampling.walk import Ask, State, TextDenoiser, TextSample, choose_clock, make_grid, walk
+from mm_ldlm.sampling.walk import Ask, State, TextDenoiser, TextSample, walk
 
 
 def ancestral(

@@ -12,6 +12,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling import gaussian, masked, orders, remask
+from mm_ldlm.sampling.blocks import blocks
 from mm_ldlm.sampling.config import LatentSamplerConfig, TextSamplerConfig
 from mm_ldlm.sampling.draws import Draw
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, LatentSampler, sample_latents
@@ -68,7 +69,7 @@ def sample_text(
     fill = partial(function, steps=config.steps, schedule=schedule, draw=draw, **settings)
     if config.name != "blocks":
         return fill(denoise, tokens_BL, generator=generator, open_BL=open_BL)
-    return orders.blocks(
+    return blocks(
         denoise,
         tokens_BL,
         fill=fill,

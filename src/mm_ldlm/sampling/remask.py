@@ -17,9 +17,10 @@ from torch import Tensor
 from mm_ldlm.diffusion.masked import remask_bound, remask_reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.sampling.clocks import Grid, choose_clock, make_grid
 from mm_ldlm.sampling.config import Clock
 from mm_ldlm.sampling.draws import Draw
-from mm_ldlm.sampling.walk import Ask, Grid, State, TextDenoiser, TextSample, choose_clock, make_grid, walk
+from mm_ldlm.sampling.walk import Ask, State, TextDenoiser, TextSample, walk
 
 Variant = Literal["cap", "rescale", "conf", "loop"]
 

@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.laws import entropy, forbid_, normalise_
-from mm_ldlm.diffusion.masked import reveal_probability
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.sampling.config import Clock
 from mm_ldlm.sampling.draws import Draw, draw_tokens, guide
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -243,73 +240,3 @@ def _consult(
         rows=rows_A,
     )
     return tokens_AL.masked_scatter(asked_AL, token_M), answer
-
-
-# --- clocks -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Times of a walk, each row from the time that fits its share of masks down to that of the masks it must leave."""
-
-    schedule: MaskSchedule
-    steps: int
-    start_B: Tensor
-    """float64; 1 for a fully masked row"""
-    end_B: Tensor
-    """float64; 0 unless masks are closed to the sampler"""
-
-    def at(self, step: int) -> Tensor:
-        """(B,) float64 time before `step`; step = steps gives the end."""
-        return self.start_B + (self.end_B - self.start_B) * (step / self.steps)
-
-    def alpha(self, step: int) -> Tensor:
-        """(B,) float64 share of signal before `step`."""
-        return self.schedule.alpha(self.at(step))
-
-    def reveal_share(self, step: int) -> Tensor:
-        """(B,) float64 `(α_s − α_t)/(α_end − α_t)`: the probability that an open mask is revealed in `step`.
-
-        With all masks open this is mathematics §1's `(α_s − α_t)/(1 − α_t)`; the last step reveals all.
-        """
-        if step == self.steps - 1:
-            return torch.ones_like(self.start_B)
-        now_B, then_B = self.alpha(step), self.alpha(step + 1)
-        closed_B = 1 - torch.where(self.end_B > 0, self.alpha(self.steps), 1.0)
-        return reveal_probability(now_B + closed_B, then_B + closed_B)
-
-
-def make_grid(
-    denoise: TextDenoiser, tokens_BL: Tensor, *, schedule: MaskSchedule, steps: int, open_BL: Tensor | None = None
-) -> Grid:
-    """The grid that fits the masks of `tokens_BL`, of which `open_BL` are to be filled (None: all)."""
-    masked_BL = tokens_BL == denoise.mask_id
-    closed_BL = torch.zeros_like(masked_BL) if open_BL is None else masked_BL & ~open_BL
-    return Grid(
-        schedule,
-        steps,
-        time_of_share(schedule, _share(denoise, tokens_BL, masked_BL)),
-        time_of_share(schedule, _share(denoise, tokens_BL, closed_BL)),
-    )
-
-
-def share_clock(denoise: TextDenoiser, schedule: MaskSchedule) -> Callable[[State], Tensor]:
-    """Tell the network the time at which as many masks as it sees are to be expected; blind to the sampler's own."""
-    return lambda state: time_of_share(schedule, _share(denoise, state.tokens, state.tokens == denoise.mask_id))
-
-
-def choose_clock(clock: Clock, denoise: TextDenoiser, grid: Grid) -> Callable[[State], Tensor]:
-    """The (B,) times told to the network: `grid`'s, or those of the share of masks."""
-    if clock == "share":
-        return share_clock(denoise, grid.schedule)
-    return lambda state: grid.at(state.step)
-
-
-def time_of_share(schedule: MaskSchedule, share_B: Tensor) -> Tensor:
-    """(B,) float64 time at which a share `share_B` of the tokens is masked; 1 for shares beyond 1 − α_1."""
-    return schedule.inverse(1 - share_B.double()).clamp(0.0, 1.0)
-
-
-def _share(denoise: TextDenoiser, tokens_BL: Tensor, chosen_BL: Tensor) -> Tensor:
-    valid_B = (tokens_BL != denoise.pad_id).sum(dim=1)
-    return chosen_BL.sum(dim=1).double() / valid_B.clamp_min(1)

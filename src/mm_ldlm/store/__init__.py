@@ -5,6 +5,7 @@ here knows what a column means: records, tokens, latents and the index are store
 """
 
 from mm_ldlm.store.manifest import Manifest, Shard
-from mm_ldlm.store.shards import ShardStore, StoreWriter, write_shard
+from mm_ldlm.store.shards import ShardStore
+from mm_ldlm.store.writer import StoreWriter, write_shard
 
 __all__ = ["Manifest", "Shard", "ShardStore", "StoreWriter", "write_shard"]

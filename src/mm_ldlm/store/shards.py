@@ -1,4 +1,4 @@
-"""Reading and writing directories of Arrow IPC shards.
+"""Reading directories of Arrow IPC shards; `writer` writes them.
 
 A shard is one uncompressed IPC file with one record batch, so that every column of it is one contiguous memory-mapped
 array. Shards are opened when first touched and their descriptors closed at once (the mapping lives on), so a store of
@@ -9,7 +9,6 @@ will; a store hands them back itself after `RESIDENT_BYTES`, so that random read
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
 import mmap
 import sys
@@ -22,41 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.errors import StoreError
-from mm_ldlm.store import atomic
 from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
 from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.store.manifest import NAME, Manifest, Shard
+from mm_ldlm.store.manifest import Manifest
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes a store may touch before it hands its pages back to the kernel."""
 _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
-DEFAULT_SHARD_ROWS = 65_536
 _REMEDY = "Run the pipeline that writes this store again; the embedding pipeline then writes what is missing only."
-
-
-def shard_name(number: int) -> str:
-    """Names sort in row order up to a million shards."""
-    return f"part-{number:06d}.arrow"
-
-
-def encode_shard(table: pa.Table) -> pa.Buffer:
-    """The bytes of a shard: the same table gives the same bytes."""
-    if table.num_rows == 0:
-        raise StoreError("a shard holds at least one row; an empty store has no shards.")
-    # A slice at offset 0 would carry bytes of the rows behind it; concatenation (with nothing) copies what is meant.
-    columns = [pa.concat_arrays([*column.chunks, column.chunks[0].slice(0, 0)]) for column in table.columns]
-    batch = pa.RecordBatch.from_arrays(columns, schema=table.schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
-    """Write `table` as one shard, atomically; the manifest that names it comes later."""
-    data = encode_shard(table)
-    atomic.write_bytes(Path(directory) / name, memoryview(data))
-    return Shard(name=name, rows=table.num_rows, bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
 
 
 def read_shard(path: str | Path) -> pa.RecordBatch:
@@ -77,62 +49,6 @@ def _map_shard(path: str | Path) -> tuple[pa.RecordBatch, pa.Buffer]:
         raise StoreError(f"{path}: this shard is missing. {_REMEDY}") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise StoreError(f"{path}: not a readable shard ({error}). Remove it. {_REMEDY}") from None
-
-
-class StoreWriter:
-    """Writes a store from tables that arrive in row order.
-
-    `append` cuts them into shards of `shard_rows`; `finish` commits with the manifest. Opening a writer removes a
-    manifest that is already there, so a half-written store is never taken for the old one.
-    """
-
-    def __init__(
-        self, directory: str | Path, *, kind: str, schema: pa.Schema, shard_rows: int = DEFAULT_SHARD_ROWS
-    ) -> None:
-        self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.kind, self.schema, self.shard_rows = kind, schema, shard_rows
-        (self.directory / NAME).unlink(missing_ok=True)
-        self._shards: list[Shard] = []
-        self._waiting: list[pa.Table] = []
-        self._rows_waiting = 0
-
-    def append(self, table: pa.Table | dict[str, Any]) -> None:
-        """Add rows: a table of the writer's schema, or a dict of columns."""
-        if not isinstance(table, pa.Table):
-            table = pa.table(table, schema=self.schema)
-        self._waiting.append(table.select(self.schema.names).cast(self.schema))
-        self._rows_waiting += table.num_rows
-        while self._rows_waiting >= self.shard_rows:
-            self._write(self.shard_rows)
-
-    def finish(self, *, fingerprints: dict[str, str] | None = None, meta: dict[str, Any] | None = None) -> Manifest:
-        """Write what is left, remove shards of an earlier store, commit."""
-        if self._rows_waiting:
-            self._write(self._rows_waiting)
-        kept = {shard.name for shard in self._shards}
-        for file in self.directory.glob("part-*.arrow"):
-            if file.name not in kept:
-                file.unlink()
-        names = [field.name for field in self.schema]
-        manifest = Manifest(
-            kind=self.kind,
-            rows=sum(shard.rows for shard in self._shards),
-            shards=tuple(self._shards),
-            fingerprints=dict(fingerprints or {}),
-            meta={"columns": names, **(meta or {})},
-        )
-        if not self._shards:  # an empty store still knows its columns
-            atomic.write_bytes(self.directory / "schema.arrow", memoryview(self.schema.serialize()))
-        manifest.write(self.directory)
-        return manifest
-
-    def _write(self, rows: int) -> None:
-        table = pa.concat_tables(self._waiting)
-        self._shards.append(write_shard(self.directory, shard_name(len(self._shards)), table.slice(0, rows)))
-        rest = table.slice(rows)
-        self._waiting = [rest] if rest.num_rows else []
-        self._rows_waiting = rest.num_rows
 
 
 class ShardStore:
@@ -369,9 +285,7 @@ class ShardStore:
                 pieces.append(pa.Table.from_arrays(arrays, schema=schema))
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
-    def iter_tables(
-        self, batch_rows: int = DEFAULT_SHARD_ROWS, *, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.Table]:
+    def iter_tables(self, batch_rows: int = 65_536, *, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Tables of at most `batch_rows` consecutive rows, never across a shard's edge, without copies."""
         names = list(columns) if columns is not None else self.schema.names
         schema = pa.schema([self.schema.field(name) for name in names])
