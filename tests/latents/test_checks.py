@@ -225,6 +225,17 @@ def test_pitfall_14_a_text_in_two_splits_stops_the_run(data: Any) -> None:
     assert only(outcome, "ids")["count"] == 1  # the text was exchanged, the id was not
 
 
+def test_a_corpus_without_held_out_rows_is_said_before_training(data: Any) -> None:
+    table = data.records.table(slice(None)).to_pydict()
+    table["split"] = ["train" if split == "test" else split for split in table["split"]]
+    writer = StoreWriter(data.root / "records", kind="records", schema=data.records.schema)
+    writer.append(table)
+    writer.finish()
+    found = only(check(data), "held-out rows")
+    assert found["severity"] == "warning"
+    assert "none of 230 records is in the split 'test'" in found["message"]
+
+
 def test_widths_that_disagree_are_named(pristine: Any, data: Any) -> None:
     message = only(check(pristine, latent_dim=384), "width")["message"]
     assert message == "the stored vectors have 24 dimensions, model.latent_dim says 384."

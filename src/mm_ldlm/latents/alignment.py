@@ -149,6 +149,13 @@ def check_texts(
             examples=records.strings("id").take(strange[:MAX_EXAMPLES]),
             remedy="Run the ingestion pipeline again.",
         )
+    if n and not (split_n == SPLITS.index("test")).any():
+        found.add(
+            "warning",
+            "held-out rows",
+            f"none of {n} records is in the split 'test': sampling and evaluation will have nothing to work on.",
+            remedy="Give the sources some (ingestion.splits, or a source's split), or set sampling.split.",
+        )
     _check_disjoint(found, records, digest_n, split_n)
     for name, sentences in evaluation_sets.items():
         _check_leakage(found, records, digest_n, split_n, name=name, sentences=sentences, on_leakage=on_leakage)
