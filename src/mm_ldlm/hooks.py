@@ -91,7 +91,7 @@ class ProjectHooks:
         from mm_ldlm.tracking.mlflow import open_run, resolve_uri
 
         names = ",".join(run_params.get("pipeline_names") or ["all"])
-        environment = run_params.get("env") or "base"
+        environment = run_params.get("env") or "local"
         uri = resolve_uri(tracking.uri, root=self._project)
         run_id = open_run(
             uri,
@@ -158,7 +158,11 @@ class ProjectHooks:
     @hook_impl
     def after_pipeline_run(self) -> None:
         self._save_timings()
-        log.info("seconds: %s", ", ".join(f"{name} {self._seconds[name]:.1f}" for name in sorted(self._counted)))
+        counted = {name: self._seconds[name] for name in (*MAIN, "sanity") if name in self._counted}
+        log.info(
+            "seconds: %s; together %.0f",
+            ", ".join(f"{name} {seconds:.1f}" for name, seconds in counted.items()), sum(counted.values()),
+        )  # fmt: skip
         self._close("FINISHED")
 
     @hook_impl

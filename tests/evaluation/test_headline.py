@@ -36,8 +36,11 @@ def parts(**changes):
                 }
             }
         },
-        "generation": {"generated": {"entropy_sample": 2.0, "distinct": {"2": 0.5}}, "memorised": 0.0},
-        "timings": {"training": 400.0, "sampling": 30.5},
+        "generation": {
+            "generated": {"entropy_sample": 2.0, "distinct": {"2": 0.5}, "attested_bigrams": {"value": 0.9}},
+            "memorised": 0.0,
+        },
+        "timings": {"training": 400.0, "sampling": 30.5, "reporting": 0.1},
     }
     return whole | changes
 
@@ -58,6 +61,8 @@ def test_the_promised_keys_are_there():
     } <= set(found)
     assert found["l2t.exact_match.low"] == 0.8
     assert found["nll.per_token"] == 1.2
+    assert found["unconditional.attested_bigrams"] == 0.9
+    assert "seconds.reporting" not in found, "it is still running when the numbers are put together"
     assert all(isinstance(value, float) for value in found.values())
     json.dumps(found, allow_nan=False)
 

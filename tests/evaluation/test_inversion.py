@@ -113,8 +113,3 @@ def test_an_output_too_few_is_refused():
         inv.score_rows(["a", "b"], ["a"], reference_ids=[[1], [2]], hypothesis_ids=[[1]])
     with pytest.raises(EvaluationError, match="not finite"):
         rows_of(REFERENCES, HYPOTHESES, cosine=np.array([1, np.nan, 1, 1]))
-
-
-def test_memorised_ignores_case_and_space():
-    found = inv.memorised(["A  dog.", "a cat."], ["a dog."])
-    assert found.tolist() == [True, False]

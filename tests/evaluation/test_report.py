@@ -76,6 +76,7 @@ def material():
         "distinct": {str(n): 0.5 for n in range(1, 5)},
         "self_bleu": 20.0,
         "unique": 1.0,
+        "attested_bigrams": {"value": 0.8, "low": 0.7, "high": 0.9},
     }
     return Material(
         title="MM-LDLM",

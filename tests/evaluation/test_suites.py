@@ -219,12 +219,13 @@ def test_pitfall_26_the_suite_reports_diversity_with_and_without_a_causal_model(
         heldout.token_rows(some, model.tokenizer),
         real_texts=["w1 w2", "w3 w4"],
         real_tokens=[[1, 2], [3, 4]],
-        training_texts=heldout.texts_of_split(stores["records"], "train"),
+        training_texts=lambda: heldout.texts_of_split(stores["records"], "train"),
         config=GenerationConfig(),
     )
     for name in ("generated", "real"):
         assert {"entropy_sample", "entropy_corpus", "distinct", "self_bleu", "unique"} <= set(result[name])
         assert "perplexity" not in result[name]
+        assert 0 <= result[name]["attested_bigrams"]["value"] <= 1
 
 
 def test_parts_that_were_not_trained_are_left_out(make_model, sentences, tmp_path):

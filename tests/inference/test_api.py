@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,30 @@ def test_embed_draws_with_every_sampler(name, model):
     assert out.latents.shape == (2, 6)
     assert np.allclose(np.linalg.norm(out.latents, axis=1), 1, atol=1e-5)
     assert (out.network_calls == {"heun": 5, "one_step": 1}.get(name, 3)).all()
+
+
+def test_given_texts_are_written_surely_and_noise_is_drawn(model, unit_latents):
+    latents = unit_latents(3)
+    sure = TextSamplerConfig(name="confidence", steps=4, temperature=0.0)
+    assert model.invert(latents, seed=1).tokens == model.invert(latents, sampler=sure, seed=2).tokens
+    named = model.invert(latents, sampler="margin", steps=2, seed=1).tokens
+    assert named == model.invert(latents, sampler=replace(sure, name="margin", steps=2), seed=2).tokens
+    drawn = TextSamplerConfig(name="confidence", steps=32)
+    assert model.generate(6, seed=1).tokens == model.generate(6, sampler=drawn, order="text_first", seed=1).tokens
+    assert model.generate(6, seed=1).tokens != model.generate(6, seed=2).tokens
+
+
+def test_words_outside_the_vocabulary_are_said(model, unit_latents, caplog):
+    model.score(["w1 zebra w2", "w3"])
+    model.infill(["w1 [MASK] zebra"], latents=unit_latents(1))
+    said = [record.getMessage() for record in caplog.records if "outside this model's vocabulary" in record.message]
+    assert said == [
+        "1 of 2 texts hold words outside this model's vocabulary; it reads [UNK] there: 'w1 zebra w2'",
+        "1 of 1 texts hold words outside this model's vocabulary; it reads [UNK] there: 'w1 [MASK] zebra'",
+    ]
+    caplog.clear()
+    model.score(["w1 w2"])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("order", JOINT_SAMPLER_NAMES)

@@ -67,6 +67,21 @@ def test_a_second_session_of_a_run_starts_no_workers(tmp_path: Path, monkeypatch
     assert not (tmp_path / "training_spec.json").exists(), "the spec is still that of the first"
 
 
+def test_an_interrupted_session_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+
+    def interrupted(*args: object, **options: object) -> None:
+        write_status(tmp_path / "run", "stopped", 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mm_ldlm.training.session.launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_session(helpers.spec().to_dict(), tmp_path)
+    assert "interrupted at step 3 of 10; its checkpoint is written. The same command continues" in caplog.text
+
+
 def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
     write_failure(tmp_path, "a", PreflightError("first"))
     write_failure(tmp_path, "a", PreflightError("second"))

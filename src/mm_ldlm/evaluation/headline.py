@@ -29,7 +29,8 @@ def flat_metrics(
     _likelihood(found, likelihood)
     _generation(found, generation)
     for name, seconds in timings.items():
-        found[f"seconds.{name}"] = float(seconds)
+        if name != "reporting":  # which is still running
+            found[f"seconds.{name}"] = float(seconds)
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
@@ -51,7 +52,7 @@ def _inversion(found: dict[str, float], inversion: Mapping[str, Any]) -> None:
         return
     found["l2t.sentences"] = float(inversion["sentences"])
     for name, value in inversion["metrics"].items():
-        _put(found, f"l2t.{name}", value)
+        _put(found, f"l2t.{name}", value["value"] if name == "chrf" else value)  # chrF has no interval
     for name, entry in (inversion.get("baselines") or {}).items():
         for metric in ("exact_match", "token_set_f1", "bleu", "cosine"):
             _put(found, f"baseline.{name}.{metric}", entry["metrics"].get(metric, {}).get("value"))
@@ -119,7 +120,7 @@ def _generation(found: dict[str, float], generation: Mapping[str, Any]) -> None:
         if not entry:
             continue
         key = "unconditional" if name == "generated" else "real"
-        for metric in ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "perplexity"):
+        for metric in ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "attested_bigrams", "perplexity"):
             _put(found, f"{key}.{metric}", entry.get(metric))
         _put(found, f"{key}.distinct_2", entry["distinct"].get("2"))
     _put(found, "unconditional.memorised", generation.get("memorised"))

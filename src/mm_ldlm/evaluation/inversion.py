@@ -10,7 +10,7 @@ tokenizer cannot express case); the decoded strings are what BLEU, chrF, ROUGE-L
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -221,24 +221,3 @@ def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200
             lines.append(line)
         low = max(low, high + 1)
     return pd.DataFrame(lines)
-
-
-def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarray:
-    """(n,) bool: which outputs are training sentences, compared without case and with runs of space as one.
-
-    Training texts are read once and not kept. On held-out sources a high share means that the model recites its
-    training set instead of reading the latent.
-    """
-    asked = [normal_form(text) for text in outputs]
-    wanted, found = set(asked), set()
-    for text in training_texts:
-        if (form := normal_form(text)) in wanted:
-            found.add(form)
-    return np.array([form in found for form in asked], dtype=bool)
-
-
-def normal_form(text: str) -> str:
-    """Text as memorisation and leakage compare it: NFKC, case-folded, single spaces."""
-    import unicodedata
-
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

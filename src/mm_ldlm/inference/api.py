@@ -18,7 +18,7 @@ import torch
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.batching import default_batch_tokens
-from mm_ldlm.inference.choices import latent_config, text_config
+from mm_ldlm.inference.choices import DRAWN, latent_config, text_config
 from mm_ldlm.inference.edge import Edge, Encoder, Latents
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.network import Network
@@ -148,7 +148,7 @@ class MMLDLM:
         self,
         targets: Latents | Sequence[str] | str | Path,
         *,
-        sampler: TextSamplerConfig | str = "confidence",
+        sampler: TextSamplerConfig | str | None = None,
         steps: int | None = None,
         length: Length = "argmax",
         search: SearchConfig | None = None,
@@ -160,10 +160,10 @@ class MMLDLM:
         Args:
             targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which are embedded by the
                 teacher first.
-            sampler: a name, or its typed parameters; `steps` overrides the steps of either.
+            sampler: a name, or its typed parameters; a name alone takes 4 steps at temperature 0, nothing is
+                'confidence'. `steps` overrides the steps of either.
             length: 'argmax' or 'sample' of the length head given the latent, 'top-3' (any number: write each of the
-                three
-                most probable lengths and keep the likeliest text), or a number of tokens.
+                three most probable lengths and keep the likeliest text), or a number of tokens.
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call a row.
         """
@@ -229,8 +229,8 @@ class MMLDLM:
         self,
         n: int,
         *,
-        order: Literal["together", "latent_first", "text_first"] = "latent_first",
-        sampler: TextSamplerConfig | str = "confidence",
+        order: Literal["together", "latent_first", "text_first"] = "text_first",
+        sampler: TextSamplerConfig | str | None = None,
         latent_sampler: LatentSamplerConfig | str = "ddim",
         steps: int | None = None,
         length: Length = "sample",
@@ -238,8 +238,9 @@ class MMLDLM:
     ) -> Texts:
         """`n` texts with their latents, out of noise.
 
-        `order` is 'together' (both clocks at once: ancestral in the text, DDIM in the latent, at the latent sampler's
-        steps), 'latent_first' (then the text given the latent) or 'text_first'. `steps` overrides both samplers'.
+        `order` is 'text_first' (then the latent given the text), 'latent_first' (then the text) or 'together' (both
+        clocks at once: ancestral in the text, DDIM in the latent, at the latent sampler's steps). `sampler` is a name,
+        or its typed parameters; a name alone takes 32 steps at temperature 1. `steps` overrides both samplers'.
         Lengths are drawn from the marginal law, or given the latent where that comes first.
         """
         if n < 1:
@@ -254,7 +255,8 @@ class MMLDLM:
             )
         if how_many_lengths(length) > 1:
             raise SamplingError("length 'top-n' ranks texts by likelihood, which is no draw; use 'sample' or 'argmax'.")
-        text, latent = text_config(sampler, steps), latent_config(latent_sampler, steps, None)
+        text = text_config(sampler, steps, usual=DRAWN)
+        latent = latent_config(latent_sampler, steps, None)
         try:
             refuse_mean(order, latent)
         except ValueError as error:
@@ -267,7 +269,7 @@ class MMLDLM:
         texts: Sequence[str] | str,
         *,
         latents: Latents | None = None,
-        sampler: TextSamplerConfig | str = "confidence",
+        sampler: TextSamplerConfig | str | None = None,
         steps: int | None = None,
         mask: str = "[MASK]",
         seed: int = 0,
@@ -280,6 +282,7 @@ class MMLDLM:
         listed = inputs.check_texts(texts)
         canvases = [editing.canvas_of(text, mask=mask, tokenizer=self.tokenizer) for text in listed]
         inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
+        inputs.warn_of_unknown(canvases, listed, unk_id=self.tokenizer.unk_id)
         raw_nd = self._edge.given(latents, rows=len(listed))
         latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
         self._refuse_untrained(self.network.can_write, "write texts")
@@ -293,7 +296,7 @@ class MMLDLM:
         targets: Latents | Sequence[str] | str,
         strength: float = 0.5,
         which: Literal["least_likely", "random"] = "least_likely",
-        sampler: TextSamplerConfig | str = "confidence",
+        sampler: TextSamplerConfig | str | None = None,
         steps: int | None = None,
         reembed: bool = False,
         seed: int = 0,
@@ -332,7 +335,7 @@ class MMLDLM:
         *,
         steps: int = 5,
         path: Literal["slerp", "lerp"] = "slerp",
-        sampler: TextSamplerConfig | str = "confidence",
+        sampler: TextSamplerConfig | str | None = None,
         length: Length = "argmax",
         reembed: bool = False,
         seed: int = 0,

@@ -109,6 +109,7 @@ class Edge:
         """Token ids of each text, 1 to `max_length` of them."""
         ids = self.tokenizer.encode(list(texts))
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.network.max_length)
+        inputs.warn_of_unknown(ids, texts, unk_id=self.tokenizer.unk_id)
         return ids
 
     def standardised(self, raw_nd: Floats) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from mm_ldlm.errors import SamplingError
 
 Floats = npt.NDArray[np.float32]
+
+log = logging.getLogger(__name__)
 
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
@@ -53,6 +56,15 @@ def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: i
                 f"{what}[{index}] has {length} tokens, but the model reads at most {max_length} "
                 f"(model.max_length): {_short(texts[index])!r}. Shorten or split it."
             )
+
+
+def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_id: int) -> None:
+    """Say once which texts hold words that the model has no token for: it reads, and writes, [UNK] in their place."""
+    if rows := [row for row, tokens in enumerate(ids) if unk_id in tokens]:
+        log.warning(
+            "%d of %d texts hold words outside this model's vocabulary; it reads [UNK] there: %s",
+            len(rows), len(texts), ", ".join(repr(_short(texts[row])) for row in rows[:3]),
+        )  # fmt: skip
 
 
 def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int, vocab_size: int) -> None:

@@ -121,6 +121,8 @@ class ProgressSink:
             log.info(text)
 
     def _say(self, line: dict[str, Any]) -> None:
+        if line["event"] == "start" and line.get("resumed_from"):
+            log.info("continues from checkpoint %s", line["resumed_from"])
         if line["event"] in (
             "skip",
             "rollback",

@@ -58,6 +58,13 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
                 "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
                 log_directory=logs,
             )  # fmt: skip
+    except KeyboardInterrupt:
+        log.warning(
+            "training of %s was interrupted at step %d of %d; its checkpoint is written. The same command continues "
+            "from there.",
+            typed.name, read_status(directory)["step"], typed.training.max_steps,
+        )  # fmt: skip
+        raise
     except WorkerFailed as error:
         if _DIVERGED in str(error):
             raise TrainingDiverged(str(error)) from None

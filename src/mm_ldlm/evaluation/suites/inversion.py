@@ -15,6 +15,7 @@ from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
 from mm_ldlm.evaluation.bootstrap import Interval, interval, paired_difference, replicates_of
 from mm_ldlm.evaluation.config import BootstrapConfig, InversionConfig, SweepPoint
 from mm_ldlm.evaluation.heldout import Sentences, token_rows
+from mm_ldlm.evaluation.overlap import memorised, normal_form
 
 
 def untrained(model: Any) -> str | None:
@@ -174,9 +175,9 @@ def memorisation(outputs: Sequence[str], references: Sequence[str], training_tex
 
     The references' own share is reported beside it: above 0 the split leaks.
     """
-    both = inv.memorised([*outputs, *references], training_texts)
+    both = memorised([*outputs, *references], training_texts)
     made_n, true_n = both[: len(outputs)], both[len(outputs) :]
-    wrong_n = np.array([inv.normal_form(a) != inv.normal_form(b) for a, b in zip(outputs, references, strict=True)])
+    wrong_n = np.array([normal_form(a) != normal_form(b) for a, b in zip(outputs, references, strict=True)])
     return {
         "outputs": float(made_n.mean()),
         "wrong_outputs": float(made_n[wrong_n].mean()) if wrong_n.any() else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,7 @@ def evaluate_generation(
         heldout.token_rows(samples_unconditional, model.tokenizer),
         real_texts=real.texts,
         real_tokens=real.tokens,
-        training_texts=heldout.texts_of_split(records, "train"),
+        training_texts=partial(heldout.texts_of_split, records, "train"),
         config=config.generation,
         device=str(model.network.device),
         seed=seed,
