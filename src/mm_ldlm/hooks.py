@@ -163,6 +163,8 @@ class ProjectHooks:
             "seconds: %s; together %.0f",
             ", ".join(f"{name} {seconds:.1f}" for name, seconds in counted.items()), sum(counted.values()),
         )  # fmt: skip
+        if "reporting" in counted and self._catalog is not None:
+            log.info("report: %s", getattr(self._catalog[REPORT], "_filepath", REPORT))
         self._close("FINISHED")
 
     @hook_impl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 Parameters = dict[str, Any]
 Metrics = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 PLOTS = (
     "plot_calls",
@@ -127,7 +130,7 @@ def write_report(
     """The page, as text. `drawn` are the figures of `PLOTS` and then `DATA_PLOTS`."""
     from mm_ldlm.evaluation.config import ReportingConfig
     from mm_ldlm.evaluation.report import looks, material, page
-    from mm_ldlm.evaluation.report.content import Material
+    from mm_ldlm.evaluation.report.content import Material, cards
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
     path = run_folder(runs, run)
@@ -153,6 +156,8 @@ def write_report(
         examples=config.examples,
         seed=int(parameters["seed"]),
     )
+    for card in cards(metrics, sts):
+        log.info("%-24s %s%s", card.label, card.value, f"  [{card.interval}]" if card.interval else "")
     shown = dict(zip((*PLOTS, *DATA_PLOTS), drawn, strict=True))
     shown |= {name: looks.adopted(shown[name]) for name in DATA_PLOTS}
     return page.render(made_of, shown, made_at=material.now())
