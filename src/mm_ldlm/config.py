@@ -120,6 +120,8 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"parameter '{path}' is missing and has no default."
     message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "tuple_type":
+        message = "expected a list, as in [a, b]"
     if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
         return f"parameter '{path}': {message}."  # of a whole section: the message says which values
     return f"parameter '{path}': {message} (found {found!r})."

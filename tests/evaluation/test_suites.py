@@ -117,7 +117,7 @@ def test_baselines_beat_nothing_but_are_scored(model, stores, sentences):
 
 
 def test_likelihood_is_near_the_entropy_of_a_guess_and_adds_up(model, sentences):
-    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=3, buckets=5), seed=0, progress=False)
+    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=3, buckets=5), seed=0)
     for name in ("unconditional", "given_latent"):
         assert 1.0 < found[name]["per_token"]["value"] < 30.0
         total = sum(line["nats_per_token"] for line in found[name]["by_masked_share"])
@@ -129,7 +129,7 @@ def test_likelihood_is_near_the_entropy_of_a_guess_and_adds_up(model, sentences)
 
 def test_the_bound_agrees_with_the_facade(model, sentences):
     """`MMLDLM.score` draws otherwise; the two estimate the same number."""
-    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=24), seed=0, progress=False)
+    found = likelihood.evaluate(model, sentences, config=LikelihoodConfig(draws=24), seed=0)
     theirs = model.score(list(sentences.texts), latents=sentences.latents_nd, draws=24)
     per_token = theirs.nll.sum() / theirs.tokens.sum()
     error = found["given_latent"]["per_token"]["standard_error"]
@@ -141,9 +141,7 @@ def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
     config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path=str(path)),))
     known = (f"w{i}" for i in range(20))
     path.write_text("w1 w2 w3\n\nw4 w5 w6 w7\n" + "w1 " * 30 + "\n" + " ".join(known) + "\n")
-    found = likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0, progress=False)["zero_shot"][
-        "other"
-    ]
+    found = likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0)["zero_shot"]["other"]
     assert (found["sentences"], found["outside_length"], found["unknown_share"]) == (2, 2, 0.0)
     assert found["given_latent"]["per_token"]["value"] > 0
 
@@ -151,7 +149,7 @@ def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
 def test_zero_shot_on_a_missing_file_says_so(model, sentences):
     config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path="nowhere.txt"),))
     with pytest.raises(EvaluationError, match="does not exist"):
-        likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0, progress=False)
+        likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0)
 
 
 def test_latents_are_measured_against_the_encoder(model, stores, samples):
@@ -232,9 +230,7 @@ def test_parts_that_were_not_trained_are_left_out(make_model, sentences, tmp_pat
     inverter = make_model(mode="l2t", condition_dropout=0.0)
     assert "embed" in latents.untrained(inverter)
     assert inversion.untrained(inverter) is None
-    found = likelihood.evaluate(
-        inverter, sentences.some(8, seed=0), config=LikelihoodConfig(draws=1), seed=0, progress=False
-    )
+    found = likelihood.evaluate(inverter, sentences.some(8, seed=0), config=LikelihoodConfig(draws=1), seed=0)
     assert found["unconditional"] is None
     assert found["given_latent"] is not None
     assert "latent_bits" not in found

@@ -19,7 +19,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.choices import DRAWN, latent_config, text_config
-from mm_ldlm.inference.edge import Edge, Encoder, Latents
+from mm_ldlm.inference.edge import Edge, Encoder, Latents, TooLong
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
@@ -199,14 +199,16 @@ class MMLDLM:
         sampler: LatentSamplerConfig | str = "ddim",
         steps: int | None = None,
         draws: int | None = None,
+        too_long: TooLong = "refuse",
         seed: int = 0,
     ) -> Embeddings:
         """Embeddings of texts by the network itself (not by the teacher): the mean of `draws` samples of the latent.
 
-        `sampler="one_step"` is the regression baseline, at one call.
+        `sampler="one_step"` is the regression baseline, at one call. `too_long="truncate"` cuts texts as encoders do.
         """
         listed = inputs.check_texts(texts)
-        return self.embed_tokens(self._edge.ids(listed), listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
+        ids = self._edge.ids(listed, too_long=too_long)
+        return self.embed_tokens(ids, listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
 
     def embed_tokens(
         self,
@@ -385,14 +387,13 @@ class MMLDLM:
         latents: Latents | None = None,
         draws: int = 16,
         seed: int = 0,
-        progress: bool = False,
     ) -> Scores:
         """`score` for texts that are tokens already (each of 1..max_length ids)."""
         inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
         self._refuse_untrained(self.network.can_write, "score texts")
         raw_nd = self._edge.given(latents, rows=len(ids))
         latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
-        return score_tokens(self._writer, ids, texts, latents_nd=latents_nd, draws=draws, seed=seed, progress=progress)
+        return score_tokens(self._writer, ids, texts, latents_nd=latents_nd, draws=draws, seed=seed)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """The k rows of `store` nearest to each raw latent by cosine.

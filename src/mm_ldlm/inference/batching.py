@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from tqdm import tqdm
 
 MOST_LOGITS = 48_000_000
 """Vocabulary-sized numbers that one network call may give; a float64 law of them takes eight bytes each."""
@@ -25,3 +27,12 @@ def batches_by_length(lengths: Sequence[int], *, batch_tokens: int) -> list[list
         else:
             batches.append([row])
     return batches
+
+
+def in_batches(lengths: Sequence[int], *, batch_tokens: int, doing: str) -> Iterator[list[int]]:
+    """`batches_by_length` one after another, with a progress bar on a terminal where it takes more than two seconds."""
+    batches = batches_by_length(lengths, batch_tokens=batch_tokens)
+    with tqdm(total=len(lengths), desc=doing, unit="text", disable=None, delay=2.0, leave=False) as bar:
+        for batch in batches:
+            yield batch
+            bar.update(len(batch))

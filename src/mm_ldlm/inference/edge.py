@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 Floats = npt.NDArray[np.float32]
+TooLong = Literal["refuse", "truncate"]
+"""What to do with a text of more tokens than the network reads; encoders truncate."""
 
 
 class Encoder(Protocol):
@@ -105,9 +107,11 @@ class Edge:
             raise SamplingError(f"{rows} texts but {len(raw_nd)} latents; give one each.")
         return raw_nd
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse") -> list[list[int]]:
         """Token ids of each text, 1 to `max_length` of them."""
         ids = self.tokenizer.encode(list(texts))
+        if too_long == "truncate":
+            ids = [row[: self.network.max_length] for row in ids]
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.network.max_length)
         inputs.warn_of_unknown(ids, texts, unk_id=self.tokenizer.unk_id)
         return ids

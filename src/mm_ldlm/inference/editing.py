@@ -54,14 +54,14 @@ def remask(
     For `least_likely`, each token is predicted under the target latent while half of the text, it among them, is
     masked; the least probable are taken.
     """
-    from mm_ldlm.inference.batching import batches_by_length
+    from mm_ldlm.inference.batching import in_batches
     from mm_ldlm.inference.writing import pad
 
     network = writer.network
     out: list[list[int]] = [[] for _ in ids]
     informed = which == "least_likely" and 0 < strength < 1
     with network.evaluating():
-        for batch in batches_by_length([len(row) for row in ids], batch_tokens=writer.batch_tokens):
+        for batch in in_batches([len(row) for row in ids], batch_tokens=writer.batch_tokens, doing="choosing"):
             tokens_BL = pad([ids[row] for row in batch], network.pad_id, network.device)
             valid_BL = tokens_BL != network.pad_id
             stream = writer.generator(batch, seed).fork("edit")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.inference.batching import batches_by_length
+from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.writing import Length, Writer, Written, pad
 from mm_ldlm.sampling import joint
@@ -82,7 +82,7 @@ class LatentWriter:
         draws_Knd = torch.empty(config.draws, len(ids), self.network.width, device=self.network.device)
         calls = np.zeros(len(ids), dtype=np.int64)
         with self.network.evaluating():
-            for batch in batches_by_length([len(row) for row in ids], batch_tokens=self.batch_tokens):
+            for batch in in_batches([len(row) for row in ids], batch_tokens=self.batch_tokens, doing="drawing latents"):
                 tokens_BL = pad([ids[row] for row in batch], self.network.pad_id, self.network.device)
                 if not unknown:
                     denoise = self.network.latent_denoiser(tokens_BL, rows=len(batch))
@@ -105,7 +105,7 @@ class LatentWriter:
         latents_nd = torch.empty(len(lengths), self.network.width, device=self.network.device)
         draw = Draw(temperature=text.temperature, top_k=text.top_k, top_p=text.top_p)
         with self.network.evaluating():
-            for batch in batches_by_length(lengths, batch_tokens=self.batch_tokens):
+            for batch in in_batches(lengths, batch_tokens=self.batch_tokens, doing="writing"):
                 canvas = pad(
                     [[self.network.mask_id] * lengths[row] for row in batch], self.network.pad_id, self.network.device
                 )

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.inference.batching import batches_by_length
+from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.network import Network
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.inference.writing import Writer, pad
@@ -86,15 +85,13 @@ def score_tokens(
     latents_nd: Tensor | None,
     draws: int,
     seed: int,
-    progress: bool = False,
 ) -> Scores:
     """The bound for each of n texts (`ids` are theirs), given its standardised latent or with the latent unknown."""
     network, lengths = writer.network, np.array([len(row) for row in ids])
     log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
     nll, share, masked, correct = (np.zeros((draws, len(ids))) for _ in range(4))
-    batches = batches_by_length(lengths.tolist(), batch_tokens=writer.batch_tokens)
     with network.evaluating():
-        for batch in tqdm(batches, desc="likelihood", unit="batch", disable=not progress, leave=False):
+        for batch in in_batches(lengths.tolist(), batch_tokens=writer.batch_tokens, doing="scoring"):
             bound = token_bound(
                 network,
                 pad([ids[row] for row in batch], network.pad_id, network.device),

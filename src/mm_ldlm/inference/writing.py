@@ -7,7 +7,7 @@ randomness hangs on that number and the seed: batching changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference.batching import batches_by_length
+from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.network import Network
 from mm_ldlm.sampling.config import SearchConfig, TextSamplerConfig
 from mm_ldlm.sampling.draws import Draw, draw_tokens
@@ -87,7 +87,7 @@ class Writer:
         tokens: list[tuple[int, ...]] = [()] * len(canvases)
         log_probs, calls = np.zeros(len(canvases)), np.zeros(len(canvases), dtype=np.int64)
         with self.network.evaluating():
-            for batch in self._batches(canvases):
+            for batch in self._batches(canvases, "writing"):
                 sample = self._sample(
                     pad([canvases[row] for row in batch], self.network.pad_id, self.network.device),
                     None if latents_nd is None else latents_nd[batch],
@@ -136,7 +136,7 @@ class Writer:
         log_probs, nearest = np.zeros(len(canvases)), np.zeros(len(canvases))
         calls, encoder_calls = (np.zeros(len(canvases), dtype=np.int64) for _ in range(2))
         with self.network.evaluating():
-            for batch in self._batches([max(row, key=len) for row in canvases]):
+            for batch in self._batches([max(row, key=len) for row in canvases], "searching"):
                 stream = self.generator(batch, seed)
                 latents_Bd = latents_nd[batch]
 
@@ -218,8 +218,8 @@ class Writer:
         """The stream of these rows of the request."""
         return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.network.device))
 
-    def _batches(self, canvases: Sequence[Sequence[int]]) -> list[list[int]]:
-        return batches_by_length([len(canvas) for canvas in canvases], batch_tokens=self.batch_tokens)
+    def _batches(self, canvases: Sequence[Sequence[int]], doing: str) -> Iterator[list[int]]:
+        return in_batches([len(canvas) for canvas in canvases], batch_tokens=self.batch_tokens, doing=doing)
 
     def _trim(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index != self.network.pad_id]

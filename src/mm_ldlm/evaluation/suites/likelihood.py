@@ -18,9 +18,7 @@ from mm_ldlm.evaluation.heldout import Sentences
 from mm_ldlm.inference.results import Scores
 
 
-def evaluate(
-    model: Any, sentences: Sentences, *, config: LikelihoodConfig, seed: int, progress: bool
-) -> dict[str, Any]:
+def evaluate(model: Any, sentences: Sentences, *, config: LikelihoodConfig, seed: int) -> dict[str, Any]:
     """Nats per token with standard errors, perplexities, bits of the latent, tables by masked share, zero-shot texts.
 
     What the model was not trained for is None: without `unconditional` training or a null latent there is no
@@ -30,7 +28,7 @@ def evaluate(
     found: dict[str, Any] = {"sentences": len(sentences), "draws": config.draws, "zero_shot": {}}
     known = tuple(network.objective.modes)
     free, told = "unconditional" in known or network.knows_null_latent, "l2t" in known
-    cost = partial(model.score_tokens, draws=config.draws, seed=seed, progress=progress)
+    cost = partial(model.score_tokens, draws=config.draws, seed=seed)
     costs: dict[str, Scores] = {}
     for name, wanted, given in (("unconditional", free, None), ("given_latent", told, sentences.latents_nd)):
         if wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,9 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
         scores = {"teacher": score_encoder(pairs, model.encode, **options)}
         entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
         if reason is None:
-            fitted, entry["too_long"] = fit_to_model(pairs, model, too_long=config.too_long)
-            scores["model"] = score_encoder(fitted, embedder(model, config.sampler, seed=seed), **options)
-            scores["one_step"] = score_encoder(fitted, embedder(model, "one_step", seed=seed), **options)
+            entry["too_long"] = count_long(pairs, model, too_long=config.too_long)
+            scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
+            scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
         else:
             entry["skipped"] = reason
         entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
@@ -41,35 +40,19 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
 
 
 def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
-    """The model as an encoder: the mean of the sampler's draws."""
-    return lambda sentences: np.asarray(model.embed(list(sentences), sampler=sampler, seed=seed).latents)
+    """The model as an encoder: the mean of the sampler's draws; long sentences are cut, as every encoder cuts them."""
+    return lambda texts: np.asarray(model.embed(list(texts), sampler=sampler, too_long="truncate", seed=seed).latents)
 
 
-def fit_to_model(pairs: StsSet, model: Any, *, too_long: str) -> tuple[StsSet, int]:
-    """The set with sentences cut to what the model reads, and how many distinct ones that took. Cut, as every encoder
-    cuts at its maximum length; gold and pairs stay whole."""
-    sentences = pairs.sentences
-    ids = model.tokenizer.encode(sentences)
-    long = [i for i, row in enumerate(ids) if len(row) > model.max_length]
-    if not long:
-        return pairs, 0
-    if too_long == "refuse":
+def count_long(pairs: StsSet, model: Any, *, too_long: str) -> int:
+    """How many distinct sentences have more tokens than the model reads; an error where the parameters refuse them."""
+    long = sum(len(row) > model.max_length for row in model.tokenizer.encode(pairs.sentences))
+    if long and too_long == "refuse":
         raise EvaluationError(
-            f"STS set '{pairs.name}': {len(long)} sentences are longer than the model's {model.max_length} tokens. "
+            f"STS set '{pairs.name}': {long} sentences are longer than the model's {model.max_length} tokens. "
             "Set evaluation.sts.too_long to 'truncate' to cut them as encoders do."
         )
-    cut = {sentences[i]: _cut(ids[i], model) for i in long}
-    first = tuple(cut.get(s, s) for s in pairs.first)
-    second = tuple(cut.get(s, s) for s in pairs.second)
-    return StsSet(pairs.name, first, second, pairs.gold_N, pairs.subset_N), len(long)
-
-
-def _cut(row: Sequence[int], model: Any) -> str:
-    for size in range(model.max_length, 0, -1):  # text → tokens → text need not be stable at the cut
-        text: str = model.tokenizer.decode(list(row[:size]))
-        if 0 < len(model.tokenizer.encode([text])[0]) <= model.max_length:
-            return text
-    raise EvaluationError(f"no prefix of {model.tokenizer.decode(list(row))!r} fits the model.")
+    return long
 
 
 def as_dict(score: StsScore) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def evaluate_likelihood(
     sentences = heldout.held_out(
         records=records, tokens=tokens, latents=latents, index=index, count=config.likelihood.sentences, seed=seed
     )
-    return suite.evaluate(model, sentences, config=config.likelihood, seed=seed, progress=config.progress)
+    return suite.evaluate(model, sentences, config=config.likelihood, seed=seed)
 
 
 def evaluate_latents(
