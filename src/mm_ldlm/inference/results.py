@@ -6,7 +6,7 @@ guided one counts 2), and sentences embedded for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +24,8 @@ class Texts:
     """Texts that a sampler wrote."""
 
     texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]
-    log_probs: Floats
+    tokens: tuple[tuple[int, ...], ...] = field(repr=False)
+    log_probs: Floats = field(repr=False)
     """(n,) nats: sum over the written tokens of their log-probability when revealed"""
     network_calls: Ints
     encoder_calls: Ints
@@ -33,7 +33,7 @@ class Texts:
     """What was asked to be rebuilt, filled or edited, where there was a text"""
     cosines: Floats | None = None
     """(n,) of the re-embedded text to the target latent, where an encoder was at hand"""
-    latents: Floats | None = None
+    latents: Floats | None = field(default=None, repr=False)
     """(n, d) raw: the latent that the text was written under"""
 
     def __len__(self) -> int:
@@ -63,9 +63,9 @@ class Embeddings:
     """Latents that a sampler drew for texts."""
 
     sources: tuple[str, ...]
-    latents: Floats
+    latents: Floats = field(repr=False)
     """(n, d) raw; the mean of the draws, on the unit sphere where the encoder's vectors are"""
-    draws: Floats
+    draws: Floats = field(repr=False)
     """(K, n, d) raw"""
     network_calls: Ints
 
@@ -116,13 +116,13 @@ class Scores:
     """(n,) bound on −log p(tokens | length), float64, mean over the draws"""
     standard_errors: Floats
     """(n,) of `token_nll` as if its draws were independent; they are spread on purpose: the true one is smaller"""
-    draw_nll: Floats
+    draw_nll: Floats = field(repr=False)
     """(K, n) nats: each draw of the token bound"""
-    draw_share: Floats
+    draw_share: Floats = field(repr=False)
     """(K, n) masked share asked for, in (0, 1]"""
-    draw_masked: Floats
+    draw_masked: Floats = field(repr=False)
     """(K, n) tokens that were masked"""
-    draw_correct: Floats
+    draw_correct: Floats = field(repr=False)
     """(K, n) of these, how many are the network's most probable word"""
 
     @property
