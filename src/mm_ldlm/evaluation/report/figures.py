@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,8 @@ PANELS = (
 )
 """Title, keys of the training log, scale of the axis."""
 DIAGNOSTICS = (
-    ("text loss by share masked (t0 least)", "text_nll_t", "linear"),
-    ("latent error by noise (t0 least)", "latent_error_t", "linear"),
+    ("text loss by share masked (t0 least)", "text_nll_", "linear"),
+    ("latent error by noise (t0 least)", "latent_error_", "linear"),
     ("gradient norm by part", "grad_norm/", "log"),
     ("update ÷ weight by part", "update_ratio/", "log"),
     ("largest attention logit by block", "attention_logit_max/", "linear"),
@@ -97,15 +98,18 @@ DIAGNOSTICS = (
 def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
     """Panels over steps from the training log; thin lines are the log's, thick ones smoothed."""
     known = _known(log)
-    panels = [(title, [key for key in keys if key in known], scale) for title, keys, scale in PANELS]
-    return _panels(log, [panel for panel in panels if panel[1]], smoothing=smoothing)
+    panels = [(title, "", [key for key in keys if key in known], scale) for title, keys, scale in PANELS]
+    return _panels(log, [panel for panel in panels if panel[2]], smoothing=smoothing)
 
 
 def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
     """What the worker saw of the network itself, one line a part or block; hover names it."""
     known = _known(log)
-    panels = [(title, sorted(k for k in known if k.startswith(start)), scale) for title, start, scale in DIAGNOSTICS]
-    return _panels(log, [panel for panel in panels if panel[1]], smoothing=0.0)
+    panels = [
+        (title, start, sorted(key for key in known if key.startswith(start)), scale)
+        for title, start, scale in DIAGNOSTICS
+    ]
+    return _panels(log, [panel for panel in panels if panel[2]], smoothing=0.0)
 
 
 def _known(log: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -113,7 +117,7 @@ def _known(log: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _panels(
-    log: Sequence[Mapping[str, Any]], panels: Sequence[tuple[str, Sequence[str], str]], *, smoothing: float
+    log: Sequence[Mapping[str, Any]], panels: Sequence[tuple[str, str, Sequence[str], str]], *, smoothing: float
 ) -> go.Figure | None:
     if not panels:
         return None
@@ -123,22 +127,31 @@ def _panels(
     figure = make_subplots(
         rows=rows,
         cols=2,
-        subplot_titles=[panel[0] for panel in panels],
-        vertical_spacing=0.24 / rows,
+        subplot_titles=[_titled(title, start, keys) for title, start, keys, _ in panels],
+        vertical_spacing=0.32 / rows,
         horizontal_spacing=0.09,
     )
-    for number, (_, keys, scale) in enumerate(panels):
+    for number, (_, _, keys, scale) in enumerate(panels):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
         for count, key in enumerate(keys):
             _curve(
                 figure, log, key, looks.PALETTE[count % len(looks.PALETTE)], smoothing, place, positive=scale == "log"
             )
         figure.update_yaxes(type=scale, **({"tickformat": "~g", "nticks": 5} if scale == "log" else {}), **place)
-    looks.style(figure, height=250 * rows)
-    figure.update_layout(showlegend=False, hovermode="closest", margin={"l": 50, "r": 16, "t": 36, "b": 36})
+    looks.style(figure, height=270 * rows)
+    figure.update_layout(showlegend=False, hovermode="closest", margin={"l": 50, "r": 16, "t": 48, "b": 36})
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12, "color": looks.INK}
     return figure
+
+
+def _titled(title: str, start: str, keys: Sequence[str]) -> str:
+    """The title and, under it, each line's name in its colour; past eight lines, hovering names them."""
+    if not 2 <= len(keys) <= 8:
+        return title
+    colours = itertools.cycle(looks.PALETTE)
+    names = (f'<span style="color:{next(colours)}">{key.removeprefix(start)}</span>' for key in keys)
+    return f"{title}<br>{' · '.join(names)}"
 
 
 def _curve(
