@@ -3,7 +3,7 @@
 The same held-out latents, the same batches, the same length head for all; rounds alternate and the fastest of each
 counts. `exact_match` is the share of sentences that come back token for token; a sampler is a fair rival of the
 ancestral one where it has at least 99 % of the latter's. Needs the run and the stores that `kedro run` leaves in
-`data/`; says so without them.
+`data/`, and measures those of `--env=tatoeba` in `data/tatoeba` too; says so without them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(data: Path = DATA) -> list[dict[str, Any]]:
-    """One row a sampler; `ratio` is its sentences per second over the peer's."""
+def run() -> list[dict[str, Any]]:
+    """One row a sampler and run; `ratio` is its sentences per second over the peer's."""
+    return [row for name, data in (("base", DATA), ("tatoeba", DATA / "tatoeba")) for row in measure(name, data)]
+
+
+def measure(name: str, data: Path) -> list[dict[str, Any]]:
+    """One row a sampler, of the run in `data`."""
     if not (data / "06_models" / "run.json").is_file():
-        print("  nothing to measure: `kedro run` has left no run here.")
+        print(f"  nothing to measure of {name}: `kedro run` has left no run in {data.name}/.")
         return []
     from mm_ldlm import MMLDLM
     from mm_ldlm.evaluation.heldout import held_out
@@ -77,7 +82,7 @@ def run(data: Path = DATA) -> list[dict[str, Any]]:
     speed = {label: len(sentences) / min(times) for label, times in seconds.items()}
     return [
         {
-            "name": f"sampling: {label}",
+            "name": f"sampling.{name}: {label}",
             "value": speed[label],
             "unit": "sentences/s",
             "peer": None if label == PEER else PEER,
