@@ -80,6 +80,22 @@ def test_a_forbidden_target_costs_everything():
     assert torch.isposinf(token_loss(torch.zeros(1, V), torch.tensor([PAD]), mask_id=MASK, pad_id=PAD).nll_M).all()
 
 
+def test_a_second_use_of_the_logits_is_refused():
+    logits = torch.zeros(2, V, requires_grad=True) * 1
+    first, second = (token_loss(logits, torch.tensor([3, 4]), mask_id=MASK, pad_id=PAD) for _ in range(2))
+    with pytest.raises(RuntimeError, match="the logits are used up"):
+        (first.nll_M + second.nll_M).sum().backward()
+
+
+def test_a_common_offset_costs_no_digits():
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(0)).double().round(decimals=3)
+    targets = torch.tensor([2, 3, 4, 5])
+    shifted = (logits * 1024).round() / 1024 + 4096  # exact in float32
+    one, other = (token_loss(x.float(), targets, mask_id=MASK, pad_id=PAD).nll_M for x in (shifted, shifted - 4096))
+    assert torch.allclose(one, other, atol=1e-6)
+    assert torch.allclose(normalise_(shifted.float()), normalise_((shifted - 4096).float()), atol=1e-6)
+
+
 def test_a_second_backward_pass_is_refused():
     found = token_loss(torch.zeros(2, V, requires_grad=True) * 1, torch.tensor([3, 4]), mask_id=MASK, pad_id=PAD)
     found.nll_M.sum().backward(retain_graph=True)

@@ -238,6 +238,12 @@ def test_a_run_without_anything_still_has_a_page(material):
     assert page.plotly_source() not in html, "no plot, no library"
 
 
+def test_results_of_an_earlier_version_still_have_a_page(material):
+    for name in ("generated", "real"):
+        material.generation[name] = {k: v for k, v in material.generation[name].items() if k != "attested_bigrams"}
+    assert '<td class="n">–</td>' in page.render(material, {}, made_at="now")
+
+
 def test_differences_are_told_word_by_word():
     assert content.word_difference("a cat sat down", "a dog sat down") == [
         ("same", "a"),

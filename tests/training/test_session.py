@@ -11,7 +11,7 @@ from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, 
 from mm_ldlm.training import status
 from mm_ldlm.training.session import reference, run_session
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import read_failure, read_status, sole_writer, write_failure, write_status
+from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status
 
 
 def test_a_session_runs_and_a_second_one_finds_it_finished(tmp_path: Path) -> None:
@@ -52,34 +52,65 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path, monkeypatch: pytest.Monk
     spec = helpers.spec()
     (tmp_path / "run").mkdir()
     monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: write_status(tmp_path / "run", "stopped", 3))
-    with pytest.raises(WorkerFailed, match="stopped at step 3 of 10"):
+    with pytest.raises(WorkerFailed, match="was stopped before its first checkpoint"):
         run_session(spec.to_dict(), tmp_path)
 
 
 def test_a_second_session_of_a_run_starts_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: pytest.fail("workers were started"))
-    with (
-        sole_writer(tmp_path, "run"),
-        pytest.raises(WorkerFailed, match=r"another training writes to .*run at this moment \(it holds \.run\.lock"),
-    ):
-        run_session(helpers.spec().to_dict(), tmp_path)
-    assert not (tmp_path / "training_spec.json").exists(), "the spec is still that of the first"
 
+    def second(module: str, arguments: list[str], **options: object) -> None:
+        """What the launcher is asked to do while the first session's workers run."""
+        before = Path(arguments[0]).read_text()
+        monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: pytest.fail("workers were started"))
+        other = helpers.spec(max_steps=77).to_dict()
+        with pytest.raises(WorkerFailed, match=r"another training writes to .*run at this moment"):
+            run_session(other, tmp_path)
+        assert Path(arguments[0]).read_text() == before, "restarted workers read the spec of their own session"
+        write_status(tmp_path / "run", "stopped", 3)
 
-def test_an_interrupted_session_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     (tmp_path / "run").mkdir()
+    monkeypatch.setattr("mm_ldlm.training.session.launch", second)
+    with pytest.raises(WorkerFailed, match=r"was stopped before its first checkpoint\. The same command starts anew"):
+        run_session(helpers.spec().to_dict(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("resume", "words"),
+    [("auto", "The same command continues from there"), ("never", "`training.resume: auto` continues from there")],
+)
+def test_an_interrupted_session_says_how_to_go_on(
+    resume: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
 
     def interrupted(*args: object, **options: object) -> None:
-        write_status(tmp_path / "run", "stopped", 3)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("mm_ldlm.training.session.launch", interrupted)
+    monkeypatch.setattr("mm_ldlm.training.session.folder.all_in", lambda path: sorted(path.glob("step-*")))
+    spec = helpers.spec(resume=resume).to_dict()
     with pytest.raises(KeyboardInterrupt):
-        run_session(helpers.spec().to_dict(), tmp_path)
-    assert "interrupted at step 3 of 10; its checkpoint is written. The same command continues" in caplog.text
+        run_session(spec, tmp_path)
+    assert "interrupted before its first checkpoint. The same command starts anew" in caplog.text
+    (checkpoints / "step-00000003").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_session(spec, tmp_path)
+    assert f"its newest checkpoint is step-00000003 of 10 steps. {words}" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_run_to_start_from_that_is_not_there_is_refused_until_the_run_has_a_checkpoint(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: write_status(tmp_path / "run", "stopped", 3))
+    spec = helpers.spec(**{key: "run-of-nobody"}).to_dict()
+    with pytest.raises(ConfigurationError, match=rf"'training.{key}': run-of-nobody is no folder \(looked from"):
+        run_session(spec, tmp_path)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr("mm_ldlm.training.session.folder.all_in", lambda path: [path / "step-00000003"])
+    with pytest.raises(WorkerFailed, match="was stopped; its newest checkpoint is step-00000003"):
+        run_session(spec, tmp_path)
 
 
 def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
@@ -118,13 +149,6 @@ def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
         helpers.planned(tmp_path, model={"latent_dim": 7})
     with pytest.raises(ConfigurationError, match=r"model.max_length' is 4"):
         helpers.planned(tmp_path, model={"max_length": 4})
-
-
-@pytest.mark.parametrize("key", ["resume", "init_from"])
-def test_a_plan_from_a_run_that_is_not_there_is_refused(key: str, tmp_path: Path) -> None:
-    helpers.write_stores(tmp_path)
-    with pytest.raises(ConfigurationError, match=rf"'training.{key}': run-of-nobody is no folder \(looked from"):
-        helpers.planned(tmp_path, **{key: "run-of-nobody"})
 
 
 def test_a_damaged_status_says_what_to_do(tmp_path: Path) -> None:

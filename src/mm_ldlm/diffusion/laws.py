@@ -36,7 +36,8 @@ def forbid_(logits: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None
 def normalise_(logits_MV: Tensor) -> Tensor:
     """Logits to log-probabilities, in place."""
     for part_mV in parts(logits_MV):
-        part_mV.sub_(part_mV.logsumexp(dim=-1, keepdim=True))
+        part_mV.sub_(part_mV.amax(dim=-1, keepdim=True))
+        part_mV.sub_(part_mV.exp().sum(dim=-1, keepdim=True).log_())
     return logits_MV
 
 
@@ -61,13 +62,13 @@ def token_loss(
 ) -> TokenLoss:
     """−log p(target) under the law of the logits without forbidden ids, for positions that are masked in the input.
 
-    Logits that another operation made are used up: the gradient is written over them, and a second backward pass is
-    refused. Leaves are copied first.
+    Logits that another operation made are used up: the gradient is written over them, and a second use or backward pass
+    is refused. Leaves are copied first.
     """
-    logits_MV = logits_MV.float()
-    if logits_MV.is_leaf:
-        logits_MV = logits_MV.clone()
-    return TokenLoss(*_TokenLoss.apply(logits_MV, targets_M, mask_id, pad_id, vocab_size))
+    floats_MV = logits_MV.float()
+    if floats_MV is logits_MV and logits_MV.is_leaf:
+        floats_MV = logits_MV.clone()
+    return TokenLoss(*_TokenLoss.apply(floats_MV, targets_M, mask_id, pad_id, vocab_size))
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -75,30 +76,34 @@ class _TokenLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, mask_id: int, pad_id: int, vocab_size: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        norms, bests = [], []
+        # logits − maximum − log Σ, in this order: log Σ exp logits has the rounding of the logits' common offset
+        tops, sums, bests = [], [], []
         for part_mV in parts(logits_MV):
             forbid_(part_mV, mask_id=mask_id, pad_id=pad_id, vocab_size=vocab_size)
-            norms.append(part_mV.logsumexp(dim=-1))
-            bests.append(part_mV.argmax(dim=-1))
-        log_norm_M, best_M = torch.cat(norms), torch.cat(bests)
-        ctx.save_for_backward(targets_M, log_norm_M)
-        ctx.logits_MV = logits_MV
+            top_m, best_m = part_mV.max(dim=-1)
+            tops.append(top_m)
+            bests.append(best_m)
+            sums.append((part_mV - top_m[:, None]).exp_().sum(dim=-1).log_())
+        top_M, log_sum_M, best_M = torch.cat(tops), torch.cat(sums), torch.cat(bests)
+        ctx.save_for_backward(targets_M, top_M, log_sum_M)
         ctx.mark_non_differentiable(best_M)
-        return log_norm_M - logits_MV.gather(1, targets_M[:, None])[:, 0], log_norm_M, best_M
+        nll_M = log_sum_M - (logits_MV.gather(1, targets_M[:, None])[:, 0] - top_M)
+        if ctx.needs_input_grad[0]:
+            ctx.logits_MV, ctx.version = logits_MV, logits_MV._version
+        return nll_M, top_M + log_sum_M, best_M
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         nll_grad_M, norm_grad_M, _ = grads
-        targets_M, log_norm_M = ctx.saved_tensors
-        grad_MV, ctx.logits_MV = ctx.logits_MV, None
-        if grad_MV is None:
-            raise RuntimeError("token_loss: its gradient was taken before, and the logits are used up.")
+        targets_M, top_M, log_sum_M = ctx.saved_tensors
+        grad_MV = ctx.logits_MV
+        if grad_MV._version != ctx.version:
+            raise RuntimeError("token_loss: the logits are used up; something has written to them since.")
         both_M = nll_grad_M + norm_grad_M
         rows = [len(part_mV) for part_mV in parts(grad_MV)]
-        for part_mV, norm_m, both_m in zip(
-            grad_MV.split(rows), log_norm_M.split(rows), both_M.split(rows), strict=True
-        ):
-            part_mV.sub_(norm_m[:, None]).exp_().mul_(both_m[:, None])
+        columns = zip(*(column_M[:, None].split(rows) for column_M in (top_M, log_sum_M, both_M)), strict=True)
+        for part_mV, (top_m1, log_sum_m1, both_m1) in zip(grad_MV.split(rows), columns, strict=True):
+            part_mV.sub_(top_m1).sub_(log_sum_m1).exp_().mul_(both_m1)
         grad_MV.scatter_add_(1, targets_M[:, None], -nll_grad_M[:, None])
         return grad_MV, None, None, None, None

@@ -98,7 +98,7 @@ def by_share(scores: Scores, *, buckets: int = 10) -> pd.DataFrame:
     """By bucket of masked share: draws, masked tokens, cross-entropy and accuracy per masked token, nats the bucket
     adds per token.
 
-    The last column sums to the token bound per token when buckets hold equally many draws (they do, up to rounding).
+    The last column sums to the token bound per token.
     """
     edges = np.linspace(0, 1, buckets + 1)
     index_KN = np.clip(np.ceil(scores.draw_share * buckets).astype(int) - 1, 0, buckets - 1)

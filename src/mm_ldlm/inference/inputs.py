@@ -59,7 +59,7 @@ def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: i
 
 
 def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_id: int) -> None:
-    """Say once which texts hold words that the model has no token for: it reads, and writes, [UNK] in their place."""
+    """Say which texts hold words that the model has no token for: it reads, and writes, [UNK] in their place."""
     if rows := [row for row, tokens in enumerate(ids) if unk_id in tokens]:
         log.warning(
             "%d of %d texts hold words outside this model's vocabulary; it reads [UNK] there: %s",

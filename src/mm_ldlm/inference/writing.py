@@ -1,8 +1,7 @@
 """From canvases to texts: lengths, batches, sampling, search; in token ids and standardised latents.
 
 A canvas is a list of ids in which `[MASK]` is to be written. Rows are numbered by their place in the request, and all
-their
-randomness hangs on that number and the seed: batching changes nothing.
+their randomness hangs on that number and the seed: batching changes nothing.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def check_texts(
             "warning",
             "held-out rows",
             f"none of {n} records is in the split 'test': sampling and evaluation will have nothing to work on.",
-            remedy="Give the sources some (ingestion.splits, or a source's split), or set sampling.split.",
+            remedy="Give the sources some (ingestion.splits, or a source's split).",
         )
     _check_disjoint(found, records, digest_n, split_n)
     for name, sentences in evaluation_sets.items():

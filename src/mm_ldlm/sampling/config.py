@@ -181,8 +181,8 @@ class UnconditionalConfig:
     """Texts and latents out of noise."""
 
     count: PositiveInt = 64
-    order: Literal["together", "latent_first", "text_first"] = "latent_first"
-    text: TextSamplerConfig = field(default_factory=TextSamplerConfig)
+    order: Literal["together", "latent_first", "text_first"] = "text_first"
+    text: TextSamplerConfig = field(default_factory=lambda: TextSamplerConfig(steps=32))
     latent: LatentSamplerConfig = field(default_factory=LatentSamplerConfig)
     length: str | int = "sample"
 

@@ -18,12 +18,10 @@ class Clock:
 
     def __init__(self, parts: Run) -> None:
         self.parts = parts
-        self._last = self._line_start = self._settled = time.perf_counter()
-        self._begun = parts.state.seconds
+        self._line_start = self._settled = time.perf_counter()
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms: list[float] = []
         self._waited = parts.loader.waited
-        self._smooth: float | None = None
 
     def out_of_time(self) -> bool:
         limit = self.parts.config.max_minutes

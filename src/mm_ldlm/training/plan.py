@@ -40,15 +40,9 @@ def plan(
     """Everything a worker needs, with paths relative to `runs`.
 
     Raises:
-        ConfigurationError: the model's width or length does not fit the data, or there is no run to start from.
+        ConfigurationError: the model's width or length does not fit the data.
     """
-    typed, how = parse(ModelConfig, model, at="model"), parse(TrainingConfig, training, at="training")
-    for key, folder in (("resume", how.resume), ("init_from", how.init_from)):
-        if folder not in ("auto", "never", None) and not (runs / folder).is_dir():
-            raise ConfigurationError(
-                f"parameter 'training.{key}': {folder} is no folder (looked from {runs}). Name a run or a checkpoint "
-                "there, or give a full path."
-            )
+    typed = parse(ModelConfig, model, at="model")
     if normaliser.width != typed.latent_dim:
         raise ConfigurationError(
             f"parameter 'model.latent_dim' is {typed.latent_dim}, the stored latents have {normaliser.width} numbers. "
@@ -87,7 +81,7 @@ def plan(
         fingerprints=fingerprints,
         model=typed,
         objective=parse(ObjectiveConfig, objective, at="objective"),
-        training=how,
+        training=parse(TrainingConfig, training, at="training"),
         encoder=encoder,
         tracking=tracking,
     )

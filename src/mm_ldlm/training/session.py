@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
-from mm_ldlm.errors import TrainingDiverged, WorkerFailed
+from mm_ldlm.errors import ConfigurationError, TrainingDiverged, WorkerFailed
 from mm_ldlm.store import atomic
 from mm_ldlm.tracking.live import Follower, MlflowSink, ProgressSink
 from mm_ldlm.training.spec import TrainingSpec
@@ -38,12 +39,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     if read_status(directory)["status"] == "finished" and typed.training.resume != "never":
         log.info("run %s is finished already: nothing to train", typed.name)
         return reference(typed, runs)
-    if config.nodes == 1:  # of several hosts another one's worker may hold it rightly
-        with sole_writer(runs, typed.name) as free:
-            if not free:
-                raise WorkerFailed(taken(runs, typed.name))
-    file = runs / SPEC
-    atomic.write_json(file, spec)
+    _refuse_missing_origin(typed, runs)
     sinks: list[Any] = [ProgressSink(typed.training.max_steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
     if uri and run_id:
@@ -52,18 +48,23 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         "training %s: %d steps, %d × %d processes; log in %s",
         typed.name, typed.training.max_steps, config.nodes, config.processes, directory / LOG,
     )  # fmt: skip
+    # Of several hosts each has a session of the same run; on one host there is one.
+    alone = sole_writer(runs, f"{typed.name}.session") if config.nodes == 1 else nullcontext(True)
     try:
-        with Follower(directory / LOG, sinks):
-            launch(
-                "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
-                log_directory=logs,
-            )  # fmt: skip
+        with alone as free:
+            if not free:
+                raise WorkerFailed(taken(runs, typed.name))
+            # Workers that are restarted read their spec again: it is a copy that no other session writes to.
+            file = logs / SPEC
+            logs.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(file, spec)
+            with Follower(directory / LOG, sinks):
+                launch(
+                    "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
+                    log_directory=logs,
+                )  # fmt: skip
     except KeyboardInterrupt:
-        log.warning(
-            "training of %s was interrupted at step %d of %d; its checkpoint is written. The same command continues "
-            "from there.",
-            typed.name, read_status(directory)["step"], typed.training.max_steps,
-        )  # fmt: skip
+        log.warning("training of %s was interrupted%s", typed.name, _way_on(typed, directory))
         raise
     except WorkerFailed as error:
         if _DIVERGED in str(error):
@@ -71,12 +72,30 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         raise
     status = read_status(directory)
     if status["status"] != "finished":
-        raise WorkerFailed(
-            f"training of {typed.name} was stopped at step {status['step']} of {typed.training.max_steps}; its "
-            "checkpoint is written. The same command continues from there."
-        )
+        raise WorkerFailed(f"training of {typed.name} was stopped{_way_on(typed, directory)}")
     shutil.rmtree(logs, ignore_errors=True)
     return reference(typed, runs)
+
+
+def _refuse_missing_origin(spec: TrainingSpec, runs: Path) -> None:
+    """A run goes on from its own newest checkpoint before it looks at the one that it was started from."""
+    if folder.all_in(runs / spec.name / "checkpoints"):
+        return
+    for key, named in (("resume", spec.training.resume), ("init_from", spec.training.init_from)):
+        if named not in ("auto", "never", None) and not (runs / named).is_dir():
+            raise ConfigurationError(
+                f"parameter 'training.{key}': {named} is no folder (looked from {runs}). Name a run or a checkpoint "
+                "there, or give a full path."
+            )
+
+
+def _way_on(spec: TrainingSpec, directory: Path) -> str:
+    """Where a run that did not finish stands, and how it goes on."""
+    checkpoints = folder.all_in(directory / "checkpoints")
+    if not checkpoints:
+        return " before its first checkpoint. The same command starts anew."
+    again = "`training.resume: auto` continues" if spec.training.resume == "never" else "The same command continues"
+    return f"; its newest checkpoint is {checkpoints[-1].name} of {spec.training.max_steps} steps. {again} from there."
 
 
 def reference(spec: TrainingSpec, runs: Path) -> dict[str, Any]:
