@@ -40,6 +40,7 @@ class ProjectHooks:
         self._run: tuple[str, str] | None = None  # tracking URI and run id, while a run is open
         self._seconds: dict[str, float] = {}
         self._counted: set[str] = set()  # pipelines that ran a node in this run
+        self._reported = False
         self._clock: dict[str, tuple[float, float]] = {}  # node: when it started, its pipeline's seconds before
         atexit.register(self._close_killed)
 
@@ -68,6 +69,7 @@ class ProjectHooks:
         typed = check_parameters(parameters)
         check_files(typed, read={name.removeprefix("params:") for name in pipeline.inputs()})
         self._catalog, self._run, self._clock, self._counted = catalog, None, {}, set()
+        self._reported = False
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         from mm_ldlm.distributed.environment import hosts
 
@@ -129,6 +131,7 @@ class ProjectHooks:
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         """Count the saving too; hand the headline numbers and the report to MLflow."""
         self._count(node)
+        self._reported |= dataset_name == REPORT
         if self._run is None or dataset_name not in (METRICS, REPORT):
             return
         from mm_ldlm.tracking.mlflow import log_metrics, log_text
@@ -163,7 +166,7 @@ class ProjectHooks:
             "seconds: %s; together %.0f",
             ", ".join(f"{name} {seconds:.1f}" for name, seconds in counted.items()), sum(counted.values()),
         )  # fmt: skip
-        if "reporting" in counted and self._catalog is not None:
+        if self._reported and self._catalog is not None:
             log.info("report: %s", getattr(self._catalog[REPORT], "_filepath", REPORT))
         self._close("FINISHED")
 
