@@ -309,12 +309,14 @@ def test_twenty_kills_lose_nothing_and_change_no_byte(
         job = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         start, done = time.monotonic(), len(list(workspace.glob("part-*.arrow")))
         # Most kills fall while shards are being written, however long the start takes; some fall into the start.
-        wait_for_new = dice.random() < 0.85
-        while wait_for_new and job.poll() is None and time.monotonic() - start < 600:
+        writing = dice.random() < 0.85
+        patience = 600.0 if writing else dice.uniform(0, 4)
+        while job.poll() is None and time.monotonic() - start < patience:
             if len(list(workspace.glob("part-*.arrow"))) > done:
                 break
             time.sleep(0.002)
-        time.sleep(dice.uniform(0, 0.05) if wait_for_new else dice.uniform(0, 4))
+        if writing:
+            time.sleep(dice.uniform(0, 0.05))
         family = _family(job.pid)
         whole = dice.random() < 0.5
         victims = family if whole else [dice.choice(family)] if family else []
