@@ -27,7 +27,8 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run is finished, or find that it is; return its reference.
 
     Raises:
-        WorkerFailed: a rank failed, or the run was stopped before its end.
+        ConfigurationError: the run or checkpoint to start from is not there.
+        WorkerFailed: a rank failed, the run was stopped before its end, or another session trains it.
         TrainingDiverged: the guard gave up.
     """
     typed = TrainingSpec.from_dict(spec)
