@@ -265,6 +265,46 @@ def layers_named_in(text: str) -> set[str]:
     return {layer for environment in re.findall(r"--env=(\S+)", text) for layer in environment.split("+")}
 
 
+@pytest.mark.parametrize(
+    ("environment", "changes", "message"),
+    [
+        ("ar", {"unconditional": {"text": {"kind": "blocks", "inner": {"kind": "confidence"}}}},
+         r"parameter 'sampling\.unconditional\.text': sampler 'blocks' needs a diffusion model"),
+        ("uniform", {"unconditional": {"text": {"kind": "confidence"}}}, r"'confidence' needs a process whose only noise"),
+        ("base", {"text": {"kind": "autoregressive"}},
+         r"parameter 'sampling\.text': sampler 'autoregressive' needs a model that predicts the next token"),
+        ("mdlm", {"unconditional": {"text": {"kind": "self_correction"}}}, r"needs a process whose noise includes words"),
+        ("sedd", {"unconditional": {"text": {"skip_idle": True}}}, r"skip_idle need a process whose only noise"),
+        ("mdlm", {"tasks": ["l2t"]}, r"'sampling\.tasks' contains 'l2t', but this run cannot write texts from latents"),
+        ("base", {"tasks": ["unconditional"], "unconditional": {"order": "together"}}, None),
+        ("l2t", {"tasks": ["unconditional"]}, r"contains 'unconditional', but this run cannot"),
+        ("latent_dit", {"tasks": ["l2t"]}, None),
+        ("mdlm", {"tasks": []}, None),
+    ],
+)  # fmt: skip
+def test_tasks_and_samplers_that_do_not_fit_the_run_are_refused_before_it(
+    project: Path, environment: str, changes: dict[str, Any], message: str | None
+) -> None:
+    given = merge(parameters(project, environment), {"sampling": changes})
+    if changes.get("unconditional", {}).get("order") == "together":
+        given = merge(given, {"sampling": {"unconditional": {
+            "text": {"kind": "ancestral", "steps": 20}, "latent": {"steps": 20, "draws": 1}
+        }}})  # fmt: skip
+    if message is None:
+        check_parameters(given)
+        return
+    with pytest.raises(ConfigurationError, match=message):
+        check_parameters(given)
+
+
+def test_samplers_of_the_evaluation_are_checked_where_the_run_inverts(project: Path) -> None:
+    sweep = [{"label": "x", "sampler": {"kind": "autoregressive"}}]
+    changes = {"evaluation": {"inversion": {"sweep": sweep, "reference": None}}}
+    check_parameters(merge(parameters(project, "mdlm"), changes))
+    with pytest.raises(ConfigurationError, match=r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'autoregr"):
+        check_parameters(merge(parameters(project, "base"), changes))
+
+
 def test_a_key_set_in_base_stands_in_one_file(project: Path, tmp_path: Path) -> None:
     """Kedro refuses the same key in two files of an environment; held here so that the refusal is not lost."""
     copy = tmp_path / "conf"

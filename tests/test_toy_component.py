@@ -20,7 +20,6 @@ PARAMETERS = """
 model: {kind: "toy_component:ToyModelConfig"}
 objective: {kind: "toy_component:ToyObjectiveConfig"}
 sampling:
-  tasks: [unconditional]
   text: {kind: "toy_component:ToySampler"}
   unconditional:
     count: 8

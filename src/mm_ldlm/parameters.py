@@ -13,6 +13,7 @@ from typing import Any
 
 from mm_ldlm.config import Kinds, parse, parse_kind
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.sampling.config import TASKS
 
 SECTIONS = {
     "tracking": "mm_ldlm.tracking.config:TrackingConfig",
@@ -76,14 +77,39 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cross_checks(typed: Mapping[str, Any]) -> list[str]:
-    """List contradictions between sections, such as a model that the objective cannot train."""
+    """List contradictions between sections: a model that the objective cannot train, a task or a sampler of the
+    sections `sampling` and `evaluation` that does not fit the run.
+    """
+    if not {"model", "objective", "sampling", "evaluation"} <= typed.keys():
+        return []
+    try:
+        capabilities = typed["objective"].capabilities(typed["model"])
+    except ConfigurationError as error:
+        return [str(error)]
     found: list[str] = []
-    if "model" in typed and "objective" in typed:
-        try:
-            typed["objective"].capabilities(typed["model"])
-        except ConfigurationError as error:
-            found.append(str(error))
-    return found
+    sampling, samplers = typed["sampling"], {}
+    for task in TASKS if sampling.tasks is None else sampling.tasks:
+        reason = capabilities.refuse_task(task, order=sampling.unconditional.order)
+        if reason is None and sampling.requests(task):
+            samplers |= _samplers_of(sampling, task)
+        elif reason is not None and sampling.tasks is not None:
+            found.append(
+                f"parameter 'sampling.tasks' contains '{task}', but {reason} Remove the task, or set sampling.tasks to "
+                "null, which stands for every task that the run supports."
+            )
+    if capabilities.refusal("l2t") is None:
+        points = enumerate(typed["evaluation"].inversion.sweep)
+        samplers |= {f"evaluation.inversion.sweep.{place}.sampler": point.sampler for place, point in points}
+    refused = ((key, sampler.refusal(capabilities.process)) for key, sampler in samplers.items())
+    return found + [f"parameter '{key}': {reason}" for key, reason in refused if reason is not None]
+
+
+def _samplers_of(sampling: Any, task: str) -> dict[str, Any]:
+    """Return the text sampler of a task by the path of its parameter; {} for a task that writes no texts."""
+    if task == "t2l":
+        return {}
+    own = task == "unconditional"
+    return {"sampling.unconditional.text": sampling.unconditional.text} if own else {"sampling.text": sampling.text}
 
 
 def check_files(typed: Mapping[str, Any], *, read: Collection[str]) -> None:

@@ -15,7 +15,8 @@ from kedro.runner import SequentialRunner
 
 from mm_ldlm.config import parse, to_dict
 from mm_ldlm.corpus.record import record_id
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.datasets import SamplesDataset
+from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.inference.edge import Edge
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.multimodal import MultimodalConfig
@@ -142,11 +143,34 @@ def test_infill_edit_and_interpolate(sample):
 
 
 def test_what_the_run_was_not_trained_for_is_left_out_and_said(sample, caplog):
-    tables = sample(name="run-l2t")
+    caplog.set_level("INFO")
+    tables = sample(name="run-l2t", tasks=None)
     assert len(tables["samples_l2t"]) == 6
     assert len(tables["samples_t2l"]) == len(tables["samples_unconditional"]) == 0
     for task, words in (("t2l", "embed texts"), ("unconditional", "generate texts from noise")):
         assert f"task '{task}' is skipped: this run cannot {words} ({task}): it was trained with" in caplog.text
+
+
+def test_a_listed_task_that_the_run_was_not_trained_for_is_refused(sample):
+    with pytest.raises(SamplingError, match="this run cannot embed texts"):
+        sample(name="run-l2t", tasks=["l2t", "t2l"])
+
+
+def test_without_a_list_every_task_with_an_input_takes_place(sample):
+    tables = sample(tasks=None, infill={"texts": ["w1 [MASK]"]})
+    assert {name: len(table) for name, table in tables.items()} == {
+        "samples_l2t": 6, "samples_t2l": 6, "samples_unconditional": 5, "samples_infill": 1, "samples_edit": 0,
+        "samples_interpolate": 0,
+    }  # fmt: skip
+
+
+def test_a_task_that_is_not_listed_keeps_the_table_of_the_same_checkpoint(sample, tmp_path):
+    entry = SamplesDataset(filepath=str(tmp_path / "samples_t2l.parquet"))
+    entry.save(sample(tasks=["l2t", "t2l"])["samples_t2l"])
+    entry.save(sample(tasks=["l2t"])["samples_t2l"])
+    assert len(entry.load()) == 6
+    entry.save(sample(tasks=["l2t"], use_ema=False)["samples_t2l"])  # other weights: the samples would be stale
+    assert len(entry.load()) == 0
 
 
 def test_the_model_is_loaded_once(sample, monkeypatch):
@@ -162,11 +186,14 @@ def test_an_order_that_the_run_cannot_generate_in_is_left_out(world, caplog):
     capabilities = Capabilities(
         uses=frozenset({"unconditional"}), joint_orders=("together",), reads_latents=True, trained_as="modes x"
     )
-    model = types.SimpleNamespace(capabilities=capabilities)
-    parameters = {"tasks": ["unconditional"], "rows": 0, **SAMPLERS}
+    caplog.set_level("INFO")
+    model = types.SimpleNamespace(capabilities=capabilities, parts=None)
+    parameters = {"tasks": None, "rows": 0, **SAMPLERS}
     parameters["unconditional"] = SAMPLERS["unconditional"] | {"order": "text_first"}
     assert len(nodes.sample_unconditional(model, world["dataset"], parameters, 0)) == 0
     assert capabilities.refuse_order("text_first") in caplog.text
+    with pytest.raises(SamplingError, match="in the order 'text_first'"):
+        nodes.sample_unconditional(model, world["dataset"], parameters | {"tasks": ["unconditional"]}, 0)
 
 
 def test_search_is_a_parameter(sample):

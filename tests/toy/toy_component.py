@@ -140,6 +140,9 @@ class ToySampler:
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> ToySampler:
         return self if temperature is None else ToySampler(temperature=temperature)
 
+    def refusal(self, process: Any) -> str | None:
+        return None
+
     def sample(
         self,
         denoise: Tensor,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.diffusion.distributions import categorical, forbid_, normalise_, token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, TextProcess, TokenLosses, stratified
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, stratified
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
@@ -36,6 +36,10 @@ class AbsorbingConfig:
     def __post_init__(self) -> None:
         if not self.t_min < 1:
             raise ValueError(f"t_min must be below 1, found {self.t_min}")
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind, only_masks=True)
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> Absorbing:
         """Build the process for a tokenizer's ids."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from mm_ldlm.config import PositiveInt, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, TokenLosses, draw_bound, stratified
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TokenLosses, draw_bound, stratified
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
@@ -37,6 +37,10 @@ class D3pmConfig:
     kind: str = "d3pm"
     schedule: MaskSchedule = field(default_factory=MaskSchedule)
     steps: PositiveInt = 1000
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind, only_masks=True)
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> D3pm:
         """Build the process for a tokenizer's ids."""

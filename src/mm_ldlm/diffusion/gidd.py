@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mm_ldlm.config import Fraction, PositiveFloat, config
 from mm_ldlm.diffusion.interpolating import SMALLEST, Interpolating, Noise
-from mm_ldlm.diffusion.process import NelboDraws, Predict
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
@@ -52,6 +52,10 @@ class GiddConfig:
             raise ValueError(f"gamma must be at most 2, found {self.gamma}: random words would turn back into tokens")
         if not self.t_min < 1:
             raise ValueError(f"t_min must be below 1, found {self.t_min}")
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind, only_masks=self.p_uniform == 0, revises=self.p_uniform > 0)
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> Gidd:
         """Build the process for a tokenizer's ids."""

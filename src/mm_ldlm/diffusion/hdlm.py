@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.diffusion.distributions import categorical, normalise_
-from mm_ldlm.diffusion.process import TextProcess, TokenLosses
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess, TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.errors import ConfigurationError
@@ -41,6 +41,10 @@ class HdlmConfig:
     def __post_init__(self) -> None:
         if not self.t_min < 0.5:
             raise ValueError(f"t_min must be below 0.5, found {self.t_min}")
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind)
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int, token_clusters: Tensor) -> Hdlm:
         """Build the process for a tokenizer's ids. `token_clusters` (V, 1) is the cluster of each id, −1 for no word.

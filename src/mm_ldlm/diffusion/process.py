@@ -58,12 +58,28 @@ class NelboDraws:
     """Nats: sum of −log x_θ(target) over the scored positions, without the weight"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessTraits:
+    """Properties of a process that decide which samplers fit it; the attributes of `TextProcess` explain them."""
+
+    kind: str
+    only_masks: bool = False
+    """Whether the process has a `mask_schedule`"""
+    revises: bool = False
+    predicts_scores: bool = False
+
+
 class TextProcessConfig(Protocol):
     """A text process as parameters; see `diffusion.registry.TEXT_PROCESSES`."""
 
     kind: str
     stores: ClassVar[tuple[str, ...]]
     """Stores of the dataset that the process is made from ("token_clusters"); () for most processes"""
+
+    @property
+    def traits(self) -> ProcessTraits:
+        """Traits of the process that `build` makes, for checks before there are data."""
+        ...
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int, **stores: Any) -> TextProcess:
         """Build the process for a tokenizer's ids. Each store comes as an argument of its name: (rows, d), all rows.
@@ -104,6 +120,16 @@ class TextProcess(ABC):
 
     revises: bool = False
     """Whether noise includes words, so that a written token may change again."""
+
+    @property
+    def traits(self) -> ProcessTraits:
+        """Properties that decide which samplers fit; the same as those of the configuration."""
+        return ProcessTraits(
+            kind=self.kind,
+            only_masks=self.mask_schedule is not None,
+            revises=self.revises,
+            predicts_scores=self.predicts_scores,
+        )
 
     # -- training ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical, forbid_, token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, TextProcess, TokenLosses, draw_bound, stratified
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, draw_bound, stratified
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
@@ -61,6 +61,15 @@ class SeddConfig:
             raise ValueError(f"unknown graph {self.graph!r}; one of {get_args(Graph)}")
         if not self.t_min < 1:
             raise ValueError(f"t_min must be below 1, found {self.t_min}")
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(
+            kind=self.kind,
+            only_masks=self.graph == "absorbing",
+            revises=self.graph == "uniform",
+            predicts_scores=True,
+        )
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> Sedd:
         """Build the process for a tokenizer's ids."""

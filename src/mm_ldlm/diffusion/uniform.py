@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.diffusion.interpolating import SMALLEST, Interpolating, Noise
-from mm_ldlm.diffusion.process import NelboDraws, Predict
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
@@ -37,6 +37,10 @@ class UniformConfig:
     def __post_init__(self) -> None:
         if not self.t_min < 1:
             raise ValueError(f"t_min must be below 1, found {self.t_min}")
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind, revises=True)
 
     def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> Uniform:
         """Build the process for a tokenizer's ids."""

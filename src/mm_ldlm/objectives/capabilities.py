@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.errors import SamplingError
 
 Use = Literal[
@@ -38,6 +39,8 @@ class Capabilities:
         joint_orders: orders in which a text and its latent can be generated together; () for a run that generates no
             latents.
         reads_latents: whether the examples of the run have latents.
+        process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
+            model.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -45,6 +48,7 @@ class Capabilities:
     likelihood: Literal["exact", "bound"] = "bound"
     joint_orders: tuple[str, ...] = ()
     reads_latents: bool = False
+    process: ProcessTraits | None = None
     trained_as: str
 
     def __contains__(self, use: Use) -> bool:
@@ -61,6 +65,15 @@ class Capabilities:
         """Raise SamplingError with `refusal(use)` unless the run supports `use`."""
         if (reason := self.refusal(use)) is not None:
             raise SamplingError(reason)
+
+    def refuse_task(self, task: Use, *, order: str) -> str | None:
+        """Explain why the run does not support a task of the sampling pipeline; None if it supports it.
+
+        `order` is the order in which the task `unconditional` generates texts and latents.
+        """
+        if task == "unconditional" and task in self.uses and self.joint_orders:
+            return self.refuse_order(order)
+        return self.refusal(task)
 
     def refuse_order(self, order: str) -> str | None:
         """Explain why a text and its latent cannot be generated in this order; None if they can."""

@@ -56,6 +56,7 @@ class LatentConditionedConfig(TextDiffusionConfig):
             uses=frozenset(given | without if self.trains_null_latent else given),
             likelihood="bound",
             reads_latents=True,
+            process=self.process.traits,
             trained_as=f"objective latent_conditioned, process {self.process.kind}",
         )
 

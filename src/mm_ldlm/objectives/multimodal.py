@@ -97,6 +97,7 @@ class MultimodalConfig(MultimodalOptions):
             likelihood="bound",
             joint_orders=tuple(name for name, able in orders.items() if able),
             reads_latents=True,
+            process=self.process.traits,
             trained_as=f"objective multimodal, modes {', '.join(self.modes)}",
         )
 

@@ -61,6 +61,7 @@ class TextDiffusionConfig:
         return Capabilities(
             uses=frozenset({"unconditional", "infill", "score"}),
             likelihood="bound",
+            process=self.process.traits,
             trained_as=f"objective text_diffusion, process {self.process.kind}",
         )
 

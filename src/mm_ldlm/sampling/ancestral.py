@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.config import config
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.base import DiffusionSampler, require_process
 from mm_ldlm.sampling.denoising import (
     Logits,
@@ -44,6 +43,17 @@ class AncestralConfig(DiffusionSampler):
     timestep: TimestepSource = "schedule"
     skip_idle: bool = False
 
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `TextSampler.refusal`. Every process fits, but not with every option."""
+        default = self.timestep == "schedule" and not self.skip_idle
+        if process is None or default or (process.only_masks and not process.predicts_scores):
+            return super().refusal(process)
+        return (
+            "sampler 'ancestral': timestep 'mask_ratio' and skip_idle need a process whose only noise is [MASK] "
+            f"and whose model predicts x_0, and this model was trained with '{process.kind}'. Set timestep to "
+            "'schedule' and skip_idle to false."
+        )
+
     def sample(
         self,
         denoise: TextDenoiser,
@@ -55,18 +65,12 @@ class AncestralConfig(DiffusionSampler):
         open_BL: Tensor | None = None,
     ) -> TextSample:
         """See `TextSampler.sample`."""
-        process = require_process(self.kind, process)
+        process = require_process(self, process)
         if process.mask_schedule is not None and not process.predicts_scores:
             return unmask_by_schedule(
                 denoise, tokens_BL, steps=self.steps, schedule=process.mask_schedule, generator=generator,
                 draw=self.draw, open_BL=open_BL, timestep=self.timestep, skip_idle=self.skip_idle,
             )  # fmt: skip
-        if self.timestep != "schedule" or self.skip_idle:
-            raise SamplingError(
-                "sampler 'ancestral': timestep 'mask_ratio' and skip_idle need a process whose only noise is [MASK] "
-                f"and whose model predicts x_0, and this model was trained with '{process.kind}'. Set timestep to "
-                "'schedule' and skip_idle to false."
-            )
         return reverse_process(
             denoise, tokens_BL, process=process, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
         )

@@ -13,11 +13,17 @@ from torch.nn import functional as F
 
 from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveInt, config, parse, to_dict
 from mm_ldlm.diffusion.distributions import normalise_
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
+
+
+_NEEDS_NEXT_TOKEN = (
+    "sampler 'autoregressive' needs a model that predicts the next token, but this model denoises whole texts. "
+    "Choose the sampler 'confidence' or 'ancestral'."
+)
 
 
 @runtime_checkable
@@ -71,6 +77,10 @@ class AutoregressiveSampler:
         given = {key: value for key, value in (("steps", steps), ("temperature", temperature)) if value is not None}
         return parse(type(self), {**to_dict(self), **given}, at="sampler")
 
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `sampling.base.TextSampler.refusal`. No diffusion model fits."""
+        return None if process is None else _NEEDS_NEXT_TOKEN
+
     def sample(
         self,
         denoise: Any,
@@ -87,10 +97,7 @@ class AutoregressiveSampler:
             SamplingError: the model is not autoregressive, or the canvas contains given tokens.
         """
         if not isinstance(denoise, Decoder):
-            raise SamplingError(
-                "sampler 'autoregressive' needs a model that predicts the next token, but this model denoises whole "
-                "texts. Choose the sampler 'confidence' or 'ancestral'."
-            )
+            raise SamplingError(_NEEDS_NEXT_TOKEN)
         if open_BL is not None and not bool(open_BL.all()):
             raise SamplingError(
                 f"sampler 'autoregressive' writes whole texts, found {int((~open_BL).sum())} given tokens. Choose a "

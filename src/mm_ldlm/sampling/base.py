@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, Self
 from torch import Tensor
 
 from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveInt, config, parse, to_dict
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
@@ -41,6 +41,12 @@ class TextSampler(Protocol):
 
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None."""
+
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """Explain why the sampler does not fit a model of this process (None: no diffusion model); None if it fits.
+
+        The check of the parameters calls it before a run, and `sample` refuses in the same words.
+        """
 
 
 @config
@@ -77,6 +83,10 @@ class DiffusionSampler:
         given = {key: value for key, value in (("steps", steps), ("temperature", temperature)) if value is not None}
         return parse(type(self), {**to_dict(self), **given}, at="sampler")
 
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `TextSampler.refusal`. Every process fits."""
+        return refuse_without_process(self.kind) if process is None else None
+
 
 @config
 class UnmaskingSampler(DiffusionSampler, ABC):
@@ -97,8 +107,13 @@ class UnmaskingSampler(DiffusionSampler, ABC):
         Raises:
             SamplingError: the noise of the process is not [MASK], or there is no process.
         """
-        schedule = require_mask_schedule(self.kind, process)
+        schedule = require_process(self, process).mask_schedule
+        assert schedule is not None
         return self.unmask(denoise, tokens_BL, schedule=schedule, generator=generator, open_BL=open_BL)
+
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `TextSampler.refusal`. Only processes whose only noise is [MASK] fit."""
+        return refuse_other_noise(self.kind, process)
 
     @abstractmethod
     def unmask(
@@ -113,23 +128,29 @@ class UnmaskingSampler(DiffusionSampler, ABC):
         """Unmask the open positions of `tokens_BL`; `schedule` is the process's α_t."""
 
 
-def require_process(kind: str, process: TextProcess | None) -> TextProcess:
-    """Return the process, or raise SamplingError if the model is not a diffusion model."""
-    if process is None:
-        raise SamplingError(
-            f"sampler '{kind}' needs a diffusion model, but this model has no diffusion process. "
-            "Choose the sampler 'autoregressive'."
-        )
+def require_process(sampler: TextSampler, process: TextProcess | None) -> TextProcess:
+    """Return the process, or raise SamplingError with `sampler.refusal` if the sampler does not fit it."""
+    if (reason := sampler.refusal(None if process is None else process.traits)) is not None:
+        raise SamplingError(reason)
+    assert process is not None
     return process
 
 
-def require_mask_schedule(kind: str, process: TextProcess | None) -> MaskSchedule:
-    """Return α_t of a process whose only noise is [MASK], or raise SamplingError for another process."""
-    schedule = require_process(kind, process).mask_schedule
-    if schedule is None:
-        assert process is not None
-        raise SamplingError(
-            f"sampler '{kind}' needs a process whose only noise is [MASK], as in 'absorbing'; this model was trained "
-            f"with '{process.kind}'. Choose the sampler 'ancestral'."
-        )
-    return schedule
+def refuse_without_process(kind: str) -> str:
+    """Explain that a sampler of a diffusion process does not fit another model."""
+    return (
+        f"sampler '{kind}' needs a diffusion model, but this model has no diffusion process. "
+        "Choose the sampler 'autoregressive'."
+    )
+
+
+def refuse_other_noise(kind: str, process: ProcessTraits | None) -> str | None:
+    """Explain that a sampler needs a process whose only noise is [MASK]; None if the process is one."""
+    if process is None:
+        return refuse_without_process(kind)
+    if process.only_masks:
+        return None
+    return (
+        f"sampler '{kind}' needs a process whose only noise is [MASK], as in 'absorbing'; this model was trained "
+        f"with '{process.kind}'. Choose the sampler 'ancestral'."
+    )

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.config import PositiveInt, config, parse, to_dict
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.sampling.base import require_mask_schedule
+from mm_ldlm.sampling.base import refuse_other_noise, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
@@ -49,6 +49,10 @@ class BlocksConfig:
         inner = self.inner.override(steps=steps, temperature=temperature)
         return parse(type(self), {**to_dict(self), "inner": inner}, at="sampler")
 
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `TextSampler.refusal`: the model reads the blocks that are not written yet, and they contain [MASK]."""
+        return refuse_other_noise(self.kind, process) or self.inner.refusal(process)
+
     def sample(
         self,
         denoise: TextDenoiser,
@@ -62,10 +66,9 @@ class BlocksConfig:
         """See `TextSampler.sample`.
 
         Raises:
-            SamplingError: a block does not fit the window, or the noise of the process is not [MASK]: the model reads
-                the blocks that are not written yet, and they hold [MASK].
+            SamplingError: a block does not fit the window, or the sampler does not fit the process (`refusal`).
         """
-        require_mask_schedule(self.kind, process)
+        require_process(self, process)
         length, block_length = tokens_BL.shape[1], self.block_length
         if window is not None and block_length > window:
             raise SamplingError(

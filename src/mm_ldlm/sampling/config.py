@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from mm_ldlm.config import (
     CheckpointName,
@@ -71,6 +71,14 @@ class SearchConfig:
 # --- tasks of the pipeline --------------------------------------------------------------------------------------------
 
 Task = Literal["l2t", "t2l", "unconditional", "infill", "edit", "interpolate"]
+TASKS: tuple[Task, ...] = get_args(Task)
+_INPUTS: dict[Task, str] = {
+    "l2t": "rows, l2t.files or l2t.texts",
+    "t2l": "rows, t2l.files or t2l.texts",
+    "infill": "infill.texts",
+    "edit": "edit.sources",
+    "interpolate": "interpolate.starts",
+}
 
 
 def _check_length(length: str | int) -> None:
@@ -168,7 +176,8 @@ class InterpolateConfig:
 class SamplingConfig:
     """Parameters of `kedro run --pipelines=sampling`."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...] | None = None
+    """None: every task that has an input and that the run supports; a task that the run does not support is refused"""
     checkpoint: CheckpointName = "latest"
     """latest | best | a step"""
     use_ema: bool = True
@@ -196,16 +205,22 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _check_length(self.length)
-        given = {
-            "infill": ("texts", self.infill.texts),
-            "edit": ("sources", self.edit.sources),
-            "interpolate": ("starts", self.interpolate.starts),
+        for task in self.tasks or ():
+            if not self.has_input(task):
+                raise ValueError(f"task '{task}' has no input: set {_INPUTS[task]}")
+
+    def has_input(self, task: Task) -> bool:
+        """Return whether the parameters contain an input for a task."""
+        found = {
+            "l2t": self.rows > 0 or self.l2t.files or self.l2t.texts,
+            "t2l": self.rows > 0 or self.t2l.files or self.t2l.texts,
+            "unconditional": True,
+            "infill": self.infill.texts,
+            "edit": self.edit.sources,
+            "interpolate": self.interpolate.starts,
         }
-        for task, (key, texts) in given.items():
-            if task in self.tasks and not texts:
-                raise ValueError(f"task '{task}' has no input: set {task}.{key}")
-        held_out = self.rows > 0
-        if "l2t" in self.tasks and not (held_out or self.l2t.files or self.l2t.texts):
-            raise ValueError("task 'l2t' has no input: set rows, l2t.files or l2t.texts")
-        if "t2l" in self.tasks and not (held_out or self.t2l.files or self.t2l.texts):
-            raise ValueError("task 't2l' has no input: set rows, t2l.files or t2l.texts")
+        return bool(found[task])
+
+    def requests(self, task: Task) -> bool:
+        """Return whether a task takes place if the run supports it."""
+        return self.has_input(task) if self.tasks is None else task in self.tasks

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.config import NonNegativeFloat, PositiveFloat, PositiveInt, config
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.ancestral import chosen_log_probs, log_x0_at, reverse_process
 from mm_ldlm.sampling.base import DiffusionSampler, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
@@ -47,6 +46,16 @@ class SelfCorrectionConfig(DiffusionSampler):
         if not self.correction_time <= 1:
             raise ValueError(f"correction_time must be at most 1, found {self.correction_time}")
 
+    def refusal(self, process: ProcessTraits | None) -> str | None:
+        """See `TextSampler.refusal`. Only processes whose noise includes words fit."""
+        if process is None or process.revises:
+            return super().refusal(process)
+        return (
+            f"sampler 'self_correction' needs a process whose noise includes words, as 'uniform' or 'gidd' with "
+            f"p_uniform above 0; this model was trained with '{process.kind}', where a written token is final. "
+            "Choose the sampler 'ancestral' or 'remdm_conf'."
+        )
+
     def sample(
         self,
         denoise: TextDenoiser,
@@ -62,13 +71,7 @@ class SelfCorrectionConfig(DiffusionSampler):
         Raises:
             SamplingError: written tokens are final under the process.
         """
-        process = require_process(self.kind, process)
-        if not process.revises:
-            raise SamplingError(
-                f"sampler 'self_correction' needs a process whose noise includes words, as 'uniform' or 'gidd' with "
-                f"p_uniform above 0; this model was trained with '{process.kind}', where a written token is final. "
-                "Choose the sampler 'ancestral' or 'remdm_conf'."
-            )
+        process = require_process(self, process)
         open_BL = open_positions(denoise, tokens_BL, open_BL)
         sample = reverse_process(
             denoise, tokens_BL, process=process, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL

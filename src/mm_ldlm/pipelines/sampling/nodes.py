@@ -1,6 +1,7 @@
 """Nodes of `sampling`: the model is loaded once, and each task returns one table.
 
-A task that is not configured, or that the run does not support, returns a table without rows.
+A task that does not take place returns a table without rows. If it was not requested, an earlier table of the same
+checkpoint is kept (`datasets.samples`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.config import TASKS as TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
 
 Parameters = dict[str, Any]
 log = logging.getLogger(__name__)
-
-TASKS = ("l2t", "t2l", "unconditional", "infill", "edit", "interpolate")
-"""Tasks of this pipeline, each a catalog entry `samples_{task}`."""
 
 TEXT_COLUMNS = {
     "source": "string", "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64",
@@ -65,7 +65,7 @@ def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
     """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text."""
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
-        return _table([], L2T_COLUMNS)
+        return _table([], L2T_COLUMNS, model, config, "l2t")
     how: dict[str, Any] = {
         "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed
     }  # fmt: skip
@@ -78,7 +78,7 @@ def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
         parts.append(_texts(model.invert(Path(file), **how), id=None, origin=file))
     if config.l2t.texts:
         parts.append(_texts(model.invert(list(config.l2t.texts), **how), id=None, origin="texts"))
-    return _table(parts, L2T_COLUMNS)
+    return _table(parts, L2T_COLUMNS, model, config, "l2t")
 
 
 def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
@@ -87,7 +87,7 @@ def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
 
     config = _config(sampling)
     if not _runs(model, config, "t2l"):
-        return _table([], T2L_COLUMNS)
+        return _table([], T2L_COLUMNS, model, config, "t2l")
     parts = []
     if config.rows:
         held = _held_out(dataset, config, seed)
@@ -96,7 +96,7 @@ def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
         parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine))
     for origin, texts in _given_texts(config):
         parts.append(model.embed(texts, sampler=config.latent, seed=seed).to_frame().assign(id=None, origin=origin))
-    return _table(parts, T2L_COLUMNS)
+    return _table(parts, T2L_COLUMNS, model, config, "t2l")
 
 
 def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
@@ -107,7 +107,7 @@ def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, 
     config = _config(sampling)
     how = config.unconditional
     if not _runs(model, config, "unconditional"):
-        return _table([], UNCONDITIONAL_COLUMNS)
+        return _table([], UNCONDITIONAL_COLUMNS, model, config, "unconditional")
     made = model.generate(
         how.count, order=how.order, sampler=how.text, latent_sampler=how.latent, length=how.length, seed=seed
     )
@@ -119,7 +119,7 @@ def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, 
         found = model.neighbours(made.latents, heldout.latents_of(dataset, rows), k=1)
         nearest = dataset.records.take(rows[found.rows[:, 0]]).column("text").to_pylist()
         frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
-    return _table([frame], UNCONDITIONAL_COLUMNS)
+    return _table([frame], UNCONDITIONAL_COLUMNS, model, config, "unconditional")
 
 
 def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -145,8 +145,10 @@ def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataF
         )  # fmt: skip
         interpolated.append(_texts(path.written, pair=path.pairs, fraction=path.fractions))
     return (
-        _table(filled, INFILL_COLUMNS), _table(edited, EDIT_COLUMNS), _table(interpolated, INTERPOLATE_COLUMNS)
-    )  # fmt: skip
+        _table(filled, INFILL_COLUMNS, model, config, "infill"),
+        _table(edited, EDIT_COLUMNS, model, config, "edit"),
+        _table(interpolated, INTERPOLATE_COLUMNS, model, config, "interpolate"),
+    )
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
@@ -159,15 +161,18 @@ def _config(sampling: Parameters) -> SamplingConfig:
 
 
 def _runs(model: MMLDLM, config: SamplingConfig, task: Any) -> bool:
-    """Return whether a task is configured and the run supports it; log a warning if the run does not."""
-    if task not in config.tasks:
+    """Return whether a task takes place.
+
+    Raises:
+        SamplingError: the parameters list a task that the run does not support.
+    """
+    if not config.requests(task):
         return False
-    capabilities = model.capabilities
-    reason = capabilities.refusal(task)
-    if reason is None and task == "unconditional" and capabilities.joint_orders:
-        reason = capabilities.refuse_order(config.unconditional.order)
+    reason = model.capabilities.refuse_task(task, order=config.unconditional.order)
+    if reason is not None and config.tasks is not None:
+        raise SamplingError(reason)
     if reason is not None:
-        log.warning("task '%s' is skipped: %s", task, reason)
+        log.info("task '%s' is skipped: %s", task, reason)
     return reason is None
 
 
@@ -190,16 +195,24 @@ def _texts(made: Any, **more: Any) -> pd.DataFrame:
     return frame.assign(tokens=[list(row) for row in made.tokens], **more)
 
 
-def _table(parts: Sequence[pd.DataFrame], columns: dict[str, str]) -> pd.DataFrame:
-    """Concatenate the parts, with exactly these columns and types."""
+def _table(
+    parts: Sequence[pd.DataFrame], columns: dict[str, str], model: MMLDLM, config: SamplingConfig, task: Any
+) -> pd.DataFrame:
+    """Concatenate the parts, with exactly these columns and types, and the attributes that `SamplesDataset` reads."""
     import pandas as pd
+
+    from mm_ldlm.datasets.samples import KEEP, MADE_BY
 
     whole = (
         pd.concat([part.reindex(columns=list(columns)) for part in parts])
         if parts
         else pd.DataFrame(columns=list(columns))
     )
-    return whole.astype(columns).reset_index(drop=True)
+    table = whole.astype(columns).reset_index(drop=True)
+    checkpoint = "/".join(model.parts.checkpoint.parts[-3:]) if model.parts else ""
+    made_by = f"{checkpoint}, {'averaged' if config.use_ema else 'last'} weights"
+    table.attrs = {MADE_BY: made_by} if config.requests(task) else {MADE_BY: made_by, KEEP: made_by}
+    return table
 
 
 def _unit(vectors_nd: Any) -> Any:
