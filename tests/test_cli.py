@@ -58,14 +58,37 @@ def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
     error.__cause__ = cause
     found = str(cli.unreadable(error, "run"))
     assert found.startswith(message)
-    assert found.endswith("first: training.")
+    assert found.endswith("first: `kedro run --pipeline=training`.")
     assert cli.unreadable(error, None) is None
 
 
 def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
     result = run_kedro("run", "--env=test", "--nodes=write_report", f"--params=data={tmp_path},tracking.enabled=false")
     assert result.returncode == 1
-    assert re.search(r"Error: '\w+' \(.*\) does not exist yet\. Run the pipeline that writes it first: ", result.stderr)
+    message = (
+        r"Error: '\w+' \(.*\) does not exist yet\. Run the pipeline that writes it first: `kedro run --env=test --"
+    )
+    assert re.search(message, result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Run `kedro run --pipeline=validation`.", "Run `kedro run --env=mdlm+test --pipeline=validation`."),
+        ("first: `kedro run --a` or `kedro run`.",
+         "first: `kedro run --env=mdlm+test --a` or `kedro run --env=mdlm+test`."),
+        ("elsewhere (kedro run --params data=/x)", "elsewhere (kedro run --env=mdlm+test --params data=/x)"),
+        ("Run `kedro run --pipeline=a --env=other`.", "Run `kedro run --pipeline=a --env=other`."),
+        ("the process of this kedro run ended", "the process of this kedro run ended"),
+    ],
+)  # fmt: skip
+def test_suggested_commands_carry_the_environment(message: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: object) -> None:
+        raise StoreError(message)
+
+    monkeypatch.setattr(cli.kedro_run, "callback", fail)
+    assert CliRunner().invoke(cli.cli, ["run", "--env=mdlm+test"]).output == f"Error: {expected}\n"
+    assert CliRunner().invoke(cli.cli, ["run"]).output == f"Error: {message}\n"
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,10 +270,10 @@ def layers_named_in(text: str) -> set[str]:
     [
         ("ar", {"unconditional": {"text": {"kind": "blocks", "inner": {"kind": "confidence"}}}},
          r"parameter 'sampling\.unconditional\.text': sampler 'blocks' needs a diffusion model"),
-        ("uniform", {"unconditional": {"text": {"kind": "confidence"}}}, r"'confidence' needs a process whose only noise"),
+        ("uniform", {"unconditional": {"text": {"kind": "confidence"}}}, r"'confidence' needs a process whose only"),
         ("base", {"text": {"kind": "autoregressive"}},
          r"parameter 'sampling\.text': sampler 'autoregressive' needs a model that predicts the next token"),
-        ("mdlm", {"unconditional": {"text": {"kind": "self_correction"}}}, r"needs a process whose noise includes words"),
+        ("mdlm", {"unconditional": {"text": {"kind": "self_correction"}}}, r"needs a process whose noise includes"),
         ("sedd", {"unconditional": {"text": {"skip_idle": True}}}, r"skip_idle need a process whose only noise"),
         ("mdlm", {"tasks": ["l2t"]}, r"'sampling\.tasks' contains 'l2t', but this run cannot write texts from latents"),
         ("base", {"tasks": ["unconditional"], "unconditional": {"order": "together"}}, None),

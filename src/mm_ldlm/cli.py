@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import logging
+import re
 import signal
 import sys
 from collections.abc import Collection, Mapping
@@ -52,7 +53,14 @@ def run(**options: Any) -> Any:
         if (known := purposeful(error) or unreadable(error, _dataset_being_loaded())) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
-        raise click.ClickException(str(known)) from None
+        raise click.ClickException(with_environment(str(known), options.get("env"))) from None
+
+
+def with_environment(message: str, environment: str | None) -> str:
+    """Add `--env` to the commands that a message suggests, so that they act on the same artifacts as this run."""
+    if environment is None:
+        return message
+    return re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
 
 
 def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +152,8 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     what = "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({first})"
     place = f" ({first.filename})" if isinstance(first, FileNotFoundError) else ""
-    return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {' or '.join(writers)}.")
+    commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
+    return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
 
 
 def _dataset_being_loaded() -> str | None:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +161,8 @@ class ProjectHooks:
     def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
         self._count(node)
         self.loading = dataset_name
-        if dataset_name == TIMINGS:
-            self._save_timings()
+        if dataset_name == TIMINGS:  # without the pipeline of this node, which is still running
+            self._save_timings(without=node.tags)
 
     @hook_impl
     def after_dataset_loaded(self) -> None:
@@ -202,9 +202,10 @@ class ProjectHooks:
             started, before = self._started.setdefault(node.name, (now, self._seconds[name]))
             self._seconds[name] = before + now - started
 
-    def _save_timings(self) -> None:
+    def _save_timings(self, *, without: Collection[str] = ()) -> None:
         if self._catalog is not None:
-            self._catalog.save(TIMINGS, {name: round(value, 3) for name, value in self._seconds.items()})
+            found = {name: round(value, 3) for name, value in self._seconds.items() if name not in without}
+            self._catalog.save(TIMINGS, found)
 
     # -- after ------------------------------------------------------------------------------------
 

@@ -207,6 +207,7 @@ def test_pitfall_26_the_suite_reports_diversity_with_and_without_a_causal_model(
         real_tokens=[[1, 2], [3, 4]],
         training_texts=lambda: heldout.texts_of_split(dataset, "train"),
         config=GenerationConfig(),
+        bootstrap=FEW,
     )
     for name in ("generated", "real"):
         assert {"entropy_sample", "entropy_corpus", "distinct", "self_bleu", "unique"} <= set(result[name])
@@ -271,6 +272,23 @@ def test_suites_that_do_not_apply_return_the_refusal(text_only, sentences):
     assert generation.skip_reason(scorer, ["a", "b"]) == scorer.capabilities.refusal("unconditional")
 
 
+def test_the_interval_of_attested_pairs_lies_between_0_and_1():
+    texts = ["w1 w2 w3"] * 40 + ["w1 w2 w9"]  # 81 of 82 pairs are attested: ±1.96 standard errors reach beyond 1
+    found = generation.evaluate(
+        texts,
+        [[1, 2, 3]] * 41,
+        real_texts=["w1 w2", "w2 w3"],
+        real_tokens=[[1, 2], [2, 3]],
+        training_texts=lambda: ["w1 w2 w3"],
+        config=GenerationConfig(),
+        bootstrap=FEW,
+    )
+    for name in ("generated", "real"):
+        part = found[name]["attested_bigrams"]
+        assert 0 < part["low"] <= part["value"] <= part["high"] <= 1
+        assert part["level"] == FEW.level
+
+
 def test_empty_samples_are_counted_and_left_out():
     found = generation.evaluate(
         ["w1 w2", "", "w3", " "],
@@ -279,6 +297,7 @@ def test_empty_samples_are_counted_and_left_out():
         real_tokens=[[1, 2], [3, 4]],
         training_texts=lambda: ["w1 w2"],
         config=GenerationConfig(),
+        bootstrap=FEW,
     )
     assert (found["texts"], found["empty"]) == (4, 0.5)
     assert found["memorised"] == 0.5

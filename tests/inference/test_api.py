@@ -61,10 +61,15 @@ def test_given_texts_are_written_surely_and_noise_is_drawn(model, unit_latents):
 def test_words_outside_the_vocabulary_are_said(model, unit_latents, caplog):
     model.score(["w1 zebra w2", "w3"])
     model.infill(["w1 [MASK] zebra"], latents=unit_latents(1))
-    said = [record.getMessage() for record in caplog.records if "outside this model's vocabulary" in record.message]
-    assert said == [
-        "1 of 2 texts contain words outside this model's vocabulary, which it reads as [UNK]: 'w1 zebra w2'",
-        "1 of 1 texts contain words outside this model's vocabulary, which it reads as [UNK]: 'w1 [MASK] zebra'",
+    model.embed(["zebra"], steps=1)
+    model.invert(["w3 zebra"], steps=1)
+    found = [record.getMessage() for record in caplog.records if "outside this model's vocabulary" in record.message]
+    warning = "texts contain words outside this model's vocabulary, which it reads and writes as [UNK]:"
+    assert found == [
+        f"1 of 2 {warning} 'w1 zebra w2'",
+        f"1 of 1 {warning} 'w1 [MASK] zebra'",
+        f"1 of 1 {warning} 'zebra'",
+        f"1 of 1 {warning} 'w3 zebra'",
     ]
     caplog.clear()
     model.score(["w1 w2"])

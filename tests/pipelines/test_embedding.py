@@ -69,9 +69,10 @@ def test_records_become_latents(records: ShardStore, tmp_path: Path) -> None:
 
 
 def test_an_objective_on_texts_alone_embeds_nothing(
-    records: ShardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: ShardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No encoder is looked for, and latents that an earlier run wrote stay as they are."""
+    """No encoder is looked for, latents that an earlier run wrote stay as they are, and the log says why."""
+    caplog.set_level("INFO")
     for name in ("mm_ldlm.latents.extract.locate_encoder", "mm_ldlm.encoders.load_encoder"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("an encoder was located"))
     data = catalog(records, tmp_path, objective=TEXT_ONLY, encoder={"name": "no such encoder"})
@@ -80,6 +81,7 @@ def test_an_objective_on_texts_alone_embeds_nothing(
     SequentialRunner().run(create_pipeline().only_nodes("embedding.embed_records"), data)
     assert [path.name for path in (tmp_path / "latents").iterdir()] == ["left"]
     assert data["latents"].load() is None
+    assert "latents (not needed): the objective 'text_diffusion' reads no latents" in caplog.text
 
 
 def test_token_vectors_are_embedded_for_a_model_that_starts_from_them(tmp_path: Path) -> None:

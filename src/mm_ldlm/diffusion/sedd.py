@@ -27,7 +27,15 @@ from torch import Tensor
 from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical, forbid_, token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, draw_bound, stratified
+from mm_ldlm.diffusion.process import (
+    NelboDraws,
+    Predict,
+    ProcessTraits,
+    TextProcess,
+    TokenLosses,
+    draw_bound,
+    stratified,
+)
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic

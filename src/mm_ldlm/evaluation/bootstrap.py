@@ -120,7 +120,7 @@ def mean_interval(values_N: np.ndarray, *, replicates: int = 1000, seed: int = 0
 
 
 def proportion_interval(hits_N: np.ndarray, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Compute the fraction of hits with its interval.
+    """Compute the fraction of hits, or the mean of fractions, with its interval, which lies in [0, 1].
 
     If all items or no items are hits, every resample is equal and the bootstrap interval would be empty; Wilson's
     interval (1927) is returned instead.

@@ -62,7 +62,7 @@ def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_i
     """Warn about texts with words outside the model's vocabulary, which the model reads and writes as [UNK]."""
     if rows := [row for row, tokens in enumerate(ids) if unk_id in tokens]:
         log.warning(
-            "%d of %d texts contain words outside this model's vocabulary, which it reads as [UNK]: %s",
+            "%d of %d texts contain words outside this model's vocabulary, which it reads and writes as [UNK]: %s",
             len(rows), len(texts), ", ".join(repr(_short(texts[row])) for row in rows[:3]),
         )  # fmt: skip
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from mm_ldlm.config import parse_kind
 from mm_ldlm.errors import StoreError
+from mm_ldlm.store import NOT_NEEDED, NotNeeded
+
+log = logging.getLogger(__name__)
 
 Parameters = dict[str, Any]
 MADE_FROM = {"token_clusters": "token_vectors"}
@@ -37,6 +41,12 @@ def wanted(*, model: Parameters, objective: Parameters) -> tuple[str, ...]:
     """All stores of a model and an objective, with those that they are made from."""
     stores = (*stores_of(model), *stores_of_objective(objective))
     return (*stores, *(MADE_FROM[name] for name in stores if name in MADE_FROM))
+
+
+def not_needed(store: str, reason: str) -> NotNeeded:
+    """Return the marker of a store that this run does not make; the log says so below the name of the node."""
+    log.info("%s (not needed): %s", store, reason)
+    return NOT_NEEDED
 
 
 def used(name: str, store: Any, needed: tuple[str, ...], *, by: str) -> Any:

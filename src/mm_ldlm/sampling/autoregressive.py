@@ -19,7 +19,6 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
-
 _NEEDS_NEXT_TOKEN = (
     "sampler 'autoregressive' needs a model that predicts the next token, but this model denoises whole texts. "
     "Choose the sampler 'confidence' or 'ancestral'."

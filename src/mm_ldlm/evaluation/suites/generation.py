@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mm_ldlm.evaluation import generative as gen
-from mm_ldlm.evaluation.config import GenerationConfig
-from mm_ldlm.evaluation.likelihood import mean
+from mm_ldlm.evaluation.bootstrap import proportion_interval
+from mm_ldlm.evaluation.config import BootstrapConfig, GenerationConfig
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
 
 
@@ -31,6 +31,7 @@ def evaluate(
     real_tokens: Sequence[Sequence[int]],
     training_texts: Callable[[], Iterable[str]],
     config: GenerationConfig,
+    bootstrap: BootstrapConfig,
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -53,7 +54,8 @@ def evaluate(
     )
     options: dict[str, Any] = {"self_bleu_texts": config.self_bleu_texts, "seed": seed}
     for name, some, rows, attested_n in sides:
-        found[name] = {"attested_bigrams": mean(attested_n).as_dict()}
+        interval = proportion_interval(attested_n, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
+        found[name] = {"attested_bigrams": interval.as_dict()}
         if model is None:
             found[name] |= _as_dict(gen.diversity(rows, **options))
             continue

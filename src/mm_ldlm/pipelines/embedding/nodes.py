@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
-from mm_ldlm.pipelines.needs import fields_of, wanted
-from mm_ldlm.store import NOT_NEEDED
+from mm_ldlm.pipelines.needs import fields_of, not_needed, wanted
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -21,7 +20,7 @@ def embed_records(
 ) -> Manifest | NotNeeded:
     """Embed every record in order, continuing an interrupted run; do nothing for an objective without latents."""
     if "latents" not in fields_of(objective):
-        return NOT_NEEDED
+        return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.encoders import EncoderConfig
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
@@ -43,7 +42,7 @@ def embed_vocabulary(
 ) -> Manifest | NotNeeded:
     """Embed every token, for a model whose token embeddings are initialised from the vectors, or for clusters."""
     if "token_vectors" not in wanted(model=model, objective=objective):
-        return NOT_NEEDED
+        return not_needed("token vectors", "neither the model nor the objective starts from them")
     from mm_ldlm.encoders import EncoderConfig
     from mm_ldlm.latents import token_vectors
 

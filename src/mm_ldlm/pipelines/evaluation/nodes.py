@@ -134,6 +134,7 @@ def evaluate_generation(
         real_tokens=real.tokens,
         training_texts=partial(heldout.texts_of_split, dataset, "train"),
         config=config.generation,
+        bootstrap=config.bootstrap,
         device=str(model.device),
         seed=seed,
     )

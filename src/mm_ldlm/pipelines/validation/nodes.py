@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
-from mm_ldlm.pipelines.needs import fields_of, stores_of, stores_of_objective, used
-from mm_ldlm.store import NOT_NEEDED
+from mm_ldlm.pipelines.needs import fields_of, not_needed, stores_of, stores_of_objective, used
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -89,7 +88,7 @@ def fit_normaliser(
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser to the latents of the valid training examples."""
     if (found := _latents(latents, objective)) is None:
-        return NOT_NEEDED
+        return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.latents.normaliser import NormaliserConfig, fit
 
@@ -108,7 +107,7 @@ def cluster_vocabulary(
 ) -> Manifest | NotNeeded:
     """Cluster the words by their token vectors, for an objective that is made from the clusters."""
     if "token_clusters" not in stores_of_objective(objective):
-        return NOT_NEEDED
+        return not_needed("token clusters", f"the objective '{objective['kind']}' is not made from them")
     from mm_ldlm.latents import token_clusters as clusters
     from mm_ldlm.latents.config import TokenClustersConfig
 
