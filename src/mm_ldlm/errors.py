@@ -36,7 +36,7 @@ class ShardSchemaError(StoreError):
 
 
 class FingerprintError(StoreError):
-    """An artefact was made from inputs (encoder, texts, tokenizer, parameters) that differ from the current ones."""
+    """An artifact was made from inputs (encoder, texts, tokenizer, parameters) that differ from the current ones."""
 
 
 class EncoderError(MMLDLMError):

@@ -89,7 +89,7 @@ def test_folder_refuses_classes_from_elsewhere(tmp_path: Path) -> None:
             FolderDataset(filepath=str(tmp_path), holds=holds, marker="x").load()
 
 
-# -- artefacts that a configuration may not need -----------------------------------------------------------------------
+# -- artifacts that a configuration may not need -----------------------------------------------------------------------
 
 
 def test_an_optional_store_that_is_not_there_loads_as_none(tmp_path: Path) -> None:

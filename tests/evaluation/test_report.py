@@ -11,7 +11,7 @@ import pytest
 from mm_ldlm.evaluation.compare import Result, compare
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
-from mm_ldlm.evaluation.report import content, figures, page, theme
+from mm_ldlm.evaluation.report import content, figures, page, theme, training_figures
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 HOSTILE = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'x'"
@@ -282,7 +282,7 @@ def test_the_worst_examples_are_the_worst(report_inputs):
 
 
 def test_smoothing_starts_without_bias():
-    assert figures.smoothed([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+    assert training_figures.smoothed([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
 
 
 def test_every_plot_has_something_to_show(report_inputs):
@@ -299,11 +299,48 @@ def test_quality_against_calls_offers_every_metric_that_all_points_have(report_i
 
 
 def test_diagnostics_are_grouped_by_what_the_log_contains(report_inputs):
-    figure = figures.diagnostics(report_inputs.log)
+    figure = training_figures.diagnostics(report_inputs.log)
     assert [trace.name for trace in figure.data] == ["grad_norm/backbone", "text_nll_t0", "text_nll_t1"]
     assert "text nll by noise level" in figure.layout.annotations[1].text
     losses = [{"step": s, "some_new_loss": 1 / s, "validation/some_new_loss": 1.0} for s in range(1, 4)]
-    assert [trace.name for trace in figures.training(losses).data] == ["some_new_loss"]
+    assert [trace.name for trace in training_figures.training(losses).data] == ["some_new_loss"]
+
+
+def test_every_axis_has_a_title(report_inputs):
+    ours = Result("ours", report_inputs.metrics, report_inputs.inversion_rows)
+    found = compare(ours, [ours], bootstrap=BootstrapConfig(replicates=50), seed=0)
+    for name, figure in draw(dataclasses.replace(report_inputs, comparison=found)).items():
+        assert figure.data, name
+        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+        assert all(axis.title.text for axis in axes if axis.visible is not False), name
+
+
+def test_the_lines_of_a_diagnostic_are_named_in_order_and_have_colours_of_their_own():
+    log = [{"step": s, **{f"activation_rms/block{b}": 1.0 + b for b in range(12)}} for s in range(3)]
+    figure = training_figures.diagnostics(log)
+    assert [trace.name for trace in figure.data] == [f"activation_rms/block{b}" for b in range(12)]
+    colours = [trace.line.color for trace in figure.data]
+    assert len(set(colours)) == 12
+    title = figure.layout.annotations[0].text
+    assert re.findall(r'color:(#\w+)">block(\d+)<', title) == [(c, str(b)) for b, c in enumerate(colours)]
+
+
+def test_spikes_and_validation_losses_are_described(report_inputs):
+    events = [{"event": "spike", "step": 2, "reason": "x"}] * 27
+    log = [{"step": s, "validation/loss": v} for s, v in ((400, 3.0), (800, 2.5), (1200, 2.625))]
+    parameters = {**report_inputs.parameters, "training": {"guard": {"spike_z": 10.0}}}
+    html = page.render(dataclasses.replace(report_inputs, events=events, log=log, parameters=parameters), {})
+    assert "27 steps were spikes: the loss or the gradient norm was more than 10 robust standard deviations" in html
+    assert "is 2.625 at step 1,200; its lowest value is 2.500, at step 800." in html
+    plain = page.render(report_inputs, {})
+    assert "spikes" not in without_library(plain)
+    assert "validation loss" not in without_library(plain)
+
+
+def test_fractions_are_spelled_in_one_way(html):
+    text = re.sub(r"<style>.*?</style>|<script.*?</script>|style=\"[^\"]*\"", "", html, flags=re.DOTALL)
+    assert re.search(r"\d %", text)
+    assert not re.findall(r"\d%", text)
 
 
 def test_other_runs_are_compared_in_the_report(report_inputs):

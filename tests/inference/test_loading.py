@@ -94,6 +94,12 @@ def test_the_encoder_comes_from_the_config_and_must_be_the_runs_own(run_folder, 
     assert MMLDLM.from_run(run_folder, encoder=bag_encoder).encoder is bag_encoder
 
 
+def test_its_text_names_run_and_step(run_folder):
+    model = MMLDLM.from_run(run_folder)
+    assert repr(model).startswith(f"MMLDLM({run_folder.name}, step {model.parts.step:,}, ")
+    assert "\n" not in repr(model)
+
+
 def test_batch_size_is_a_parameter(run_folder, unit_latents):
     small, auto = MMLDLM.from_run(run_folder, batch_tokens=8), MMLDLM.from_run(run_folder)
     assert (small.batch_tokens, auto.batch_tokens) == (8, 8192)

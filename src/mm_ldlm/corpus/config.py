@@ -54,8 +54,8 @@ class IngestionConfig:
         if self.path is not None and (count := sum(source.path is not None for source in self.sources)) != 1:
             raise ValueError(
                 f"'path' replaces the path of exactly one source, but {count} sources have a path. For a file of your "
-                "own, name an environment with a path (`--env=own_text --params ingestion.path=FILE`, or own_csv), or set "
-                "ingestion.sources in an environment of your own"
+                "own, name an environment with a path (`--env=own_text --params ingestion.path=FILE`, or own_csv), or "
+                "set ingestion.sources in an environment of your own"
             )
         weighted = [source.label for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(labels):

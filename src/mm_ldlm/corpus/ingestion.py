@@ -185,8 +185,8 @@ def _check_damage(config: IngestionConfig, progress: Progress) -> None:
     counts = progress.counts
     if counts.damaged > config.max_bad_fraction * counts.rows_in:
         raise SourceError(
-            f"{counts.damaged} of {counts.rows_in} rows are damaged ({counts.damaged / counts.rows_in:.1%}), but "
-            f"ingestion.max_bad_fraction is {config.max_bad_fraction:.1%}: {_reasons(progress)} "
+            f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
+            f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(progress)} "
             "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
         )
 

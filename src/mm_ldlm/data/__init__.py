@@ -1,4 +1,4 @@
-"""Validated dataset: one artefact that names the stores of a corpus, and the functions that read it.
+"""Validated dataset: one artifact that names the stores of a corpus, and the functions that read it.
 
 This room contains the manifest `dataset.json` with its reader (`dataset`), the index of valid examples and the
 quarantine (`index`), and held-out sentences (`heldout`). The rooms below write the stores; this room does not train,

@@ -4,7 +4,7 @@ A token first becomes the id of its cluster (a group of words with similar meani
 predicts the next finer scale: the cluster of a mask, and the word of a cluster. Both come from one distribution over
 words, x_θ: the probability of a cluster is the sum over its words, and at a cluster x_θ is restricted to its words.
 
-The clusters are an artefact of the data, the store "token_clusters". C clusters, V vocabulary, M positions.
+The clusters are an artifact of the data, the store "token_clusters". C clusters, V vocabulary, M positions.
 """
 
 from __future__ import annotations

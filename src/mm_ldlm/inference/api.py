@@ -27,7 +27,7 @@ from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Sc
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import JointOrder, SearchConfig, refuse_samplers
 
@@ -99,6 +99,13 @@ class MMLDLM:
         )  # fmt: skip
         made.parts = parts
         return made
+
+    def __repr__(self) -> str:
+        """Name the run, the step, the number of parameters and the uses in one line."""
+        run = f"{self.parts.checkpoint.parent.parent.name}, step {self.parts.step:,}, " if self.parts else ""
+        count = sum(parameter.numel() for parameter in self.model.model.parameters())
+        uses = ", ".join(use for use in USES if use in self.capabilities)
+        return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"
 
     # --- properties ---------------------------------------------------------------------------------------------------
 

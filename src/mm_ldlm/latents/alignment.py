@@ -109,7 +109,7 @@ def check_tokens(found: Findings, tokens: ShardStore, *, tokenizer: TextTokenize
             found.add(
                 "warning",
                 "unknown tokens",
-                f"{fraction:.2%} of the tokens of split '{split}' are unknown.",
+                f"{100 * fraction:.2f} % of the tokens of split '{split}' are unknown.",
                 count=counts["unknown"],
                 remedy="Choose another tokenizer, or set tokenizer.reduce_vocabulary to false.",
             )

@@ -77,8 +77,8 @@ def validate(
         found.add(
             "error",
             "quarantine",
-            f"{len(failing)} of {len(records)} rows ({fraction:.2%}) failed; at most "
-            f"{config.max_quarantine_fraction:.2%} may fail.",
+            f"{len(failing)} of {len(records)} rows ({100 * fraction:.2f} %) failed; at most "
+            f"{100 * config.max_quarantine_fraction:.2f} % may fail.",
             count=len(failing),
             remedy=(
                 "Read the reasons in quarantine_validation. If they are justified, raise "
@@ -300,8 +300,8 @@ def _check_duplicates(
     found.add(
         "error" if fraction > config.max_duplicate_fraction else "warning",
         "duplicate vectors",
-        f"{involved} rows ({fraction:.2%}) share their vector with a different text; at most "
-        f"{config.max_duplicate_fraction:.2%} may do so.",
+        f"{involved} rows ({100 * fraction:.2f} %) share their vector with a different text; at most "
+        f"{100 * config.max_duplicate_fraction:.2f} % may do so.",
         count=involved,
         examples=ids(later),
         remedy=(
@@ -321,7 +321,7 @@ def _check_dimensions(found: Findings, measured: statistics.Statistics, *, confi
             "error" if fraction > config.max_collapsed_fraction else "warning",
             "collapsed dimensions",
             f"{len(dead)} of {len(measured.std_d)} dimensions do not vary (standard deviation at most "
-            f"{config.collapsed_std:g}); at most {config.max_collapsed_fraction:.2%} may be collapsed.",
+            f"{config.collapsed_std:g}); at most {100 * config.max_collapsed_fraction:.2f} % may be collapsed.",
             count=len(dead),
             examples=dead,
             remedy=(

@@ -1,6 +1,6 @@
 """Latent normaliser: standardises an encoder's vectors to the scale of unit Gaussian noise.
 
-It is fitted on the training split in one streaming pass with float64 accumulators, saved as a separate artefact, and
+It is fitted on the training split in one streaming pass with float64 accumulators, saved as a separate artifact, and
 inverted after sampling. Shapes: n rows, d dimensions.
 """
 

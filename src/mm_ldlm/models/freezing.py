@@ -52,27 +52,6 @@ class FreezingRow:
 class FreezingTable:
     rows: tuple[FreezingRow, ...]
 
-    @property
-    def trainable(self) -> tuple[FreezingRow, ...]:
-        return tuple(row for row in self.rows if row.trains)
-
-    @property
-    def frozen(self) -> tuple[FreezingRow, ...]:
-        return tuple(row for row in self.rows if not row.trains)
-
-    def by_part(self) -> dict[str, dict[str, int]]:
-        """Count the trained and the frozen parameters (elements) of each part."""
-        counts: dict[str, dict[str, int]] = {}
-        for row in self.rows:
-            entry = counts.setdefault(row.part, {"trains": 0, "frozen": 0})
-            entry["trains" if row.trains else "frozen"] += int(torch.Size(row.shape).numel())
-        return counts
-
-    def __str__(self) -> str:
-        lines = [f"{'part':<16}{'trains':>14}{'frozen':>14}"]
-        lines += [f"{part:<16}{n['trains']:>14,}{n['frozen']:>14,}" for part, n in sorted(self.by_part().items())]
-        return "\n".join(lines)
-
 
 class FreezingSnapshot:
     """Snapshot of the frozen parameters at the start of training, and record of the gradients seen since.

@@ -15,7 +15,7 @@ __all__ = ["NOT_NEEDED", "Manifest", "NotNeeded", "Shard", "ShardStore", "StoreW
 
 
 class NotNeeded(enum.Enum):
-    """Return value of a pipeline step instead of an artefact that this objective and model do not use."""
+    """Return value of a pipeline step instead of an artifact that this objective and model do not use."""
 
     NOT_NEEDED = enum.auto()
 

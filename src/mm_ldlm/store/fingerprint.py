@@ -1,4 +1,4 @@
-"""Fingerprints: short digests of the inputs of an artefact."""
+"""Fingerprints: short digests of the inputs of an artifact."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def log_metrics(uri: str, run_id: str, values: Mapping[str, Any], *, step: int =
 
 
 def log_text(uri: str, run_id: str, text: str, *, file: str) -> None:
-    """Log `text` as the artefact `file` of the run."""
+    """Log `text` as the artifact `file` of the run."""
     client(uri).log_text(run_id, text, file)
 
 
@@ -101,7 +101,7 @@ def close_run(uri: str, run_id: str, *, status: str, reason: str | None = None) 
 
 
 def _artifacts(uri: str) -> str | None:
-    """Return the artefact folder beside a sqlite database (not in the working directory); None for a server."""
+    """Return the artifact folder beside a sqlite database (not in the working directory); None for a server."""
     if not uri.startswith(_SQLITE):
         return None
     return (Path(uri.removeprefix(_SQLITE)).parent / "mlartifacts").as_uri()

@@ -175,9 +175,9 @@ class Diagnostics:
     def watch_freezing(self) -> dict[str, Any]:
         """Take a snapshot of the frozen weights; return the numbers of trained parameters for the log."""
         self._freezing = FreezingSnapshot(self.root)
-        table = verify_parameter_freezing(self.root, self._freezing, check_gradients=False)
+        verify_parameter_freezing(self.root, self._freezing, check_gradients=False)
         parameters = sum(p.numel() for p in self.root.parameters())
-        return {"parts": count_by_part(self.root), "parameters": parameters, "table": str(table).splitlines()}
+        return {"parameters": parameters, "parts": count_by_part(self.root)}
 
     def observe_gradients(self) -> None:
         """Record which parameters have had a gradient, until all have had one."""

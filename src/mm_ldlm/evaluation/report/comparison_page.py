@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.evaluation.report import page, theme
 from mm_ldlm.evaluation.report.content import duration, spelled
-from mm_ldlm.evaluation.report.figures import comparison_plot, smoothed
+from mm_ldlm.evaluation.report.figures import comparison_plot
+from mm_ldlm.evaluation.report.training_figures import smoothed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -75,6 +76,7 @@ def curves(runs: Sequence[Mapping[str, Any]], *, smoothing: float) -> go.Figure 
             )
     theme.style(figure, height=360)
     figure.update_xaxes(title="tokens seen")
+    figure.update_yaxes(title="value")
     figure.update_layout(margin={"t": 70}, legend={"y": 1.12})
     return figure
 
@@ -103,6 +105,7 @@ def differences(paired: Mapping[str, Mapping[str, Any]]) -> go.Figure | None:
     )
     figure.add_vline(x=0, line_color=theme.INK, line_width=1)
     figure.update_xaxes(title="difference in nats per token")
+    figure.update_yaxes(title="member")
     return figure
 
 

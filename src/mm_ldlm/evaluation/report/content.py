@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mm_ldlm.evaluation.report.inputs import ReportInputs
+from mm_ldlm.tracking.jsonl import number
 
 LIKELIHOODS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}
 """`Capabilities.likelihood` → the label of a cost."""
@@ -57,13 +58,13 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
             metrics,
             "unconditional.attested_bigrams",
             "Attested word pairs",
-            _beside(metrics, "attested_bigrams", "of unconditional samples, found in the training text", "{:.1%}"),
+            _beside(metrics, "attested_bigrams", "of unconditional samples, found in the training text", percent),
         ),
         _number(
             metrics,
             "unconditional.entropy_sample",
             "Token entropy",
-            _beside(metrics, "entropy_sample", "nats, of unconditional samples", "{:.2f}"),
+            _beside(metrics, "entropy_sample", "nats, of unconditional samples", "{:.2f}".format),
             digits=2,
             bar=False,
         ),
@@ -71,7 +72,7 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
             metrics,
             "unconditional.perplexity",
             "Generative perplexity",
-            _beside(metrics, "perplexity", "of unconditional samples", "{:.1f}"),
+            _beside(metrics, "perplexity", "of unconditional samples", "{:.1f}".format),
             bar=False,
         ),
     ]
@@ -101,24 +102,28 @@ def _sts(metrics: Mapping[str, float], key: str) -> Card | None:
     encoder, ratio = metrics.get(f"sts.{name}.encoder_spearman"), metrics.get(f"sts.{name}.ratio")
     note = "Spearman × 100"
     note += f"; encoder {encoder:.1f}" if encoder is not None else ""
-    note += f", ratio {ratio:.1%}" if ratio is not None else ""
+    note += f", ratio {percent(ratio)}" if ratio is not None else ""
     return _number(metrics, key, f"STS {name}", note, scale=100)
 
 
-def _beside(metrics: Mapping[str, float], name: str, note: str, form: str) -> str:
+def percent(fraction: float, digits: int = 1) -> str:
+    """Format a fraction as in "92.4 %"."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def _beside(metrics: Mapping[str, float], name: str, note: str, form: Callable[[float], str]) -> str:
     """Add the same number of held-out text to a note."""
     real = metrics.get(f"real.{name}")
-    return note if real is None else f"{note}; held-out text {form.format(real)}"
+    return note if real is None else f"{note}; held-out text {form(real)}"
 
 
 def _fraction(metrics: Mapping[str, float], key: str, label: str, note: str, *, digits: int = 1) -> Card | None:
     if key not in metrics:
         return None
     low, high = metrics.get(f"{key}.low"), metrics.get(f"{key}.high")
-    interval = f"{low:.{digits}%} – {high:.{digits}%}" if low is not None and high is not None else ""
-    value = f"{metrics[key]:.{digits}%}"
-    card = Card(label, value, interval, note, metrics[key], low, high)
-    return replace(card, value=value.replace("%", " %"), interval=interval.replace("%", " %"))
+    both = low is not None and high is not None
+    interval = f"{percent(low, digits)} – {percent(high, digits)}" if both else ""
+    return Card(label, percent(metrics[key], digits), interval, note, metrics[key], low, high)
 
 
 def _number(
@@ -302,12 +307,13 @@ def spelled(value: Mapping[str, float] | float | None, kind: str) -> str:
     """Format a number, with its interval in brackets where it has one."""
     if value is None:
         return "–"
-    form = {"fraction": "{:.1%}", "points": "{:.1f}", "cosine": "{:.3f}", "nats": "{:.3f}", "plain": "{:.2f}"}[kind]
+    forms = {"points": "{:.1f}", "cosine": "{:.3f}", "nats": "{:.3f}", "plain": "{:.2f}"}
+    form = percent if kind == "fraction" else forms[kind].format
     if not isinstance(value, Mapping):
-        return form.format(value)
+        return form(value)
     if value["low"] == value["high"] == value["value"]:
-        return form.format(value["value"])
-    return f"{form.format(value['value'])} [{form.format(value['low'])}, {form.format(value['high'])}]"
+        return form(value["value"])
+    return f"{form(value['value'])} [{form(value['low'])}, {form(value['high'])}]"
 
 
 def findings(validation_report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -318,6 +324,31 @@ def findings(validation_report: Mapping[str, Any]) -> list[dict[str, Any]]:
         (dict(item) for item in listed if isinstance(item, Mapping)),
         key=lambda f: order.get(str(f.get("severity")).lower(), 2),
     )
+
+
+def spikes(events: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -> str | None:
+    """Explain the events `spike` in a sentence with their number; None if there are none."""
+    count = sum(event.get("event") == "spike" for event in events)
+    if not count:
+        return None
+    guard = (parameters.get("training") or {}).get("guard") or {}
+    limit = f"more than {guard['spike_z']:g}" if "spike_z" in guard else "many"
+    what = "1 step was a spike" if count == 1 else f"{count:,} steps were spikes"
+    return (
+        f"{what}: the loss or the gradient norm was {limit} robust standard deviations above its median over the "
+        "preceding steps of the same kind. The gradient was clipped and the step was applied, unless a skip follows."
+    )
+
+
+def validation_losses(log: Sequence[Mapping[str, Any]]) -> str | None:
+    """Describe the last and the lowest validation loss in a sentence; None if none was computed."""
+    found = [(number(line.get("validation/loss")), line["step"]) for line in log if "validation/loss" in line]
+    finite = [(loss, step) for loss, step in found if loss is not None and math.isfinite(loss)]
+    if not finite:
+        return None
+    (last, step), (lowest, best) = finite[-1], min(finite)
+    text = f"The validation loss of the averaged weights is {last:.3f} at step {step:,}"
+    return f"{text}." if best == step else f"{text}; its lowest value is {lowest:.3f}, at step {best:,}."
 
 
 def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list[tuple[str, str, list[str]]]:

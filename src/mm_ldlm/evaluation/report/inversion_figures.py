@@ -153,7 +153,7 @@ def by_length(inversion: Mapping[str, Any]) -> go.Figure | None:
         )
     )
     figure.update_xaxes(title="tokens in the sentence")
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(title="fraction", tickformat=".0%", rangemode="tozero")
     return figure
 
 
@@ -190,5 +190,6 @@ def baselines(inversion: Mapping[str, Any]) -> go.Figure | None:
             )
         )
     figure.update_layout(barmode="group")
-    figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
+    figure.update_xaxes(title="metric")
+    figure.update_yaxes(title="value (BLEU ÷ 100)", range=[0, 1.05], tickformat=".0%")
     return figure

@@ -45,7 +45,7 @@ def sts_scores(sts: Mapping[str, Any]) -> go.Figure | None:
             )
         )
     figure.update_xaxes(title="Spearman × 100")
-    figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_yaxes(title="STS set", type="category", autorange="reversed")
     figure.update_layout(scattermode="group", scattergap=0.6)
     return figure
 

@@ -31,6 +31,8 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure], *, made_at: s
         examples=content.examples(inputs.inversion_rows, count=inputs.examples, seed=inputs.seed),
         inversion_table=content.inversion_table(inputs.inversion),
         events=content.event_lines(inputs.events),
+        spikes=content.spikes(inputs.events, inputs.parameters),
+        validation_losses=content.validation_losses(inputs.log),
         left_out=content.left_out(inputs),
         likelihood_label=content.LIKELIHOODS[inputs.likelihood.get("likelihood", "bound")],
         findings=content.findings(inputs.validation_report),
@@ -93,7 +95,7 @@ def _environment() -> Any:
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["percent"] = lambda value, digits=1: f"{100 * value:.{digits}f} %"
+    environment.filters["percent"] = content.percent
     environment.filters["fixed"] = lambda value, digits=3: f"{value:.{digits}f}"
     environment.filters["grouped"] = lambda value: f"{value:,}"
     return environment

@@ -15,8 +15,22 @@ if TYPE_CHECKING:
 
 MODEL, ENCODER, ONE_STEP, BASELINE, REAL, SECOND = "#4c7bd9", "#8b93a1", "#d9962b", "#cf5c7c", "#3f9e6e", "#8a6fd1"
 PALETTE = (MODEL, ONE_STEP, REAL, BASELINE, SECOND, "#3aa6b9", "#a3703f", "#7a9a3c", ENCODER)
+_SHADES = ("#d9962b", "#cf5c7c", "#4c4fb0")
+"""Ends and middle of the colours of ordered lines; each is readable on light and dark pages."""
 INK, GRID = "#7d8590", "rgba(125,133,144,0.18)"
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
+
+
+def shades(count: int) -> list[str]:
+    """Make `count` colours for lines with an order, between those of `_SHADES`."""
+    stops = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _SHADES]
+    found = []
+    for place in range(count):
+        position = place / max(count - 1, 1) * (len(stops) - 1)
+        below = min(int(position), len(stops) - 2)
+        mixed = (a + (b - a) * (position - below) for a, b in zip(stops[below], stops[below + 1], strict=True))
+        found.append("#" + "".join(f"{round(value):02x}" for value in mixed))
+    return found
 
 
 def blank(*, height: int) -> go.Figure:

@@ -1,0 +1,179 @@
+"""Figures of the training log: losses and rates, and diagnostics by noise level, by part and by block."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.evaluation.report import theme
+from mm_ldlm.tracking.jsonl import number
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+PANELS = (
+    ("loss", "loss", ("loss", "validation/loss"), "linear"),
+    ("parts of the loss", "loss", ("*_loss",), "log"),
+    ("accuracy", "fraction correct", ("*_accuracy",), "linear"),
+    ("gradient norm", "norm before clipping", ("grad_norm",), "log"),
+    ("learning rate", "learning rate", ("lr",), "linear"),
+    ("speed", "tokens per second", ("tokens_per_second",), "linear"),
+)
+"""Title, axis, patterns of keys of the training log, scale. A pattern with '*' matches keys without '/'."""
+DIAGNOSTICS = {
+    "grad_norm/": ("gradient norm by part", "norm", "log"),
+    "update_ratio/": ("update ÷ weight by part", "ratio", "log"),
+    "attention_logit_max/": ("largest attention logit by block", "logit", "linear"),
+    "activation_rms/": ("activation RMS by block", "RMS", "linear"),
+}
+"""Prefix of keys of the training log → title, axis and scale."""
+_NAMES_PER_LINE = 5
+_BY_NOISE = re.compile(r"(?P<prefix>[a-z][a-z0-9_]*_)t\d+$")
+"""A metric by noise level, as in text_nll_t0."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel: the lines of all `keys`, whose names begin with `prefix`."""
+
+    title: str
+    axis: str
+    prefix: str
+    keys: list[str]
+    scale: str
+
+    def colours(self) -> list[str]:
+        """Choose a colour for each line: shades from light to dark where the names are numbered, else the palette."""
+        count = len(self.keys)
+        if count > 2 and all(key[-1].isdigit() for key in self.keys):
+            return theme.shades(count)
+        return [theme.PALETTE[place % len(theme.PALETTE)] for place in range(count)]
+
+    def legend(self) -> str:
+        """Format the title, with the name of each line in its colour below it if there are several lines."""
+        if len(self.keys) < 2:
+            return self.title
+        names = [
+            f'<span style="color:{colour}">{key.removeprefix(self.prefix)}</span>'
+            for key, colour in zip(self.keys, self.colours(), strict=True)
+        ]
+        lines = (names[start : start + _NAMES_PER_LINE] for start in range(0, len(names), _NAMES_PER_LINE))
+        return "<br>".join([self.title, *(" · ".join(line) for line in lines)])
+
+
+def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
+    """Plot the training log over steps; thin lines are logged values, thick lines are smoothed."""
+    keys = _keys(log)
+    panels = [Panel(title, axis, "", list(_matching(keys, patterns)), scale) for title, axis, patterns, scale in PANELS]
+    return _panels(log, [panel for panel in panels if panel.keys], smoothing=smoothing)
+
+
+def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
+    """Plot metrics by noise level, by part and by block, one line each; the title of a panel is also its legend."""
+    panels: dict[str, Panel] = {}
+    for key in _keys(log):
+        if found := _BY_NOISE.match(key):
+            prefix = found["prefix"]
+            name = prefix.replace("_", " ").strip()
+            made = Panel(f"{name} by noise level (t0: least noise)", name, prefix, [], "linear")
+        elif (prefix := key[: key.find("/") + 1]) in DIAGNOSTICS:
+            title, axis, scale = DIAGNOSTICS[prefix]
+            made = Panel(title, axis, prefix, [], scale)
+        else:
+            continue
+        panels.setdefault(prefix, made).keys.append(key)
+    return _panels(log, list(panels.values()), smoothing=0.0)
+
+
+def _keys(log: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the keys of a log in alphabetical order, numbers by their value ("block2" before "block10")."""
+    found = {key for line in log for key in line}
+    return sorted(found, key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)])
+
+
+def _matching(keys: Sequence[str], patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        yield from (key for key in keys if fnmatchcase(key, pattern) and ("*" not in pattern or "/" not in key))
+
+
+def _panels(log: Sequence[Mapping[str, Any]], panels: Sequence[Panel], *, smoothing: float) -> go.Figure | None:
+    if not panels:
+        return None
+    from plotly.subplots import make_subplots
+
+    rows = math.ceil(len(panels) / 2)
+    most_lines = max(math.ceil(len(panel.keys) / _NAMES_PER_LINE) for panel in panels)
+    height = 280 + 16 * most_lines  # pixels of a row, with the names of the lines above the panel
+    figure = make_subplots(
+        rows=rows,
+        cols=2,
+        subplot_titles=[panel.legend() for panel in panels],
+        vertical_spacing=(80 + 16 * most_lines) / (height * rows),
+        horizontal_spacing=0.12,
+    )
+    for place, panel in enumerate(panels):
+        where = {"row": place // 2 + 1, "col": place % 2 + 1}
+        for key, colour in zip(panel.keys, panel.colours(), strict=True):
+            _curve(figure, log, key, colour, smoothing, where, positive=panel.scale == "log")
+        ticks = {"tickformat": "~g", "nticks": 5} if panel.scale == "log" else {}
+        figure.update_xaxes(title="step", **where)
+        figure.update_yaxes(title=panel.axis, type=panel.scale, **ticks, **where)
+    theme.style(figure, height=height * rows)
+    figure.update_layout(showlegend=False, hovermode="closest")
+    figure.update_layout(margin={"l": 62, "r": 16, "t": 32 + 16 * most_lines, "b": 52})
+    for annotation in figure.layout.annotations:
+        annotation.font = {"size": 12, "color": theme.INK}
+    return figure
+
+
+def _curve(
+    figure: go.Figure,
+    log: Sequence[Mapping[str, Any]],
+    key: str,
+    colour: str,
+    smoothing: float,
+    place: dict[str, int],
+    *,
+    positive: bool,
+) -> None:
+    import plotly.graph_objects as go
+
+    points = [(line["step"], number(line.get(key))) for line in log if key in line]
+    finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    finite = [(step, value) for step, value in finite if value > 0 or not positive]
+    if not finite:
+        return
+    steps, values = [step for step, _ in finite], [value for _, value in finite]
+    smooth = key != "lr" and not key.startswith("validation/") and len(values) > 20 and smoothing > 0
+    mode = "lines" if len(values) > 1 else "markers"
+    thin = {"color": colour, "width": 1 if smooth else 2}
+    figure.add_trace(
+        go.Scatter(
+            x=steps,
+            y=values,
+            mode=mode,
+            name=key,
+            line=thin,
+            opacity=0.3 if smooth else 1.0,
+            hoverinfo="skip" if smooth else "all",
+        ),
+        **place,
+    )
+    if smooth:
+        thick = {"color": colour, "width": 2.2}
+        figure.add_trace(
+            go.Scatter(x=steps, y=smoothed(values, smoothing), mode="lines", name=key, line=thick), **place
+        )
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Compute the exponential moving average with bias correction (as in Adam)."""
+    found, state = [], 0.0
+    for count, value in enumerate(values, start=1):
+        state = weight * state + (1 - weight) * value
+        found.append(state / (1 - weight**count))
+    return found
