@@ -11,7 +11,7 @@ from mm_ldlm.config import parse_kind
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.diffusion.sedd import Sedd
+from mm_ldlm.diffusion.score_entropy import Sedd
 from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.ancestral import reverse_process
 from mm_ldlm.sampling.logit_filters import Draw

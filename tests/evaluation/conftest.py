@@ -148,7 +148,7 @@ def dataset(write_dataset, tmp_path_factory):
 @pytest.fixture(scope="session")
 def samples(model, dataset):
     """The output of the sampling pipeline: tables of 40 held-out sentences, and 20 unconditional texts."""
-    from mm_ldlm.data.heldout import held_out
+    from mm_ldlm.data.sentences import held_out
 
     sentences = held_out(dataset, count=40, seed=0)
     inverted = model.invert(sentences.latents_nd, steps=2, reembed=True).to_frame()

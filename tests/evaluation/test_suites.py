@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mm_ldlm.data import heldout
+from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, split_rows, texts_of_split
 from mm_ldlm.errors import EvaluationError, StoreError
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import (
@@ -28,7 +28,7 @@ FEW = BootstrapConfig(replicates=50)
 
 @pytest.fixture(scope="module")
 def sentences(dataset):
-    return heldout.held_out(dataset, count=40, seed=0)
+    return held_out(dataset, count=40, seed=0)
 
 
 def test_samples_find_their_sentences_in_any_order(dataset, samples, sentences):
@@ -60,7 +60,7 @@ def test_inversion_headline_and_memorisation(model, dataset, samples):
     recomputed = inversion.reembedding_cosine(model, table["text"].tolist(), found.latents_nd)
     assert np.allclose(rows["cosine"], recomputed, atol=1e-6)
     memory = inversion.memorisation(
-        rows["hypothesis"].tolist(), rows["reference"].tolist(), heldout.texts_of_split(dataset, "train")
+        rows["hypothesis"].tolist(), rows["reference"].tolist(), texts_of_split(dataset, "train")
     )
     assert memory["references"] == 0
     assert memory["wrong"] == (~rows["exact"]).sum()
@@ -88,7 +88,7 @@ def test_sweep_counts_calls_and_pairs_with_the_reference(model, sentences):
 
 
 def test_baselines_beat_nothing_but_are_scored(model, dataset, sentences):
-    train = heldout.read_sentences(dataset, heldout.split_rows(dataset, "train"))
+    train = read_sentences(dataset, split_rows(dataset, "train"))
     found = inversion.baselines(model, sentences, train, bootstrap=FEW, seed=0)
     assert set(found) == {"nearest_training_sentence", "bag_of_words"}
     assert found["nearest_training_sentence"]["metrics"]["exact_match"]["value"] == 0
@@ -146,7 +146,7 @@ def test_latents_are_measured_against_the_encoder(model, dataset, samples):
         model,
         found,
         sampled.required_vectors(table),
-        distractors_md=heldout.latents_of(dataset, heldout.split_rows(dataset, "train")),
+        distractors_md=latents_of(dataset, split_rows(dataset, "train")),
         unconditional_nd=sampled.vectors(samples["unconditional"]),
         sampler=latent_sampler("ddim", steps=2),
         config=LatentsConfig(calibration_sentences=8, calibration_samples=3),
@@ -205,7 +205,7 @@ def test_pitfall_26_the_suite_reports_diversity_with_and_without_a_causal_model(
         sampled.token_rows(some, model.tokenizer),
         real_texts=["w1 w2", "w3 w4"],
         real_tokens=[[1, 2], [3, 4]],
-        training_texts=lambda: heldout.texts_of_split(dataset, "train"),
+        training_texts=lambda: texts_of_split(dataset, "train"),
         config=GenerationConfig(),
         bootstrap=FEW,
     )

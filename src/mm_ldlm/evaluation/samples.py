@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.data import Dataset
-from mm_ldlm.data.heldout import Sentences, read_sentences, rows_of_ids
+from mm_ldlm.data.sentences import Sentences, read_sentences, rows_of_ids
 from mm_ldlm.errors import EvaluationError
 
 

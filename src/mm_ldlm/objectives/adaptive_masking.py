@@ -29,7 +29,7 @@ from mm_ldlm.objectives.curriculum import Curriculum, CurriculumConfig, plateau_
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_generation import TextGeneration
 from mm_ldlm.objectives.text_loss import sum_tokens
-from mm_ldlm.objectives.times import text_times
+from mm_ldlm.objectives.training_times import text_times
 from mm_ldlm.sampling.denoising import TextDenoiser
 
 ImportanceMode = Literal["full", "learned_only", "frequency_only", "none"]

@@ -26,7 +26,7 @@ from mm_ldlm.objectives.condition_dropout import dropped
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.multimodal_options import MultimodalOptions
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
-from mm_ldlm.objectives.times import latent_times, shared_draw, text_times
+from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
 
 # mode → (parts that have no loss in this mode, input parts that are frozen if they start from trained weights)
 _FROZEN: dict[str, tuple[frozenset[str], frozenset[str]]] = {

@@ -22,7 +22,7 @@ from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.text_generation import DenoiserGeneration, TextGeneration
 from mm_ldlm.objectives.text_loss import ScoredTokens, length_loss, positions_of_logits, score_tokens, sum_tokens
-from mm_ldlm.objectives.times import text_times
+from mm_ldlm.objectives.training_times import text_times
 
 
 @config

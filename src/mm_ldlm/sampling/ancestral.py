@@ -25,7 +25,7 @@ from mm_ldlm.sampling.denoising import (
     open_positions,
 )
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
-from mm_ldlm.sampling.timesteps import TimestepSource, choose_timestep, make_grid
+from mm_ldlm.sampling.time_grid import TimestepSource, choose_timestep, make_grid
 
 
 @config

@@ -14,7 +14,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.ancestral import unmask_by_schedule
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
-from mm_ldlm.sampling.timesteps import TimestepSource
+from mm_ldlm.sampling.time_grid import TimestepSource
 
 
 @config

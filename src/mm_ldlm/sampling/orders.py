@@ -22,7 +22,7 @@ from mm_ldlm.sampling.denoising import (
     denoising_loop,
     open_positions,
 )
-from mm_ldlm.sampling.timesteps import TimestepSource, choose_timestep, make_grid
+from mm_ldlm.sampling.time_grid import TimestepSource, choose_timestep, make_grid
 
 Counts = Literal["linear", "cosine"]
 

@@ -20,7 +20,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Query, State, TextDenoiser, TextSample, denoising_loop
-from mm_ldlm.sampling.timesteps import Grid, TimestepSource, choose_timestep, make_grid
+from mm_ldlm.sampling.time_grid import Grid, TimestepSource, choose_timestep, make_grid
 
 
 @dataclass(frozen=True)

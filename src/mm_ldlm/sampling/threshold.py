@@ -18,7 +18,7 @@ from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Prediction, Query, State, TextDenoiser, TextSample, denoising_loop
 from mm_ldlm.sampling.orders import top_by_row
-from mm_ldlm.sampling.timesteps import mask_ratio_timestep
+from mm_ldlm.sampling.time_grid import mask_ratio_timestep
 
 
 @config

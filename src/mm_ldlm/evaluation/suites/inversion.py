@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.data.heldout import Sentences
+from mm_ldlm.data.sentences import Sentences
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
 from mm_ldlm.evaluation.bootstrap import Interval, interval, ratio_of_counts, replicates_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.data.heldout import Sentences, sample_rows
+from mm_ldlm.data.sentences import Sentences, sample_rows
 from mm_ldlm.evaluation import retrieval as ret
 from mm_ldlm.evaluation.bootstrap import mean_interval, proportion_interval
 from mm_ldlm.evaluation.config import BootstrapConfig, LatentsConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.data.heldout import Sentences
+from mm_ldlm.data.sentences import Sentences
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile

@@ -39,7 +39,7 @@ def evaluate_inversion(
     model: MMLDLM, dataset: Dataset, samples_l2t: pd.DataFrame, evaluation: Parameters, seed: int
 ) -> tuple[pd.DataFrame, Metrics]:
     """Score the sentences that `sampling` reconstructed; compare samplers, baselines and memorisation."""
-    from mm_ldlm.data import heldout
+    from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows, texts_of_split
     from mm_ldlm.evaluation import samples
     from mm_ldlm.evaluation.suites import inversion as suite
 
@@ -54,10 +54,10 @@ def evaluate_inversion(
     metrics["sweep_sentences"] = len(part)
     metrics["sweep"] = suite.sweep(model, part, config=config.inversion, progress=config.progress, **options)
     if config.inversion.baseline_rows:
-        train = heldout.sample_rows(heldout.split_rows(dataset, "train"), config.inversion.baseline_rows, seed=seed)
-        metrics["baselines"] = suite.baselines(model, sentences, heldout.read_sentences(dataset, train), **options)
+        train = sample_rows(split_rows(dataset, "train"), config.inversion.baseline_rows, seed=seed)
+        metrics["baselines"] = suite.baselines(model, sentences, read_sentences(dataset, train), **options)
     metrics["memorised"] = suite.memorisation(
-        rows["hypothesis"].tolist(), rows["reference"].tolist(), heldout.texts_of_split(dataset, "train")
+        rows["hypothesis"].tolist(), rows["reference"].tolist(), texts_of_split(dataset, "train")
     )
     return rows, metrics
 
@@ -74,7 +74,7 @@ def evaluate_likelihood(
     model: MMLDLM, dataset: Dataset, evaluation: Parameters, seed: int
 ) -> tuple[pd.DataFrame, Metrics]:
     """Score held-out sentences, with and without their latents, and other texts."""
-    from mm_ldlm.data.heldout import held_out
+    from mm_ldlm.data.sentences import held_out
     from mm_ldlm.evaluation.suites import likelihood as suite
 
     config = _config(evaluation)
@@ -91,7 +91,7 @@ def evaluate_latents(
     seed: int,
 ) -> Metrics:
     """Compare the latents that `sampling` drew for held-out texts with those of the encoder."""
-    from mm_ldlm.data import heldout
+    from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
     from mm_ldlm.evaluation import samples
     from mm_ldlm.evaluation.suites import latents as suite
 
@@ -100,12 +100,12 @@ def evaluate_latents(
         return {"skipped": reason}
     sentences, generated = samples.of_samples(samples_t2l, dataset=dataset)
     others = max(2, config.latents.candidates - len(sentences))
-    rows = heldout.sample_rows(heldout.split_rows(dataset, "train"), others, seed=seed)
+    rows = sample_rows(split_rows(dataset, "train"), others, seed=seed)
     return suite.evaluate(
         model,
         sentences,
         samples.required_vectors(generated),
-        distractors_md=heldout.latents_of(dataset, rows),
+        distractors_md=latents_of(dataset, rows),
         unconditional_nd=samples.vectors(samples_unconditional),
         sampler=config.sts.sampler,
         config=config.latents,
@@ -118,7 +118,7 @@ def evaluate_generation(
     model: MMLDLM, dataset: Dataset, samples_unconditional: pd.DataFrame, evaluation: Parameters, seed: int
 ) -> Metrics:
     """Measure the texts that `sampling` generated from noise, and as many real ones, with the same functions."""
-    from mm_ldlm.data import heldout
+    from mm_ldlm.data.sentences import held_out, texts_of_split
     from mm_ldlm.evaluation import samples
     from mm_ldlm.evaluation.suites import generation as suite
 
@@ -126,13 +126,13 @@ def evaluate_generation(
     texts = [str(text) for text in samples_unconditional["text"]] if len(samples_unconditional) else []
     if (reason := suite.skip_reason(model, texts)) is not None:
         return {"skipped": reason}
-    real = heldout.held_out(dataset, count=len(texts), seed=seed)
+    real = held_out(dataset, count=len(texts), seed=seed)
     return suite.evaluate(
         texts,
         samples.token_rows(samples_unconditional, model.tokenizer),
         real_texts=real.texts,
         real_tokens=real.tokens,
-        training_texts=partial(heldout.texts_of_split, dataset, "train"),
+        training_texts=partial(texts_of_split, dataset, "train"),
         config=config.generation,
         bootstrap=config.bootstrap,
         device=str(model.device),

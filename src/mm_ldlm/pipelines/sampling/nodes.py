@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mm_ldlm.data import Dataset
-    from mm_ldlm.data.heldout import Sentences
+    from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.sampling.config import SamplingConfig
 
@@ -113,10 +113,10 @@ def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, 
     )
     frame = _texts(made, latent=list(made.latents) if made.latents is not None else None)
     if config.neighbours and made.latents is not None:
-        from mm_ldlm.data import heldout
+        from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
 
-        rows = heldout.sample_rows(heldout.split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
-        found = model.neighbours(made.latents, heldout.latents_of(dataset, rows), k=1)
+        rows = sample_rows(split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
+        found = model.neighbours(made.latents, latents_of(dataset, rows), k=1)
         nearest = dataset.records.take(rows[found.rows[:, 0]]).column("text").to_pylist()
         frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
     return _table([frame], UNCONDITIONAL_COLUMNS, model, config, "unconditional")
@@ -177,7 +177,7 @@ def _runs(model: MMLDLM, config: SamplingConfig, task: Any) -> bool:
 
 
 def _held_out(dataset: Dataset, config: SamplingConfig, seed: int) -> Sentences:
-    from mm_ldlm.data.heldout import held_out
+    from mm_ldlm.data.sentences import held_out
 
     return held_out(dataset, count=config.rows, seed=seed, split=config.split)
 

@@ -10,7 +10,7 @@ import torch
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.times import latent_times, shared_draw, text_times
+from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
 
 PROCESS = AbsorbingConfig(t_min=0.05).build(vocab_size=5, pad_id=3, mask_id=4)
 

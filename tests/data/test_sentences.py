@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.data import Dataset, heldout
+from mm_ldlm.data import Dataset
+from mm_ldlm.data.sentences import held_out, rows_of_ids, texts_of_split
 from mm_ldlm.errors import StoreError
 
 TEXTS = [f"w{i} w{(i * 7) % 20}" for i in range(20)] + [f"w{i} w{(i * 3) % 20} w5" for i in range(20)]
@@ -24,27 +25,27 @@ def dataset(write_dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Dat
 
 
 def test_sentences_carry_their_texts_tokens_and_latents(dataset: Dataset) -> None:
-    found = heldout.held_out(dataset, count=6, seed=0)
+    found = held_out(dataset, count=6, seed=0)
     assert len(found) == 6
     rows = [TEXTS.index(text) for text in found.texts]
     assert all(SPLITS[row] == "test" for row in rows)
     assert found.latents_nd is not None
     np.testing.assert_array_equal(found.latents_nd, LATENTS[rows])
     assert [list(row) for row in found.tokens] == dataset.tokenizer.encode(list(found.texts))
-    assert heldout.rows_of_ids(dataset, found.ids).tolist() == rows
+    assert rows_of_ids(dataset, found.ids).tolist() == rows
     part = found.some(3, seed=1)
     assert set(part.ids) < set(found.ids)
     np.testing.assert_array_equal(part.latents_nd, found.latents_nd[[found.ids.index(i) for i in part.ids]])
 
 
 def test_the_same_seed_draws_the_same_sentences(dataset: Dataset) -> None:
-    draws = [heldout.held_out(dataset, count=5, seed=seed).ids for seed in (0, 0, 1)]
+    draws = [held_out(dataset, count=5, seed=seed).ids for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
-    assert len(heldout.held_out(dataset, count=99, seed=0)) == 10
+    assert len(held_out(dataset, count=99, seed=0)) == 10
 
 
 def test_without_latents_sentences_have_none(write_dataset: Any, tmp_path: Path) -> None:
-    found = heldout.held_out(write_dataset(tmp_path, TEXTS, SPLITS), count=4, seed=0)
+    found = held_out(write_dataset(tmp_path, TEXTS, SPLITS), count=4, seed=0)
     assert found.latents_nd is None
     with pytest.raises(StoreError, match="found a dataset without latents"):
         _ = found.latents
@@ -53,12 +54,12 @@ def test_without_latents_sentences_have_none(write_dataset: Any, tmp_path: Path)
 
 def test_an_empty_split_is_refused_with_what_there_is(dataset: Dataset) -> None:
     with pytest.raises(StoreError, match=r"'dev', found \{'train': 30, 'test': 10\} in the index.*sampling.split"):
-        heldout.held_out(dataset, count=4, seed=0, split="dev")
+        held_out(dataset, count=4, seed=0, split="dev")
 
 
 def test_ids_of_another_dataset_are_refused(dataset: Dataset) -> None:
     with pytest.raises(StoreError, match=r"1 of 1 samples have ids that the index does not contain \(first: alien\)"):
-        heldout.rows_of_ids(dataset, ["alien"])
+        rows_of_ids(dataset, ["alien"])
 
 
 def test_records_and_tokens_of_other_rows_are_refused(write_dataset: Any, tmp_path: Path) -> None:
@@ -69,9 +70,9 @@ def test_records_and_tokens_of_other_rows_are_refused(write_dataset: Any, tmp_pa
     shutil.copytree(other.folder("tokens"), made.folder("tokens"))
     made._stores["tokens"]["fingerprint"] = other.fingerprints["tokens"]  # past the check of the fingerprint
     with pytest.raises(StoreError, match="ids of the tokens differ from those of the records"):
-        heldout.held_out(made, count=4, seed=0)
+        held_out(made, count=4, seed=0)
 
 
 def test_texts_of_a_split_are_streamed(dataset: Dataset) -> None:
-    found = list(heldout.texts_of_split(dataset, "test"))
+    found = list(texts_of_split(dataset, "test"))
     assert found == [text for text, split in zip(TEXTS, SPLITS, strict=True) if split == "test"]

@@ -1,4 +1,4 @@
-"""Held-out sentences with their tokens and latents, and streams of the texts of a split."""
+"""Sentences of a split with their tokens and latents, and streams of the texts of a split."""
 
 from __future__ import annotations
 
