@@ -87,7 +87,8 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     except ConfigurationError as error:
         return [str(error)]
     found: list[str] = []
-    sampling, samplers = typed["sampling"], {}
+    sampling = typed["sampling"]
+    samplers: dict[str, Any] = {}
     for task in TASKS if sampling.tasks is None else sampling.tasks:
         reason = capabilities.refuse_task(task, order=sampling.unconditional.order)
         if reason is None and sampling.requests(task):
