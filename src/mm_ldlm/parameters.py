@@ -88,29 +88,22 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
         return [str(error)]
     found: list[str] = []
     sampling = typed["sampling"]
-    samplers: dict[str, Any] = {}
+    refused: dict[str, str | None] = {}
     for task in TASKS if sampling.tasks is None else sampling.tasks:
         reason = capabilities.refuse_task(task, order=sampling.unconditional.order)
-        if reason is None and sampling.requests(task):
-            samplers |= _samplers_of(sampling, task)
+        if reason is None and sampling.requests(task) and task != "t2l":
+            key, sampler, given_latent = sampling.text_sampler(task)
+            refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, task, given_latent=given_latent)
         elif reason is not None and sampling.tasks is not None:
             found.append(
                 f"parameter 'sampling.tasks' contains '{task}', but {reason} Remove the task, or set sampling.tasks to "
                 "null, which stands for every task that the run supports."
             )
     if capabilities.refusal("l2t") is None:
-        points = enumerate(typed["evaluation"].inversion.sweep)
-        samplers |= {f"evaluation.inversion.sweep.{place}.sampler": point.sampler for place, point in points}
-    refused = ((key, sampler.refusal(capabilities.process)) for key, sampler in samplers.items())
-    return found + [f"parameter '{key}': {reason}" for key, reason in refused if reason is not None]
-
-
-def _samplers_of(sampling: Any, task: str) -> dict[str, Any]:
-    """Return the text sampler of a task by the path of its parameter; {} for a task that writes no texts."""
-    if task == "t2l":
-        return {}
-    own = task == "unconditional"
-    return {"sampling.unconditional.text": sampling.unconditional.text} if own else {"sampling.text": sampling.text}
+        for place, point in enumerate(typed["evaluation"].inversion.sweep):
+            key = f"evaluation.inversion.sweep.{place}.sampler"
+            refused[key] = capabilities.refuse_sampler(point.sampler, "l2t", given_latent=True)
+    return found + [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]
 
 
 def check_files(typed: Mapping[str, Any], *, read: Collection[str]) -> None:

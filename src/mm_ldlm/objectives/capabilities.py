@@ -7,10 +7,11 @@ from the names of models, objectives or modes. Every caller refuses an unsupport
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
     "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent"
@@ -41,6 +42,7 @@ class Capabilities:
         reads_latents: whether the examples of the run have latents.
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
+        guided: the uses whose text samplers may have a guidance other than 1, given a latent.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -49,6 +51,7 @@ class Capabilities:
     joint_orders: tuple[str, ...] = ()
     reads_latents: bool = False
     process: ProcessTraits | None = None
+    guided: frozenset[Use] = frozenset()
     trained_as: str
 
     def __contains__(self, use: Use) -> bool:
@@ -74,6 +77,15 @@ class Capabilities:
         if task == "unconditional" and task in self.uses and self.joint_orders:
             return self.refuse_order(order)
         return self.refusal(task)
+
+    def refuse_sampler(self, sampler: Any, use: Use, *, given_latent: bool) -> str | None:
+        """Explain why a text sampler does not fit a use of the run, in the words of its `sample`; None if it fits."""
+        if (reason := sampler.refusal(self.process)) is not None:
+            return str(reason)
+        scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
+        if scale == 1.0 or (given_latent and use in self.guided):
+            return None
+        return str(refuse_without_condition(scale))
 
     def refuse_order(self, order: str) -> str | None:
         """Explain why a text and its latent cannot be generated in this order; None if they can."""

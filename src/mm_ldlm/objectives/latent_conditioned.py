@@ -57,6 +57,7 @@ class LatentConditionedConfig(TextDiffusionConfig):
             likelihood="bound",
             reads_latents=True,
             process=self.process.traits,
+            guided=frozenset({"l2t", "infill", "edit", "interpolate"} if self.trains_null_latent else ()),
             trained_as=f"objective latent_conditioned, process {self.process.kind}",
         )
 

@@ -34,6 +34,9 @@ _FROZEN: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "t2l": (frozenset({"text_head", "length_head", "null_latent"}), frozenset({"text_embedding"})),
 }
 
+_GUIDED: tuple[Use, ...] = ("l2t", "unconditional", "infill", "edit", "interpolate")
+"""Uses whose texts can be guided, where the null latent is learned and a latent is given"""
+
 
 @config
 class MultimodalConfig(MultimodalOptions):
@@ -98,6 +101,7 @@ class MultimodalConfig(MultimodalOptions):
             joint_orders=tuple(name for name, able in orders.items() if able),
             reads_latents=True,
             process=self.process.traits,
+            guided=frozenset(_GUIDED if self.trains_null_latent else ()),
             trained_as=f"objective multimodal, modes {', '.join(self.modes)}",
         )
 

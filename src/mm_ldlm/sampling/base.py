@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
@@ -128,7 +128,7 @@ class UnmaskingSampler(DiffusionSampler, ABC):
         """Unmask the open positions of `tokens_BL`; `schedule` is the process's α_t."""
 
 
-def require_process(sampler: TextSampler, process: TextProcess | None) -> TextProcess:
+def require_process(sampler: Any, process: TextProcess | None) -> TextProcess:
     """Return the process, or raise SamplingError with `sampler.refusal` if the sampler does not fit it."""
     if (reason := sampler.refusal(None if process is None else process.traits)) is not None:
         raise SamplingError(reason)

@@ -221,6 +221,12 @@ class SamplingConfig:
         }
         return bool(found[task])
 
+    def text_sampler(self, task: Task) -> tuple[str, Any, bool]:
+        """Return the path of the parameter of a task's text sampler, the sampler, and whether it is given latents."""
+        if task == "unconditional":
+            return "sampling.unconditional.text", self.unconditional.text, self.unconditional.order == "latent_first"
+        return "sampling.text", self.text, task != "infill" or bool(self.infill.latents_of)
+
     def requests(self, task: Task) -> bool:
         """Return whether a task takes place if the run supports it."""
         return self.has_input(task) if self.tasks is None else task in self.tasks

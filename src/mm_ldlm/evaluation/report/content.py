@@ -121,8 +121,9 @@ def _fraction(metrics: Mapping[str, float], key: str, label: str, note: str, *, 
     if key not in metrics:
         return None
     low, high = metrics.get(f"{key}.low"), metrics.get(f"{key}.high")
-    both = low is not None and high is not None
-    interval = f"{percent(low, digits)} – {percent(high, digits)}" if both else ""
+    interval = ""
+    if low is not None and high is not None:
+        interval = f"{percent(low, digits)} – {percent(high, digits)}"
     return Card(label, percent(metrics[key], digits), interval, note, metrics[key], low, high)
 
 
