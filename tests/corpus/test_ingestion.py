@@ -239,10 +239,15 @@ def test_max_samples_stops_a_source(tmp_path: Path, ingested: Any) -> None:
 # -- what stops a run --------------------------------------------------------------------------------------------------
 
 
+def test_a_path_without_a_source_that_has_one_is_refused_with_what_to_set() -> None:
+    with pytest.raises(ConfigurationError, match=r"0 sources have a path\..*--env=own_text --params"):
+        parse(IngestionConfig, {"sources": [{"kind": "starter"}], "path": "mine.txt"}, at="ingestion")
+
+
 def test_damage_above_the_fraction_stops_with_counts(ingest_into: Any, tmp_path: Path) -> None:
     source = text_file(tmp_path, b"good\n" * 1 + b"bad \xff\n" + b"".join(b"line %d\n" % i for i in range(97)))
     with pytest.raises(
-        SourceError, match=r"(?s)1 of 99 rows are damaged \(1.0%\).*a.txt, line 2: byte 0xff at byte 9 "
+        SourceError, match=r"(?s)1 of 99 rows are damaged \(1.0 %\).*a.txt, line 2: byte 0xff at byte 9 "
     ):
         ingest_into(tmp_path / "x", source, max_bad_fraction=0.01)
     assert ingest_into(tmp_path / "y", source, max_bad_fraction=0.02).report["damaged"] == 1
