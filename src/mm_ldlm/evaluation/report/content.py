@@ -337,7 +337,7 @@ def spikes(events: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -
     what = "1 step was a spike" if count == 1 else f"{count:,} steps were spikes"
     return (
         f"{what}: the loss or the gradient norm was {limit} robust standard deviations above its median over the "
-        "preceding steps of the same kind. The gradient was clipped and the step was applied, unless a skip follows."
+        "preceding steps of the same kind. Such a step is logged and applied, with its gradient clipped."
     )
 
 
