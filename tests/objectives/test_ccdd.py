@@ -1,5 +1,5 @@
-"""CCDD: the draws of training, dropped states, and, with the exact model of a small distribution, what the text loss and
-the likelihood bound, and what the joint sampler draws."""
+"""CCDD: the draws of training, dropped states, and, with the exact model of a small distribution, what the text loss
+and the likelihood bound, and what the joint sampler draws."""
 
 from __future__ import annotations
 
@@ -75,6 +75,16 @@ def batch(pairs: Tensor) -> Batch:
     )  # fmt: skip
 
 
+def stirred_model() -> Any:
+    """With noise on every parameter, because the heads start at 0."""
+    config = parse_kind(MODELS, {"kind": "ccdd", "dim": 16, "depth": 1, "heads": 2}, at="model")
+    model = config.build(SHAPE, generator=torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+    return model
+
+
 def drawn(count: int) -> Tensor:
     return PAIRS[torch.multinomial(JOINT.flatten(), count, True, generator=torch.Generator().manual_seed(0))]
 
@@ -128,11 +138,7 @@ def test_states_are_padded_to_the_length_of_the_tokens() -> None:
 
 @pytest.mark.parametrize("heads", [("text",), ("state",)])
 def test_gradients_reach_every_part_from_its_own_loss(heads: tuple[str, ...]) -> None:
-    config = parse_kind(MODELS, {"kind": "ccdd", "dim": 16, "depth": 1, "heads": 2}, at="model")
-    model = config.build(SHAPE, generator=torch.Generator().manual_seed(0))
-    draw = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+    model = stirred_model()
     found = objective(condition_dropout=0.5)(model, batch(drawn(8)), rows(8), kind="text", step=0)
     found[f"{heads[0]}_loss"][0].backward()
     reached = {
@@ -158,6 +164,20 @@ def test_the_text_loss_given_noised_states_is_no_bound_and_the_likelihood_with_d
     generation = objective().generative_model(Exact())
     found = generation.likelihood(data.tokens_BL, latents_Bd=None, draws=4, generator=rows(6000))
     assert float(found.nll_KB.mean()) == pytest.approx(ENTROPY, rel=0.03)
+
+
+def test_the_likelihood_reads_the_learned_vector_of_dropped_states() -> None:
+    model = stirred_model()
+    generation = objective().generative_model(model)
+
+    def nll() -> Tensor:
+        with torch.no_grad():
+            return generation.likelihood(PAIRS, latents_Bd=None, draws=1, generator=rows(9)).nll_KB  # type: ignore[no-any-return]
+
+    before = nll()
+    assert torch.equal(before, nll())
+    model.null_state.value.data += 1.0
+    assert not torch.allclose(before, nll())
 
 
 def test_without_dropout_there_is_no_likelihood() -> None:
@@ -197,11 +217,7 @@ def test_given_tokens_stay_and_decide_the_others() -> None:
 
 
 def test_a_sample_does_not_depend_on_padding() -> None:
-    config = parse_kind(MODELS, {"kind": "ccdd", "dim": 16, "depth": 1, "heads": 2}, at="model")
-    model = config.build(SHAPE, generator=torch.Generator().manual_seed(0))
-    draw = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+    model = stirred_model()
     generation = objective().generative_model(model)
 
     def tokens(canvas_BL: Tensor) -> Tensor:

@@ -102,8 +102,18 @@ def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def write_stores(directory: Path, count: int = 64) -> None:
-    """The same task as stores on disk: tokens, latents, index, tokenizer, normaliser under `directory`."""
+STORES = (
+    "tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters", "token_states", "state_normaliser",
+)  # fmt: skip
+"""Stores of the dataset; `write_stores` also writes token vectors."""
+SPLITS = ("validation", *["train"] * 7)
+
+
+def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = SPLITS) -> None:
+    """The same task as stores on disk: tokens, latents, index, tokenizer, normaliser under `directory`.
+
+    The rows have the splits in turn.
+    """
     import pyarrow as pa
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -114,7 +124,7 @@ def write_stores(directory: Path, count: int = 64) -> None:
 
     rows = Rows(count)
     ids = [f"row{i:04d}" for i in range(count)]
-    split = ["train" if i % 8 else "validation" for i in range(count)]
+    split = [splits[i % len(splits)] for i in range(count)]
     writer = StoreWriter(
         directory / "records", kind="records",
         schema=pa.schema([("id", pa.string()), ("text", pa.string()), ("split", pa.string())]),
@@ -144,7 +154,7 @@ def write_stores(directory: Path, count: int = 64) -> None:
     tokenizer.save(directory / "tokenizer")
     _write_clusters(directory, tokenizer)
     _write_token_states(directory, np.concatenate([np.array(row) for row in tokens]))
-    train = np.array([i for i in range(count) if i % 8])
+    train = np.array([i for i in range(count) if split[i] == "train"])
     latents = latent_store.LatentStore.open(directory / "latents")
     (directory / "normaliser").mkdir(exist_ok=True)
     fit(latents, rows=train, config=NormaliserConfig(), unit_norm=False).save(directory / "normaliser")
@@ -189,8 +199,7 @@ def _write_token_states(directory: Path, ids: Any) -> None:
 
 def commit_dataset(directory: Path) -> Dataset:
     """The dataset of the stores that `write_stores` wrote."""
-    names = ("tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters", "token_states", "state_normaliser")
-    stores = {name: directory / name for name in names}
+    stores = {name: directory / name for name in STORES}
     return commit(directory / "dataset", stores={"records": directory / "records", **stores})
 
 
