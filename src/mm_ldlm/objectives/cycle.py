@@ -25,7 +25,9 @@ from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, Losses
+from mm_ldlm.objectives.base import Batch, Losses, Unit
+
+CYCLE_UNITS: dict[str, Unit] = {"cycle_text_loss": "tokens", "cycle_latent_loss": "examples"}
 
 
 @config

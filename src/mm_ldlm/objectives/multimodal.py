@@ -23,7 +23,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import dropped
-from mm_ldlm.objectives.cycle import estimate_latent, latent_cycle, ramped
+from mm_ldlm.objectives.cycle import CYCLE_UNITS, estimate_latent, latent_cycle, ramped
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.multimodal_options import MultimodalOptions
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
@@ -128,8 +128,7 @@ class MultimodalObjective:
         }
         self.units: dict[str, Unit] = {
             "text_loss": "tokens", "latent_loss": "examples", "length_loss": "examples", "z_loss": "tokens",
-            "cycle_text_loss": "tokens", "cycle_latent_loss": "examples",
-        }  # fmt: skip
+        } | {name: CYCLE_UNITS[name] for name in config.cycle.weights}  # fmt: skip
         self.kinds: tuple[str, ...] = config.modes
         weights = [
             float(getattr(config.loss_type_weights, name)) if len(self.kinds) > 1 else 1.0 for name in self.kinds
