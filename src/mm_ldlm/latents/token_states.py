@@ -14,7 +14,6 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +153,11 @@ def _encode(
     return np.concatenate(found)
 
 
-def _misaligned(name: str, record: str, ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+def _misaligned(name: str, record: str, ours: npt.NDArray[np.int64], theirs: npt.NDArray[np.int64]) -> str:
     return (
         f"encoder {name!r}: expected one state for each token of the project's tokenizer, but in record {record} the "
-        f"tokenizer has {len(ours)} tokens (first ids {list(ours[:4])}) and the encoder {len(theirs)} "
-        f"({list(theirs[:4])}). Token states need the tokenizer of the encoder: set tokenizer.path to the encoder's "
+        f"tokenizer has {len(ours)} tokens (first ids {ours[:4].tolist()}) and the encoder {len(theirs)} "
+        f"({theirs[:4].tolist()}). Token states need the tokenizer of the encoder: set tokenizer.path to the encoder's "
         "folder and run ingestion again. The encoder must also have no prompt, read the whole text, and find no "
         "special token such as [SEP] in it."
     )
