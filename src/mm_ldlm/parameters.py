@@ -21,6 +21,7 @@ SECTIONS = {
     "tokenizer": "mm_ldlm.corpus.tokenizer:TokenizerConfig",
     "encoder": "mm_ldlm.encoders:EncoderConfig",
     "embedding": "mm_ldlm.latents.config:ExtractConfig",
+    "token_states": "mm_ldlm.latents.token_states:TokenStatesConfig",
     "validation": "mm_ldlm.latents.config:ValidationConfig",
     "normaliser": "mm_ldlm.latents.normaliser:NormaliserConfig",
     "token_clusters": "mm_ldlm.latents.config:TokenClustersConfig",

@@ -20,7 +20,7 @@ SHAPE = DataShape(vocab_size=20, pad_id=0, mask_id=1, max_length=8, latent_dim=6
 # kind of the objective → the kinds of models that it trains
 TRAINS = {
     "multimodal": ["mmdit"], "text_diffusion": ["dit"], "adaptive_masking": ["dit"], "autoregressive": ["causal"],
-    "latent_conditioned": ["latent_dit", "latent_dit_cross"],
+    "latent_conditioned": ["latent_dit", "latent_dit_cross"], "ccdd": ["ccdd"],
 }  # fmt: skip
 ORDERS = ("together", "latent_first", "text_first")
 

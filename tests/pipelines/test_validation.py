@@ -21,12 +21,13 @@ from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, Work
 from mm_ldlm.encoders import EncoderConfig
 from mm_ldlm.errors import StoreError, ValidationError
 from mm_ldlm.latents import store as latent_store
+from mm_ldlm.latents import token_states
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.pipelines.validation import nodes
 from mm_ldlm.pipelines.validation.pipeline import create_pipeline
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
 
 TEXTS = [
     f"The {noun} {verb} the {other}."
@@ -86,9 +87,18 @@ def catalog(tmp_path: Path) -> DataCatalog:
                 marker="normaliser.json",
                 optional=True,
             ),
+            "token_states": StoreDataset(filepath=str(tmp_path / "token_states"), kind="token_states", optional=True),
+            "state_normaliser": FolderDataset(
+                filepath=str(tmp_path / "state_normaliser"),
+                holds="mm_ldlm.latents.normaliser:Normaliser",
+                marker="normaliser.json",
+                optional=True,
+            ),
             "dataset": ValidatedDataset(
                 filepath=str(tmp_path / "dataset"),
-                stores={name: {"filepath": str(tmp_path / name)} for name in ("tokenizer", "normaliser")},
+                stores={
+                    name: {"filepath": str(tmp_path / name)} for name in ("tokenizer", "normaliser", "state_normaliser")
+                },
             ),
             "validation_report": JSONDataset(filepath=str(report / "validation_report.json")),
             **{
@@ -158,6 +168,25 @@ def test_token_vectors_join_the_dataset_of_a_model_that_starts_from_them(
     monkeypatch.setattr(nodes, "stores_of", lambda model: ("token_vectors",))
     with pytest.raises(StoreError, match=r"model 'mmdit' reads token_vectors.*Run `kedro run --pipeline=embedding`"):
         SequentialRunner().run(create_pipeline(), catalog)
+
+
+def test_token_states_join_the_dataset_with_their_normaliser(catalog: DataCatalog, tmp_path: Path) -> None:
+    catalog["params:objective"] = MemoryDataset({"kind": "ccdd"})
+    catalog["params:model"] = MemoryDataset({"kind": "ccdd"})
+    with pytest.raises(StoreError, match=r"'ccdd' reads token_states.*Run `kedro run --pipeline=embedding`"):
+        SequentialRunner().run(create_pipeline(), catalog)
+    lengths = catalog["tokens"].load().ints("length").take(slice(None))
+    states_nd = np.random.default_rng(0).normal(2.0, 3.0, size=(int(lengths.sum()), 4)).astype(np.float16)
+    shard = write_shard(tmp_path / "token_states", "part-000000.arrow", token_states._table(states_nd))
+    Manifest(kind=token_states.KIND, rows=len(states_nd), shards=(shard,)).write(tmp_path / "token_states")
+    SequentialRunner().run(create_pipeline(), catalog)
+    dataset = catalog["dataset"].load()
+    assert set(dataset.names) == {"records", "tokens", "index", "tokenizer", "token_states", "state_normaliser"}
+    assert (dataset.shape.latent_dim, dataset.shape.state_dim) == (None, 4)
+    starts = token_states.starts(lengths)
+    train = token_states.rows_of_tokens(starts, dataset.rows("train"))
+    z = catalog["state_normaliser"].load().standardise(states_nd[train].astype(np.float64))
+    np.testing.assert_allclose([z.mean(0), z.std(0, ddof=1)], [[0.0] * 4, [1.0] * 4], atol=1e-6)
 
 
 def test_clusters_join_the_dataset_of_a_text_process_that_is_made_from_them(

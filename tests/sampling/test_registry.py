@@ -14,7 +14,9 @@ from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sam
 
 MASK, PAD, WORDS = 8, 9, 8
 SCHEDULES = ("log_linear", "cosine", "geometric")
-KINDS = tuple(kind for kind in TEXT_SAMPLERS.known if kind not in ("autoregressive", "self_correction"))
+OTHERS = ("autoregressive", "self_correction", "joint_states")
+"""Kinds that do not sample from a denoiser of masked text alone; their own tests show what they read."""
+KINDS = tuple(kind for kind in TEXT_SAMPLERS.known if kind not in OTHERS)
 EXTRA = {
     "ddpm_cache": {"timestep": "mask_ratio"},
     "blocks": {"inner": {"kind": "confidence"}},

@@ -17,7 +17,7 @@ from mm_ldlm.training.data import Data
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
 
-VOCAB, DIM, LONGEST = 24, 8, 12
+VOCAB, DIM, LONGEST, STATE_DIM = 24, 8, 12, 6
 SHAPE = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, latent_dim=DIM)
 
 
@@ -50,8 +50,15 @@ class Rows:
         return out
 
     def field(self, name: str, rows: Any) -> Any:
+        if name == "token_states":
+            return self.states(self.tokens(rows, length=LONGEST))
         assert name == "latents"
         return self._latents[rows]
+
+    @staticmethod
+    def states(ids: Any) -> Any:
+        """The state of a token is a function of its id."""
+        return np.random.default_rng(3).standard_normal((VOCAB, STATE_DIM)).astype(np.float32)[ids]
 
 
 def data(count: int = 64, **more: Any) -> Data:
@@ -95,8 +102,18 @@ def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def write_stores(directory: Path, count: int = 64) -> None:
-    """The same task as stores on disk: tokens, latents, index, tokenizer, normaliser under `directory`."""
+STORES = (
+    "tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters", "token_states", "state_normaliser",
+)  # fmt: skip
+"""Stores of the dataset; `write_stores` also writes token vectors."""
+SPLITS = ("validation", *["train"] * 7)
+
+
+def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = SPLITS) -> None:
+    """The same task as stores on disk: tokens, latents, index, tokenizer, normaliser under `directory`.
+
+    The rows have the splits in turn.
+    """
     import pyarrow as pa
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -107,7 +124,7 @@ def write_stores(directory: Path, count: int = 64) -> None:
 
     rows = Rows(count)
     ids = [f"row{i:04d}" for i in range(count)]
-    split = ["train" if i % 8 else "validation" for i in range(count)]
+    split = [splits[i % len(splits)] for i in range(count)]
     writer = StoreWriter(
         directory / "records", kind="records",
         schema=pa.schema([("id", pa.string()), ("text", pa.string()), ("split", pa.string())]),
@@ -136,7 +153,8 @@ def write_stores(directory: Path, count: int = 64) -> None:
     tokenizer = TextTokenizer(base, max_length=LONGEST)
     tokenizer.save(directory / "tokenizer")
     _write_clusters(directory, tokenizer)
-    train = np.array([i for i in range(count) if i % 8])
+    _write_token_states(directory, np.concatenate([np.array(row) for row in tokens]))
+    train = np.array([i for i in range(count) if split[i] == "train"])
     latents = latent_store.LatentStore.open(directory / "latents")
     (directory / "normaliser").mkdir(exist_ok=True)
     fit(latents, rows=train, config=NormaliserConfig(), unit_norm=False).save(directory / "normaliser")
@@ -158,10 +176,30 @@ def _write_clusters(directory: Path, tokenizer: Any) -> None:
     cluster_vocabulary(tokenizer, vectors, config=TokenClustersConfig(count=4), seed=0, workspace=folder)
 
 
+def _write_token_states(directory: Path, ids: Any) -> None:
+    """The state of every token of every record, and their normaliser."""
+    import pyarrow as pa
+
+    from mm_ldlm.latents import token_states
+    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.store import ShardStore, StoreWriter
+
+    schema = pa.schema([(token_states.COLUMN, pa.list_(pa.float32(), STATE_DIM))])
+    writer = StoreWriter(directory / "token_states", kind=token_states.KIND, schema=schema)
+    flat = pa.array(Rows.states(ids).reshape(-1))
+    writer.append(pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, STATE_DIM)], schema=schema))
+    writer.finish(meta={"dim": STATE_DIM})
+    states = ShardStore.open(directory / "token_states", token_states.KIND)
+    folder = directory / "state_normaliser"
+    folder.mkdir(exist_ok=True)
+    config = NormaliserConfig(kind="standard")
+    rows = np.arange(len(ids))
+    fit(states, rows=rows, config=config, unit_norm=False, column=token_states.COLUMN).save(folder)
+
+
 def commit_dataset(directory: Path) -> Dataset:
     """The dataset of the stores that `write_stores` wrote."""
-    names = ("tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters")
-    stores = {name: directory / name for name in names}
+    stores = {name: directory / name for name in STORES}
     return commit(directory / "dataset", stores={"records": directory / "records", **stores})
 
 

@@ -82,9 +82,10 @@ def fitting_samplers(run: MMLDLM) -> set[str]:
     process = getattr(run.model, "process", None)
     if process is None:
         return {"autoregressive"}
+    joint = {"joint_states"} if "objective ccdd" in run.capabilities.trained_as else set()
     if process.mask_schedule is None:
-        return {"ancestral", "self_correction"} if process.revises else {"ancestral"}
-    return set(TEXT_SAMPLERS.known) - {"autoregressive", "ddpm_cache", "self_correction"}
+        return joint | {"ancestral"} | ({"self_correction"} if process.revises else set())
+    return set(TEXT_SAMPLERS.known) - {"autoregressive", "ddpm_cache", "self_correction", "joint_states"} | joint
 
 
 def sample_everything(run: MMLDLM) -> None:

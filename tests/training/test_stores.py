@@ -16,7 +16,7 @@ from mm_ldlm.errors import CheckpointError, FingerprintError, StoreError
 from mm_ldlm.latents.config import TokenClustersConfig
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.latents.token_clusters import cluster_vocabulary
-from mm_ldlm.training.data import open_data
+from mm_ldlm.training.data import StoreSource, open_data
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.worker import train
@@ -102,3 +102,16 @@ def test_a_dataset_without_the_store_names_the_pipelines_that_make_it(write_data
     dataset = write_dataset(tmp_path / "data", TEXTS, ["train"] * 40)
     with pytest.raises(StoreError, match=r"has no token_clusters .*kedro run --pipelines=embedding,validation"):
         planned(dataset, tmp_path)
+
+
+def test_the_states_of_an_example_are_those_of_its_tokens(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    dataset = helpers.commit_dataset(tmp_path)
+    source = StoreSource(dataset, "train", fields=("token_states",))
+    rows = np.array([5, 0, 17])
+    found_nLd = source.field("token_states", rows)
+    longest = int(source.lengths[rows].max())
+    assert found_nLd.shape == (3, longest, helpers.STATE_DIM)
+    tokens_nL = source.tokens(rows, length=longest)
+    want_nLd = dataset.require("state_normaliser").standardise(helpers.Rows.states(tokens_nL))
+    np.testing.assert_allclose(found_nLd, np.where(tokens_nL[..., None] == 0, 0, want_nLd), atol=1e-6)

@@ -17,7 +17,7 @@ from mm_ldlm.store.fingerprint import fingerprint
 
 PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of every session."""
-DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vectors")}
+DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vectors", "token_states")}
 """Pipelines that a session starts with where one of these stores is missing."""
 PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards."""
@@ -189,6 +189,6 @@ def _shared(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reads(typed: Mapping[str, Any], store: str) -> bool:
-    if store == "latents":
-        return "latents" in typed["objective"].fields
+    if store in ("latents", "token_states"):
+        return store in typed["objective"].fields
     return store in typed["model"].stores if store == "token_vectors" else True

@@ -29,7 +29,11 @@ NAME = "dataset.json"
 FORMAT_VERSION = 1
 REQUIRED = ("records", "tokens", "index", "tokenizer")
 """Stores that every dataset has."""
-_FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {"tokenizer": TextTokenizer, "normaliser": Normaliser}
+_FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
+    "tokenizer": TextTokenizer, "normaliser": Normaliser, "state_normaliser": Normaliser,
+}  # fmt: skip
+NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser"}
+"""Store of vectors → the store of its normaliser."""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
 
@@ -197,6 +201,7 @@ class Dataset:
             mask_id=self.tokenizer.mask_id,
             max_length=self.tokenizer.max_length,
             latent_dim=None if latents is None else latents.dim,
+            state_dim=self.require("state_normaliser").dim if "token_states" in self else None,
         )
 
 
@@ -205,7 +210,8 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
 
     Args:
         stores: folder of each store by name: "records", "tokens", "index", "tokenizer" and, where used, "latents" with
-            "normaliser", "token_vectors", "token_clusters", and any further shard store that an objective reads.
+            "normaliser", "token_states" with "state_normaliser", "token_vectors", "token_clusters", and any further
+            shard store that an objective reads.
 
     Raises:
         StoreError: a store is missing or damaged, or a required store is not named.
@@ -216,8 +222,9 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
         raise StoreError(
             f"{directory}: expected the stores {', '.join(REQUIRED)}, found no {missing[0]} among {list(stores)}."
         )
-    if "latents" in stores and "normaliser" not in stores:
-        raise StoreError(f"{directory}: a dataset with latents needs their normaliser. {_AGAIN}")
+    for name, normaliser in NORMALISERS.items():
+        if name in stores and normaliser not in stores:
+            raise StoreError(f"{directory}: a dataset with {name} needs their normaliser. {_AGAIN}")
     about, made_from = {}, {}
     for name, folder in stores.items():
         if name in _FOLDERS:

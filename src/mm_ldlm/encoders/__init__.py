@@ -10,6 +10,16 @@ from mm_ldlm.encoders.base import Encoder, load_encoder
 from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.encoders.registry import REGISTRY
 from mm_ldlm.encoders.spec import EncoderSpec
+from mm_ldlm.encoders.token_states import TokenEncoder
 from mm_ldlm.encoders.weights import LocatedEncoder, locate_encoder
 
-__all__ = ["REGISTRY", "Encoder", "EncoderConfig", "EncoderSpec", "LocatedEncoder", "load_encoder", "locate_encoder"]
+__all__ = [
+    "REGISTRY",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderSpec",
+    "LocatedEncoder",
+    "TokenEncoder",
+    "load_encoder",
+    "locate_encoder",
+]

@@ -17,6 +17,7 @@ from mm_ldlm.encoders import pooling
 from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.encoders.onednn import pack_linear_layers
 from mm_ldlm.encoders.spec import EncoderSpec
+from mm_ldlm.encoders.token_states import TokenStates
 from mm_ldlm.encoders.weights import LocatedEncoder
 from mm_ldlm.errors import EncoderError
 
@@ -117,6 +118,14 @@ class TransformerEncoder:
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
         """Return (B, d) float32 on the device."""
+        hidden_BLd, mask_BL = self._hidden(ids_BL, valid_BL)
+        vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
+        return pooling.finish(vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised)
+
+    def _hidden(
+        self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last hidden states (B, L, d) and the mask (B, L) of the tokens that are not padding."""
         ids_BL = ids_BL.to(self.device)
         extra: dict[str, Any] = {}
         if valid_BL is None:
@@ -126,9 +135,23 @@ class TransformerEncoder:
             extra["attention_mask"] = mask_BL.long()
             if self.spec.padding_side == "left":  # positions count from the first real token
                 extra["position_ids"] = (mask_BL.long().cumsum(1) - 1).clamp(min=0)
-        hidden_BLd = self.model(input_ids=ids_BL, **extra).last_hidden_state
-        vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
-        return pooling.finish(vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised)
+        return self.model(input_ids=ids_BL, **extra).last_hidden_state, mask_BL
+
+    @torch.inference_mode()
+    def token_states(self, sentences: Sequence[str]) -> list[TokenStates]:
+        """Return the tokens of each sentence and their last hidden states, without the special tokens around them."""
+        special = np.array(sorted({*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}), np.int64)
+        prepared = self.prepare(sentences)
+        found: list[TokenStates] = [TokenStates(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(
+            sentences
+        )
+        for chosen, ids_BL, valid_BL in prepared.batches:
+            hidden_BLd = self._hidden(torch.from_numpy(ids_BL), valid_BL)[0][..., : self.dim].float().cpu().numpy()
+            kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
+            for place, index in enumerate(chosen):
+                kept_L = kept_BL[place]
+                found[index] = TokenStates(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
+        return found
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""

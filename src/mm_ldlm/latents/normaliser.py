@@ -191,8 +191,15 @@ class Normaliser:
         return torch.as_tensor(array, dtype=x.dtype, device=x.device)
 
 
-def fit(latents: ShardStore, *, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool) -> Normaliser:
-    """Fit a normaliser on these rows of a latent store (those of the training split).
+def fit(
+    latents: ShardStore,
+    *,
+    rows: npt.NDArray[np.int64],
+    config: NormaliserConfig,
+    unit_norm: bool,
+    column: str = "latent",
+) -> Normaliser:
+    """Fit a normaliser on these rows of a store of vectors (those of the training split).
 
     Raises:
         StoreError: There are no rows, or a number is not finite.
@@ -203,8 +210,8 @@ def fit(latents: ShardStore, *, rows: npt.NDArray[np.int64], config: NormaliserC
             "Add training text."
         )
     if config.kind == "robust":
-        return _fit_robust(latents, rows, config, unit_norm)
-    mean_d, moments = _moments(_pieces(latents, rows), full=config.kind == "whitening")
+        return _fit_robust(latents, rows, config, unit_norm, column)
+    mean_d, moments = _moments(_pieces(latents, rows, column), full=config.kind == "whitening")
     count = len(rows)
     if config.kind == "whitening":
         return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
@@ -212,8 +219,8 @@ def fit(latents: ShardStore, *, rows: npt.NDArray[np.int64], config: NormaliserC
     return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
 
 
-def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
-    column = latents.fixed("latent")
+def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64], name: str) -> Iterator[Matrix]:
+    column = latents.fixed(name)
     rows = np.sort(rows)
     for start in range(0, len(rows), _READ_ROWS):
         piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
@@ -247,12 +254,12 @@ def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
 
 
 def _fit_robust(
-    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool
+    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool, column: str
 ) -> Normaliser:
     chosen = (
         rows if len(rows) <= config.robust_rows else rows[np.linspace(0, len(rows) - 1, config.robust_rows).astype(int)]
     )
-    values = np.concatenate(list(_pieces(latents, chosen)))
+    values = np.concatenate(list(_pieces(latents, chosen, column)))
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
     return _per_dimension("robust", median, (high - low) / _NORMAL_IQR, rows=len(rows), unit_norm=unit_norm)
 

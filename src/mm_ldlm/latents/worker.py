@@ -63,7 +63,7 @@ def encode_shards(
 def _lane(plan: Plan, numbers: list[int], encoder: Encoder, rank: int, stop: threading.Event) -> None:
     """Encode and write these shards in order."""
     records = ShardStore.open(plan.records, "records")
-    with _threads(plan.threads):
+    with fixed_threads(plan.threads):
         done = 0
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
             coming = reader.submit(_read, records, encoder, plan, numbers[0]) if numbers else None
@@ -120,7 +120,7 @@ def _refuse_other_encoder(plan: Plan, encoder: Encoder) -> None:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def fixed_threads(count: int) -> Iterator[None]:
     """Use a fixed number of threads, which determines how sums are split and thus their last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -25,6 +25,8 @@ class DataShape:
     """Number of tokens of the longest text."""
     latent_dim: int | None = None
     """Dimension of a latent; None for data without latents."""
+    state_dim: int | None = None
+    """Dimension of the continuous state of a token; None for data without token states."""
     noise_ids: int = 0
     """Ids that only the noise of the text process has (its clusters, for example), from `first_noise_id` on."""
 
@@ -44,11 +46,15 @@ class DataShape:
         return [i for i in range(self.vocab_size) if i not in (self.pad_id, self.mask_id)]
 
 
-Interface = Literal["text_and_latent_denoiser", "text_denoiser", "text_given_latent_denoiser", "next_token"]
+Interface = Literal[
+    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser", "next_token"
+]
 """Call signature of a model. Objectives name the interface that they train; models of one interface are
 interchangeable.
 
 text_and_latent_denoiser: noised text and latent with their timesteps → logits, latent, length (`models.mmdit.MMDiT`).
+text_and_states_denoiser: noised text and noised state of each token with their timesteps → logits, states, marginal
+    length (`models.ccdd.Ccdd`).
 text_denoiser: noised text with its timestep → logits, marginal length (`models.dit.DiT`).
 text_given_latent_denoiser: noised text with its timestep, and a clean latent or none → logits, length given the latent
     (`models.latent_dit.LatentDiT`).

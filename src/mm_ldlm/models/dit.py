@@ -123,10 +123,24 @@ class TextTransformer(nn.Module):
         Raises:
             ValueError: the texts are longer than the longest text of the data.
         """
+        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, latent_BKD=latent_BKD)
+        return self.head(x_BLD, c_BC=c_BC, logits_at=logits_at)
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        *,
+        valid_BL: Tensor | None,
+        c_BC: Tensor,
+        latent_BKD: Tensor | None = None,
+        added_BLD: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the output (B, L, D) of the last block; `added_BLD` is added to the embeddings of the tokens."""
         L = tokens_BL.shape[1]
         if self.shape.max_length < L:
             raise ValueError(f"Expected texts of at most {self.shape.max_length} tokens, found {L}.")
         x_BLD = (self.text_embedding(tokens_BL) + self.positions.weight[:L]).float()
+        x_BLD = x_BLD if added_BLD is None else x_BLD + added_BLD
         silu_c_BC = F.silu(c_BC)
         key_mask = self._key_mask(valid_BL)
         for block in self.blocks:
@@ -136,7 +150,11 @@ class TextTransformer(nn.Module):
                 (x_BLD,) = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng)
             else:
                 (x_BLD,) = block(*inputs)
-        x_BLD = self.text_head.norm(x_BLD, silu_c_BC)
+        return x_BLD
+
+    def head(self, x_BLD: Tensor, *, c_BC: Tensor, logits_at: Tensor | None) -> Tensor:
+        """Map the output of the blocks to logits (B, L, V), or (M, V) at the chosen positions."""
+        x_BLD = self.text_head.norm(x_BLD, F.silu(c_BC))
         x = x_BLD if logits_at is None else x_BLD[logits_at]
         if self.text_head.linear is not None:
             logits: Tensor = self.text_head.linear(x)

@@ -107,6 +107,8 @@ class NullEmbedding(nn.Module):
     def init_weights(self, generator: torch.Generator) -> None:
         trunc_normal_(self.value, std=0.02, generator=generator)
 
-    def replace(self, latents_Bd: Tensor, null_B: Tensor | None) -> Tensor:
-        """Replace the vectors (B, dim) by the learned one where `null_B` is true; None replaces none."""
-        return latents_Bd if null_B is None else torch.where(null_B[:, None], self.value, latents_Bd)
+    def replace(self, latents: Tensor, null_B: Tensor | None) -> Tensor:
+        """Replace the vectors (B, …, dim) by the learned one where `null_B` is true; None replaces none."""
+        if null_B is None:
+            return latents
+        return torch.where(null_B.view(-1, *(1 for _ in latents.shape[1:])), self.value, latents)

@@ -115,6 +115,7 @@ class MMDiT(nn.Module):
         null_length_B: Tensor | None = None,
         self_condition_Bd: Tensor | None = None,
         logits_at: Tensor | None = None,
+        token_probs_BLV: Tensor | None = None,
         heads: tuple[Head, ...] = HEADS,
     ) -> Output:
         """Predict tokens, latent and length from both modalities at their own times (0 = given, 1 = all noise).
@@ -131,6 +132,8 @@ class MMDiT(nn.Module):
             self_condition_Bd: the previous x_0 estimate, if the model was configured to read it; zeros if None.
             logits_at: (B, L) bool; the vocabulary head is computed at these n positions only and returns (n, V), in
                 row-major order.
+            token_probs_BLV: distributions of the tokens; each position has the expected embedding instead of that of
+                its token, and `tokens_BL` marks pads and masks alone.
             heads: the heads to compute; the outputs of the others are None.
         """
         if tokens_BL.shape[1] > self.shape.max_length:
@@ -148,6 +151,9 @@ class MMDiT(nn.Module):
             return Output(None, None, length_logits_BN)
 
         vectors_BLe = self.text_embedding.table(tokens_BL)
+        if token_probs_BLV is not None:
+            table_Ve = self.text_embedding.table.weight[: token_probs_BLV.shape[-1]]
+            vectors_BLe = token_probs_BLV.to(table_Ve.dtype) @ table_Ve
         text_BLD = self.text_embedding(vectors_BLe).float()
         if self.config.direct_views:
             text_BLD = text_BLD + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()

@@ -11,6 +11,7 @@ MODELS = Kinds(
         "dit": "mm_ldlm.models.dit:DiTConfig",
         "latent_dit": "mm_ldlm.models.latent_dit:LatentDiTConfig",
         "latent_dit_cross": "mm_ldlm.models.latent_dit:LatentDiTCrossConfig",
+        "ccdd": "mm_ldlm.models.ccdd:CcddConfig",
         "causal": "mm_ldlm.models.causal:CausalConfig",
     },
     group="mm_ldlm.models",

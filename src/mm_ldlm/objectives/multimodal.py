@@ -23,6 +23,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import dropped
+from mm_ldlm.objectives.cycle import CYCLE_UNITS, estimate_latent, latent_cycle, ramped
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.multimodal_options import MultimodalOptions
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
@@ -117,16 +118,22 @@ class MultimodalObjective:
         self.process = config.process.build(
             vocab_size=shape.vocab_size, pad_id=shape.pad_id, mask_id=shape.mask_id
         )  # fmt: skip
+        if config.cycle.latent_weight > 0 and self.process.predicts_scores:
+            raise ConfigurationError(
+                "parameter 'objective.cycle.latent_weight': the cycle needs a process whose model predicts the tokens, "
+                f"found '{config.process.kind}', whose model predicts scores. Set it to 0, or choose 'absorbing'."
+            )
         self.fields = config.fields
         self.weights: dict[str, float] = {
             "text_loss": config.text_weight,
             "latent_loss": config.latent_weight,
             "length_loss": config.length_weight,
             "z_loss": config.z_loss,
+            **config.cycle.weights,
         }
         self.units: dict[str, Unit] = {
             "text_loss": "tokens", "latent_loss": "examples", "length_loss": "examples", "z_loss": "tokens",
-        }  # fmt: skip
+        } | {name: CYCLE_UNITS[name] for name in config.cycle.weights}  # fmt: skip
         self.kinds: tuple[str, ...] = config.modes
         weights = [
             float(getattr(config.loss_type_weights, name)) if len(self.kinds) > 1 else 1.0 for name in self.kinds
@@ -215,7 +222,34 @@ class MultimodalObjective:
             losses |= self._latent_loss(out.latent_Bd, x0_Bd, x_t_Bd, noise_Bd, t_latent_B, batch.real_B)
         if want_length:
             losses |= length_loss(out.length_logits_BN, batch)
+        ramp = self.config.cycle.ramp(step)
+        if kind == "l2t" and self.config.cycle.text_weight > 0 and ramp > 0:
+            losses |= self._text_cycle(model, batch, inputs, tokens_BL, generator.fork("text_cycle"), ramp=ramp)
+        if kind == "t2l" and self.config.cycle.latent_weight > 0 and ramp > 0:
+            total, count = latent_cycle(
+                model, batch, generator.fork("latent_cycle"), process=self.process,
+                schedule=self.config.latent_schedule, parameterisation=self.config.parameterisation,
+                shape=self.shape,
+            )  # fmt: skip
+            losses |= ramped("cycle_latent", total, count, ramp=ramp)
         return losses
+
+    def _text_cycle(
+        self, model: nn.Module, batch: Batch, inputs: dict[str, Any], noisy_BL: Tensor, generator: RowGenerator, *,
+        ramp: float,
+    ) -> Losses:  # fmt: skip
+        """Compute the text loss of an l2t step given the model's own estimate of the latent from the clean text."""
+        latents_Bd = estimate_latent(
+            model, batch, generator, schedule=self.config.latent_schedule,
+            parameterisation=self.config.parameterisation, tokens_BL=batch.tokens_BL,
+        )  # fmt: skip
+        given = {**inputs, "latents_Bd": latents_Bd, "null_latent_B": None, "heads": ("text",)}
+        out = model(noisy_BL, **given)
+        total, count = text_losses(
+            self.process, out.logits_BLV, batch, noisy_BL, self.process.scored(noisy_BL, batch.valid_BL),
+            inputs["t_text_B"], gathered=inputs["logits_at"] is not None, word_id=self.shape.word_ids[0], z_loss=False,
+        )["text_loss"]  # fmt: skip
+        return ramped("cycle_text", total, count, ramp=ramp)
 
     def _latent_loss(
         self, prediction_Bd: Tensor, x0_Bd: Tensor, x_t_Bd: Tensor, noise_Bd: Tensor, t_B: Tensor, real_B: Tensor

@@ -10,6 +10,7 @@ from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
+from mm_ldlm.objectives.cycle import CycleConfig
 
 Mode = Literal["unconditional", "l2t", "t2l", "mixed", "sequential"]
 SINGLE_MODES: tuple[Mode, ...] = ("l2t", "t2l", "unconditional")
@@ -40,6 +41,7 @@ class MultimodalOptions:
         self_condition: give the model its own previous x_0 estimate in half of the steps.
         text_weight, latent_weight, length_weight, z_loss: factors of the losses in the total.
         t_min: smallest timestep drawn for latents.
+        cycle: cycle losses, text → latent → text and latent → text → latent (docs/modes.md).
     """
 
     kind: str = "multimodal"
@@ -58,6 +60,7 @@ class MultimodalOptions:
     length_weight: NonNegativeFloat = 0.1
     z_loss: NonNegativeFloat = 0.0
     t_min: PositiveFloat = 1e-3
+    cycle: CycleConfig = dataclasses.field(default_factory=CycleConfig)
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
@@ -70,6 +73,17 @@ class MultimodalOptions:
             raise ValueError(
                 "parameterisation 'v' needs a variance-preserving latent_schedule, found "
                 f"{self.latent_schedule.name!r}; set parameterisation to 'flow' or choose another schedule"
+            )
+
+        if self.cycle.weights and not {"l2t", "t2l"} <= set(self.modes):
+            raise ValueError(
+                f"cycle losses need the modes l2t and t2l, found {', '.join(self.modes)}; choose mode 'mixed' or "
+                "'sequential' with both, or set cycle.text_weight and cycle.latent_weight to 0"
+            )
+        if self.cycle.weights and self.parameterisation == "eps":
+            raise ValueError(
+                "cycle losses need an estimate of the latent from pure noise, which parameterisation 'eps' does not "
+                "give; choose x0, v or flow"
             )
 
     @property

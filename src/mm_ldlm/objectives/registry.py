@@ -11,6 +11,7 @@ OBJECTIVES = Kinds(
         "text_diffusion": "mm_ldlm.objectives.text_diffusion:TextDiffusionConfig",
         "latent_conditioned": "mm_ldlm.objectives.latent_conditioned:LatentConditionedConfig",
         "adaptive_masking": "mm_ldlm.objectives.adaptive_masking:AdaptiveMaskingConfig",
+        "ccdd": "mm_ldlm.objectives.ccdd:CcddObjectiveConfig",
         "autoregressive": "mm_ldlm.objectives.autoregressive:AutoregressiveConfig",
     },
     group="mm_ldlm.objectives",

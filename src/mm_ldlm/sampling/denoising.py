@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.distributions import entropy, forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.sampling.guidance import guide_log_probs, refuse_without_condition
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
@@ -28,6 +29,18 @@ Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 Each call returns a new tensor, because samplers write into it.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDenoiser:
+    """Interface of a model of texts and of one continuous state per token, of `dim` dimensions."""
+
+    predict: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(tokens_BL, t_text_B, states_BLd, t_state_B, scored_BL) → (logits_MV, clean states (B, L, d))."""
+    dim: int
+    schedule: GaussianSchedule
+    dropped: bool
+    """Whether the model can also predict with dropped states, which guidance needs"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +54,8 @@ class TextDenoiser:
     """Ids from this one upwards are never drawn."""
     unconditional: Logits | None = None
     """Logits with the condition replaced by the learned null embedding; needed only for guidance"""
+    states: StateDenoiser | None = None
+    """The joint prediction of a text and the continuous states of its tokens; None for a model without states."""
     importance: Callable[[Tensor, Tensor], Tensor] | None = None
     """(tokens_AL, t_A) → importance (A, L) of every position, in [0, 1]; None where the run has learned none."""
 

@@ -56,15 +56,18 @@ def together(
     draw: Draw,
     latent: DdimConfig,
     generator: RowGenerator,
+    open_BL: Tensor | None = None,
 ) -> JointSample:
     """Take ancestral steps in the text and DDIM steps in the latent at the same times, with one model call per step.
 
-    The text is written where `tokens_BL` is [MASK]. Guidance does not apply, because there is no condition to drop.
+    The text is written where `tokens_BL` is [MASK], or only at those of these positions that are in `open_BL`. Guidance
+    does not apply, because there is no condition to drop.
     """
     process = denoise.process
     points = latent.points(denoise.latent_schedule)
     z_Bd = start_noise(points[0], generator.fork("latent"), dim)
-    open_BL = tokens_BL == process.mask_id
+    masked_BL = tokens_BL == process.mask_id
+    open_BL = masked_BL if open_BL is None else open_BL & masked_BL
     canvas_BL = process.prior(tokens_BL, open_BL, generator.fork("prior"))
     log_probs_BL = torch.zeros(tokens_BL.shape, device=tokens_BL.device)
     steps_BL = torch.full_like(tokens_BL, -1)

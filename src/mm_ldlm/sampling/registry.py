@@ -24,6 +24,7 @@ TEXT_SAMPLERS = Kinds(
         "remdm_conf": "mm_ldlm.sampling.remdm:RemdmConfConfig",
         "remdm_loop": "mm_ldlm.sampling.remdm:RemdmLoopConfig",
         "self_correction": "mm_ldlm.sampling.self_correction:SelfCorrectionConfig",
+        "joint_states": "mm_ldlm.sampling.joint_states:JointStatesConfig",
         "autoregressive": "mm_ldlm.sampling.autoregressive:AutoregressiveSampler",
     },
     group="mm_ldlm.text_samplers",

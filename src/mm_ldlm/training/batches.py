@@ -39,7 +39,10 @@ class Source(Protocol):
         ...
 
     def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        """Read a field (n, ...) of these rows as the objective uses it: "latents" (n, d) float32, standardised."""
+        """Read a field (n, ...) of these rows as the objective uses it: "latents" (n, d) float32, standardised.
+
+        A field with a value for each token is padded to the longest of these rows.
+        """
         ...
 
 

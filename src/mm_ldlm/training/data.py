@@ -11,16 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.data.dataset import Dataset, values
+from mm_ldlm.data.dataset import NORMALISERS, Dataset, values
 from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.latents import token_states
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Ints, Source
 from mm_ldlm.training.spec import TrainingSpec
 
 
 def stores_of_fields(fields: Collection[str]) -> tuple[str, ...]:
-    """List the stores that the fields of a batch are read from: latents with their normaliser, others by name."""
-    return tuple(store for field in fields for store in (("latents", "normaliser") if field == "latents" else (field,)))
+    """List the stores that the fields of a batch are read from: vectors with their normaliser, others by name."""
+    return tuple(
+        store for field in fields for store in ((field, NORMALISERS[field]) if field in NORMALISERS else (field,))
+    )
 
 
 class StoreSource:
@@ -31,19 +34,35 @@ class StoreSource:
         self.pad_id = dataset.tokenizer.pad_id
         self._tokens = dataset.tokens.lists("input_ids")
         self._columns = {name: dataset.require(name).fixed(_COLUMNS.get(name, "value")) for name in fields}
-        self._normaliser = dataset.normaliser if "latents" in fields else None
+        self._normalisers = {name: dataset.require(NORMALISERS[name]) for name in fields if name in NORMALISERS}
+        # Token states have one row for each token; those of other fields are the rows of the records.
+        per_token = "token_states" in fields
+        self._starts = token_states.starts(dataset.tokens.ints("length").take(slice(None))) if per_token else None
 
     def tokens(self, rows: Ints, *, length: int) -> Ints:
         return self._tokens.padded(self._rows[rows], pad=self.pad_id, length=length)
 
     def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        values = self._columns[name].take(self._rows[rows])
-        if name == "latents" and self._normaliser is not None:
-            return np.asarray(self._normaliser.standardise(values.astype(np.float32)), np.float32)
-        return values
+        if name == "token_states":
+            return self._states(self._rows[rows])
+        return self._standardised(name, self._columns[name].take(self._rows[rows]))
+
+    def _states(self, records: Ints) -> npt.NDArray[np.float32]:
+        """Read the states of the tokens of these records, (n, L, d), padded with 0 to the longest of them."""
+        assert self._starts is not None
+        found_nd = self._columns["token_states"].take(token_states.rows_of_tokens(self._starts, records))
+        lengths = self._starts[records + 1] - self._starts[records]
+        out = np.zeros((len(records), int(lengths.max(initial=0)), found_nd.shape[1]), np.float32)
+        out[np.arange(out.shape[1]) < lengths[:, None]] = self._standardised("token_states", found_nd)
+        return out
+
+    def _standardised(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if name not in self._normalisers:
+            return values
+        return np.asarray(self._normalisers[name].standardise(values.astype(np.float32)), np.float32)
 
 
-_COLUMNS = {"latents": "latent"}
+_COLUMNS = {"latents": "latent", "token_states": token_states.COLUMN}
 """Column of a field's store, if it is not "value"."""
 _COUNTED_ROWS = 8192
 """Rows that are read at once while tokens are counted"""

@@ -49,3 +49,28 @@ def embed_vocabulary(
     return token_vectors.embed_vocabulary(
         tokenizer, encoder=parse(EncoderConfig, encoder, at="encoder"), workspace=token_vectors_workspace
     )
+
+
+def embed_tokens(
+    records: ShardStore,
+    tokens: ShardStore,
+    tokenizer: TextTokenizer,
+    encoder: Parameters,
+    token_states: Parameters,
+    objective: Parameters,
+    token_states_workspace: Path,
+) -> Manifest | NotNeeded:
+    """Compute the encoder's output at every token, for an objective that reads token states."""
+    if "token_states" not in fields_of(objective):
+        return NOT_NEEDED
+    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.latents import token_states as states
+
+    return states.embed_tokens(
+        records,
+        tokens,
+        tokenizer,
+        encoder=parse(EncoderConfig, encoder, at="encoder"),
+        config=parse(states.TokenStatesConfig, token_states, at="token_states"),
+        workspace=token_states_workspace,
+    )

@@ -97,6 +97,22 @@ def fit_normaliser(
     return fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=unit_norm)
 
 
+def fit_state_normaliser(
+    token_states: ShardStore | None, tokens: ShardStore, index: ShardStore, objective: Parameters
+) -> Normaliser | NotNeeded:
+    """Fit the normaliser of each dimension to the states of the tokens of the valid training examples."""
+    if (found := _token_states(token_states, objective)) is None:
+        return NOT_NEEDED
+    from mm_ldlm.data.index import split_column
+    from mm_ldlm.latents import token_states as states
+    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+
+    starts = states.starts(tokens.ints("length").take(slice(None)))
+    rows = states.rows_of_tokens(starts, split_column(index, "train", "row"))
+    config = NormaliserConfig(kind="standard")
+    return fit(found, rows=rows, config=config, unit_norm=False, column=states.COLUMN)
+
+
 def cluster_vocabulary(
     tokenizer: TextTokenizer,
     token_vectors: LatentStore | None,
@@ -129,6 +145,8 @@ def commit_dataset(
     normaliser: Normaliser | None,
     token_vectors: ShardStore | None,
     token_clusters: ShardStore | None,
+    token_states: ShardStore | None,
+    state_normaliser: Normaliser | None,
     objective: Parameters,
     model: Parameters,
 ) -> dict[str, Any]:
@@ -137,6 +155,8 @@ def commit_dataset(
     fields = fields_of(objective)
     if (found := _latents(latents, objective)) is not None:
         stores |= {"latents": found, "normaliser": normaliser}
+    if (states := _token_states(token_states, objective)) is not None:
+        stores |= {"token_states": states, "state_normaliser": state_normaliser}
     by = f"model '{model['kind']}'"
     if (vectors := used("token_vectors", token_vectors, stores_of(model), by=by)) is not None:
         stores["token_vectors"] = vectors
@@ -149,3 +169,7 @@ def commit_dataset(
 
 def _latents(latents: ShardStore | None, objective: Parameters) -> Any:
     return used("latents", latents, fields_of(objective), by=f"objective '{objective['kind']}'")
+
+
+def _token_states(token_states: ShardStore | None, objective: Parameters) -> Any:
+    return used("token_states", token_states, fields_of(objective), by=f"objective '{objective['kind']}'")

@@ -53,6 +53,12 @@ def create_pipeline() -> Pipeline:
                 name="fit_normaliser",
             ),
             node(
+                nodes.fit_state_normaliser,
+                inputs=["token_states", "tokens", "index", "params:objective"],
+                outputs="state_normaliser",
+                name="fit_state_normaliser",
+            ),
+            node(
                 nodes.cluster_vocabulary,
                 inputs=[
                     "tokenizer_files",
@@ -76,6 +82,8 @@ def create_pipeline() -> Pipeline:
                     "normaliser",
                     "token_vectors",
                     "token_clusters",
+                    "token_states",
+                    "state_normaliser",
                     "params:objective",
                     "params:model",
                 ],

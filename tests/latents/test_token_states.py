@@ -1,0 +1,104 @@
+"""Token states: one for each token of the project, equal to the encoder's output, resumable; refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.encoders import EncoderConfig
+from mm_ldlm.errors import EncoderError, FingerprintError
+from mm_ldlm.latents import token_states
+from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
+from mm_ldlm.store import Manifest, ShardStore
+
+
+def run(data: Any, workspace: Path, *, tokenizer: Any = None, encoder: Any = None, **config: Any) -> Manifest:
+    return embed_tokens(
+        data.records, data.tokens, tokenizer or data.tokenizer, encoder=encoder or data.encoder,
+        config=TokenStatesConfig(**config), workspace=workspace,
+    )  # fmt: skip
+
+
+def test_a_state_is_the_output_of_the_encoder_at_its_token(pristine: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertModel
+
+    manifest = run(pristine, tmp_path / "states", dtype="float32")
+    states = ShardStore.open(tmp_path / "states", token_states.KIND)
+    starts = token_states.starts(pristine.tokens.ints("length").take(slice(None)))
+    assert manifest.rows == len(states) == starts[-1]
+    folder = pristine.encoder.path
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), BertModel.from_pretrained(folder).eval()
+    for record in (0, 100, 229):
+        text = pristine.records.take([record]).column("text")[0].as_py()
+        given = tokenizer(text, return_tensors="pt")
+        want = model(**given).last_hidden_state[0, 1:-1].detach().numpy()  # without [CLS] and [SEP]
+        rows = token_states.rows_of_tokens(starts, np.array([record]))
+        np.testing.assert_allclose(states.fixed(token_states.COLUMN).take(rows), want, atol=1e-5)
+
+
+def test_it_continues_after_a_kill_with_the_same_bytes(
+    pristine: Any, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_states, "SHARD_TOKENS", 700)
+    manifest = run(pristine, tmp_path / "whole")
+    assert len(manifest.shards) > 3
+    assert manifest.meta["bytes_per_token"] == 2 * 24
+    encoded = token_states._encode
+
+    def twice_then_killed(*args: Any, **more: Any) -> Any:
+        if args[4] > 50:
+            raise KeyboardInterrupt
+        return encoded(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_states, "_encode", twice_then_killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(pristine, tmp_path / "parts")
+    assert not Manifest.exists(tmp_path / "parts")
+    calls: list[int] = []
+    monkeypatch.setattr(token_states, "_encode", lambda *args, **more: calls.append(args[4]) or encoded(*args, **more))
+    run(pristine, tmp_path / "parts")
+    assert 0 < len(calls) < len(manifest.shards)
+    assert files(tmp_path / "whole") == files(tmp_path / "parts")
+    calls.clear()
+    run(pristine, tmp_path / "parts")
+    assert not calls
+
+
+def test_other_inputs_are_refused(pristine: Any, tmp_path: Path) -> None:
+    run(pristine, tmp_path / "states")
+    with pytest.raises(FingerprintError, match="other parameters"):
+        run(pristine, tmp_path / "states", dtype="float32")
+
+
+def test_an_encoder_with_other_tokens_is_refused(pristine: Any, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, "the": 3}
+    base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    other = TextTokenizer(base, max_length=32)
+    with pytest.raises(EncoderError, match=r"expected one state for each token.*set tokenizer\.path"):
+        run(pristine, tmp_path / "states", tokenizer=other)
+    prompted = dataclasses.replace(pristine.encoder, prompt="query: ")
+    with pytest.raises(EncoderError, match="The encoder must also have no prompt"):
+        run(pristine, tmp_path / "prompted", encoder=prompted)
+
+
+def test_an_encoder_without_token_outputs_is_refused(
+    pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_states, "load_encoder", lambda config, located: object())
+    with pytest.raises(EncoderError, match="no state for each token"):
+        run(pristine, tmp_path / "states", encoder=EncoderConfig(path=pristine.encoder.path))
+
+
+def test_shards_end_at_records_and_are_bounded() -> None:
+    starts = token_states.starts(np.array([5, 90_000, 3, 65_000, 600]))
+    assert token_states._cuts(starts) == [(0, 1), (1, 2), (2, 4), (4, 5)]
