@@ -115,6 +115,7 @@ AXES = {
     "Model": "results",
     "Size": "results",
     "Objective": "results",
+    "Comparison": "results",
     "Host": None,
 }
 """First word of an environment's files → the part of the artifacts' path that it sets (conf/base/globals.yml)."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.sampling.base import refuse_without_states
 from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
@@ -42,7 +43,8 @@ class Capabilities:
         reads_latents: whether the examples of the run have latents.
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
-        guided: the uses whose text samplers may have a guidance other than 1, given a latent.
+        guided: the uses whose text samplers may have a guidance other than 1, given a latent or token states.
+        token_states: whether the run generates a continuous state of each token beside a text.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -52,6 +54,7 @@ class Capabilities:
     reads_latents: bool = False
     process: ProcessTraits | None = None
     guided: frozenset[Use] = frozenset()
+    token_states: bool = False
     trained_as: str
 
     def __contains__(self, use: Use) -> bool:
@@ -82,8 +85,11 @@ class Capabilities:
         """Explain why a text sampler does not fit a use of the run, in the words of its `sample`; None if it fits."""
         if (reason := sampler.refusal(self.process)) is not None:
             return str(reason)
+        reads_states = getattr(sampler, "reads_states", False)
+        if reads_states and not self.token_states:
+            return refuse_without_states(sampler.kind)
         scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
-        if scale == 1.0 or (given_latent and use in self.guided):
+        if scale == 1.0 or ((given_latent or reads_states) and use in self.guided):
             return None
         return str(refuse_without_condition(scale))
 

@@ -30,7 +30,7 @@ from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_generation import DenoiserGeneration
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
-from mm_ldlm.objectives.times import latent_times, text_times
+from mm_ldlm.objectives.training_times import latent_times, text_times
 from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -74,6 +74,9 @@ class CcddObjectiveConfig(TextDiffusionConfig):
         return Capabilities(
             uses=frozenset({"unconditional", *text_only}),
             likelihood="bound",
+            process=self.process.traits,
+            guided=frozenset({"unconditional"} if self.condition_dropout > 0 else ()),
+            token_states=True,
             trained_as=f"objective ccdd, process {self.process.kind}, condition_dropout {self.condition_dropout}",
         )
 

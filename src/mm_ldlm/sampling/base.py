@@ -68,6 +68,8 @@ class DiffusionSampler:
     guidance: NonNegativeFloat = 1.0
 
     exceeds_window: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
+    """Whether the sampler denoises a continuous state of each token beside the text"""
 
     def __post_init__(self) -> None:
         if self.top_p == 0:
@@ -141,6 +143,14 @@ def refuse_without_process(kind: str) -> str:
     return (
         f"sampler '{kind}' needs a diffusion model, but this model has no diffusion process. "
         "Choose the sampler 'autoregressive'."
+    )
+
+
+def refuse_without_states(kind: str) -> str:
+    """Explain that a sampler of texts and token states does not fit a model without states."""
+    return (
+        f"sampler '{kind}' needs a model with a continuous state for each token (objective 'ccdd'), and this model has "
+        "none. Choose the sampler 'ancestral'."
     )
 
 

@@ -8,6 +8,8 @@ B texts, L positions, M positions whose logits are needed, d state dimension.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from mm_ldlm.config import Fraction, config
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.sampling.base import DiffusionSampler, require_process
+from mm_ldlm.sampling.base import DiffusionSampler, refuse_without_states, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.guidance import guide_log_probs, refuse_without_condition
@@ -35,6 +37,8 @@ class JointStatesConfig(DiffusionSampler):
     kind: str = "joint_states"
     eta: Fraction = 0.0
 
+    reads_states: ClassVar[bool] = True
+
     def sample(
         self,
         denoise: TextDenoiser,
@@ -50,13 +54,10 @@ class JointStatesConfig(DiffusionSampler):
         Raises:
             SamplingError: the model has no states, or guidance is asked of a model that never dropped them.
         """
-        process = require_process(self.kind, process)
+        process = require_process(self, process)
         states = denoise.states
         if states is None:
-            raise SamplingError(
-                f"sampler '{self.kind}' needs a model with a continuous state for each token (objective 'ccdd'), and "
-                "this model has none. Choose the sampler 'ancestral'."
-            )
+            raise SamplingError(refuse_without_states(self.kind))
         if self.guidance != 1.0 and not states.dropped:
             raise refuse_without_condition(self.guidance)
         B, L = tokens_BL.shape

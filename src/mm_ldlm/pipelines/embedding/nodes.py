@@ -62,7 +62,7 @@ def embed_tokens(
 ) -> Manifest | NotNeeded:
     """Compute the encoder's output at every token, for an objective that reads token states."""
     if "token_states" not in fields_of(objective):
-        return NOT_NEEDED
+        return not_needed("token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.encoders import EncoderConfig
     from mm_ldlm.latents import token_states as states
 

@@ -102,7 +102,7 @@ def fit_state_normaliser(
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser of each dimension to the states of the tokens of the valid training examples."""
     if (found := _token_states(token_states, objective)) is None:
-        return NOT_NEEDED
+        return not_needed("normaliser of token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.latents import token_states as states
     from mm_ldlm.latents.normaliser import NormaliserConfig, fit
