@@ -133,7 +133,8 @@ class MultimodalObjective:
         }
         self.units: dict[str, Unit] = {
             "text_loss": "tokens", "latent_loss": "examples", "length_loss": "examples", "z_loss": "tokens",
-        } | {name: CYCLE_UNITS[name] for name in config.cycle.weights}  # fmt: skip
+            **{name: CYCLE_UNITS[name] for name in config.cycle.weights},
+        }  # fmt: skip
         self.kinds: tuple[str, ...] = config.modes
         weights = [
             float(getattr(config.loss_type_weights, name)) if len(self.kinds) > 1 else 1.0 for name in self.kinds
