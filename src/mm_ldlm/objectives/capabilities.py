@@ -14,7 +14,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
-    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent"
+    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent", "classify"
 ]  # fmt: skip
 USES: dict[Use, str] = {
     "l2t": "write texts from latents",
@@ -26,6 +26,7 @@ USES: dict[Use, str] = {
     "search": "search for the text nearest to a latent",
     "score": "score texts without a latent",
     "score_given_latent": "score texts given their latents",
+    "classify": "assign texts or latents to classes",
 }
 """Every use, in words that complete "this run cannot …"."""
 
@@ -43,6 +44,7 @@ class Capabilities:
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
         guided: the uses whose text samplers may have a guidance other than 1, given a latent.
+        classifies: what `classify` receives: texts, latents, or pairs of texts; None without the use.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -52,6 +54,7 @@ class Capabilities:
     reads_latents: bool = False
     process: ProcessTraits | None = None
     guided: frozenset[Use] = frozenset()
+    classifies: Literal["texts", "latents", "pairs"] | None = None
     trained_as: str
 
     def __contains__(self, use: Use) -> bool:
