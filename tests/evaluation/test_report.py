@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mm_ldlm.evaluation.classification import measure
 from mm_ldlm.evaluation.compare import Result, compare
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
@@ -79,6 +80,8 @@ def report_inputs():
         "unique": 1.0,
         "attested_bigrams": {"value": 0.8, "low": 0.7, "high": 0.9},
     }
+    truth, probabilities = generator.integers(0, 2, 40), generator.dirichlet([1, 1], 40)
+    classes = measure(truth, probabilities, names=[HOSTILE, "b"], bins=5, replicates=20, seed=0, level=0.95)
     return ReportInputs(
         title="MM-LDLM",
         run={"name": "run-<i>", "path": "data/runs/x", "step": 1200, "fingerprint": "abc"},
@@ -169,6 +172,7 @@ def report_inputs():
         validation_report={
             "findings": [{"severity": "warning", "check": "norms", "message": HOSTILE, "count": 2, "remedy": "look"}]
         },
+        classification={"split": "test", "classifies": "texts", "model": classes},
         timings={"training": 421.0},
         parameters={"seed": 0, "ingestion": {"sources": [{"kind": "starter"}]}, "evil": HOSTILE},
         examples=10,
@@ -181,6 +185,7 @@ def draw(report_inputs):
         sts=report_inputs.sts,
         likelihood=report_inputs.likelihood,
         latents=report_inputs.latents,
+        classification=report_inputs.classification,
         log=report_inputs.log,
         comparison=report_inputs.comparison,
     )

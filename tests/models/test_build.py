@@ -18,7 +18,7 @@ from mm_ldlm.models.registry import MODELS
 # kind → a key that another kind reads and this one does not
 FOREIGN_KEYS = {
     "mmdit": "time_conditioning", "dit": "latent_tokens", "latent_dit": "latent_tokens",
-    "latent_dit_cross": "direct_views", "ccdd": "latent_tokens", "causal": "conditioning_dim",
+    "latent_dit_cross": "direct_views", "ccdd": "latent_tokens", "latent_mlp": "heads", "causal": "conditioning_dim",
 }  # fmt: skip
 
 

@@ -100,6 +100,14 @@ def catalog(tmp_path: Path) -> DataCatalog:
                     name: {"filepath": str(tmp_path / name)} for name in ("tokenizer", "normaliser", "state_normaliser")
                 },
             ),
+            **{
+                f"{name}_workspace": WorkspaceDataset(filepath=str(tmp_path / name))
+                for name in ("labels", "label_names", "pair_tokens")
+            },
+            **{
+                name: StoreDataset(filepath=str(tmp_path / name), kind=name, optional=True)
+                for name in ("labels", "label_names", "pair_tokens")
+            },
             "validation_report": JSONDataset(filepath=str(report / "validation_report.json")),
             **{
                 f"plot_{name}": PlotDataset(filepath=str(report / f"plot_{name}.json"))
@@ -152,6 +160,33 @@ def test_texts_alone_need_neither_latents_nor_encoder(
         assert len(dataset.rows("test")) == 6
         assert not catalog["normaliser"].exists()
         shutil.rmtree(tmp_path / "latents", ignore_errors=True)
+
+
+def test_labels_are_indexed_and_records_without_one_are_quarantined(catalog: DataCatalog, tmp_path: Path) -> None:
+    metas = [json.dumps({"topic": text.split()[1]}) if row else None for row, text in enumerate(TEXTS)]
+    writer = StoreWriter(tmp_path / "records", kind="records", schema=RECORD_SCHEMA)
+    ids = [record_id(text) for text in TEXTS]
+    writer.append({"id": ids, "text": TEXTS, "source": ["toy"] * len(ids), "split": SPLITS, "meta": metas})
+    writer.finish()
+    records = ShardStore.open(tmp_path / "records")
+    limits = TokenizerConfig(max_length=16, reduce_vocabulary=False)
+    tokenizer = TextTokenizer.load(tmp_path / "tokenizer")
+    tokenize_records(records, tokenizer, limits, tmp_path / "tokens").write(tmp_path / "tokens")
+    catalog["records"] = MemoryDataset(records, copy_mode="assign")
+    catalog["params:objective"] = MemoryDataset({"kind": "classification", "features": "trunk", "label": "topic"})
+    catalog["params:model"] = MemoryDataset({"kind": "dit", "dim": 32, "depth": 1, "heads": 2})
+    SequentialRunner().run(create_pipeline(), catalog)
+    report = catalog["validation_report"].load()
+    assert report["quarantine"] == {"no_label": 1}
+    assert report["classes"] == {"baker": 12, "cat": 11, "dog": 12, "king": 12}
+    dataset = catalog["dataset"].load()
+    assert {"labels", "label_names"} < set(dataset.names)
+    assert "pair_tokens" not in dataset
+    dataset.check()
+    rows = dataset.rows("train")
+    assert 0 not in rows
+    assert (dataset.require("labels").fixed("value").take(rows) >= 0).all()
+    SequentialRunner().run(create_pipeline(), catalog)  # the stores are written again without a conflict
 
 
 def test_latents_that_are_needed_and_absent_name_the_pipeline_that_makes_them(

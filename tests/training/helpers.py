@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 STORES = (
     "tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters", "token_states", "state_normaliser",
+    "labels", "label_names", "pair_tokens",
 )  # fmt: skip
 """Stores of the dataset; `write_stores` also writes token vectors."""
 SPLITS = ("validation", *["train"] * 7)
@@ -127,9 +129,11 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     split = [splits[i % len(splits)] for i in range(count)]
     writer = StoreWriter(
         directory / "records", kind="records",
-        schema=pa.schema([("id", pa.string()), ("text", pa.string()), ("split", pa.string())]),
+        schema=pa.schema([(name, pa.string()) for name in ("id", "text", "split", "meta")]),
     )  # fmt: skip
-    writer.append({"id": ids, "text": [f"text {i}" for i in range(count)], "split": split})
+    answers = ("first", "second", "similar")
+    meta = [json.dumps({"label": answers[i % 3], "pair": f"w{3 + i % 9} w4"}) for i in range(count)]
+    writer.append({"id": ids, "text": [f"text {i}" for i in range(count)], "split": split, "meta": meta})
     writer.finish()
     everyone = np.arange(count)
     padded = rows.tokens(everyone, length=LONGEST)
@@ -153,6 +157,7 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     tokenizer = TextTokenizer(base, max_length=LONGEST)
     tokenizer.save(directory / "tokenizer")
     _write_clusters(directory, tokenizer)
+    _write_labels(directory, tokenizer)
     _write_token_states(directory, np.concatenate([np.array(row) for row in tokens]))
     train = np.array([i for i in range(count) if split[i] == "train"])
     latents = latent_store.LatentStore.open(directory / "latents")
@@ -195,6 +200,18 @@ def _write_token_states(directory: Path, ids: Any) -> None:
     config = NormaliserConfig(kind="standard")
     rows = np.arange(len(ids))
     fit(states, rows=rows, config=config, unit_norm=False, column=token_states.COLUMN).save(folder)
+
+
+def _write_labels(directory: Path, tokenizer: Any) -> None:
+    """The stores of labels, and of the second texts of pairs."""
+    from mm_ldlm.data import labels
+    from mm_ldlm.store import ShardStore
+
+    records = ShardStore.open(directory / "records")
+    read = labels.read_labels(records, key="label")
+    labels.write_labels(records, ShardStore.open(directory / "index"), read, directory / "labels", key="label")
+    labels.write_label_names(read, directory / "label_names")
+    labels.write_pair_tokens(records, tokenizer, directory / "pair_tokens")
 
 
 def commit_dataset(directory: Path) -> Dataset:

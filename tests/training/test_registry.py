@@ -18,13 +18,14 @@ from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
+SMALLER = {"latent_mlp": {"dim": 16, "depth": 2}}
 
 
 def fits(model: str, objective: str, process: str | None = None) -> bool:
     keys = {"kind": objective} | ({"process": {"kind": process}} if process else {})
     try:
         parse_kind(OBJECTIVES, keys, at="objective").capabilities(
-            parse_kind(MODELS, {"kind": model, **SMALL}, at="model")
+            parse_kind(MODELS, {"kind": model, **SMALLER.get(model, SMALL)}, at="model")
         )
     except ConfigurationError:
         return False
@@ -56,7 +57,7 @@ def test_ten_steps_are_five_and_five_resumed_and_the_run_samples(
 ) -> None:
     helpers.write_stores(tmp_path)
     keys: dict[str, Any] = {"kind": objective} | ({"process": {"kind": process}} if process else {})
-    spec = helpers.planned(tmp_path, model={"kind": model, **SMALL}, objective=keys)
+    spec = helpers.planned(tmp_path, model={"kind": model, **SMALLER.get(model, SMALL)}, objective=keys)
     for root in ("whole", "parts"):
         (tmp_path / root).mkdir()
     whole = train(spec, root=tmp_path / "whole")
@@ -89,7 +90,13 @@ def fitting_samplers(run: MMLDLM) -> set[str]:
 
 
 def sample_everything(run: MMLDLM) -> None:
-    """Run each sampler that fits the run; the others are refused."""
+    """Run each sampler that fits the run; the others are refused. A classifier assigns classes instead."""
+    if "classify" in run.capabilities:
+        second = ["w5"] * 2 if run.capabilities.classifies == "pairs" else None
+        found = run.classify(["w3 w4", "w6"], second=second)
+        assert found.probabilities.sum(axis=1) == pytest.approx([1, 1])
+        assert set(found.labels) <= {"first", "second", "similar"}
+        return
     fitting = fitting_samplers(run)
     for kind in TEXT_SAMPLERS.known:
         sampler = {"kind": kind} | ({"inner": {"kind": "confidence", "steps": 2}} if kind == "blocks" else {})

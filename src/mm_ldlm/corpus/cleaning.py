@@ -18,7 +18,7 @@ from mm_ldlm.corpus.dedup import DigestMap, NearDuplicates, as_words
 from mm_ldlm.corpus.filters import load_language_filter
 from mm_ldlm.corpus.normalisation import comparison_digest, comparison_form, normalise
 from mm_ldlm.corpus.quarantine import Quarantine
-from mm_ldlm.corpus.record import RECORD_SCHEMA, text_digest
+from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, meta_value, text_digest, whole_text
 from mm_ldlm.corpus.sources import BadRow, Row
 from mm_ldlm.corpus.splits import SPLITS, splits_of
 from mm_ldlm.corpus.text_splitting import split_text
@@ -29,11 +29,24 @@ _SPLIT_NUMBER: dict[str, int] = {name: number for number, name in enumerate(SPLI
 
 
 class Candidate(NamedTuple):
-    """A row that passed the tests of its text; `source` is the number of its source."""
+    """A row that passed the tests of its text: the number of its source, and `pair`, the second text of a pair."""
 
     source: int
     text: str
     row: Row
+    pair: str | None = None
+
+    @property
+    def whole(self) -> str:
+        """The text that identifies the record: both texts of a pair."""
+        return whole_text(self.text, self.pair)
+
+    @property
+    def meta(self) -> str | None:
+        """`meta` of the record, with the second text of a pair."""
+        if self.pair is None:
+            return self.row.meta
+        return json.dumps((json.loads(self.row.meta) if self.row.meta else {}) | {PAIR: self.pair}, ensure_ascii=True)
 
 
 class Cleaner:
@@ -66,16 +79,18 @@ class Cleaner:
             self.counts.read[source] += 1
             if isinstance(row, BadRow):
                 self._refuse(source, row.file, row.line, row.reason, row.detail, row.excerpt)
-            elif (text := self._checked_text(source, row)) is not None:
-                candidates.append(Candidate(source, text, row))
+            elif (text := self._checked_text(source, row, row.text)) is not None:
+                pair = None if row.pair is None else self._checked_text(source, row, row.pair)
+                if row.pair is None or pair is not None:
+                    candidates.append(Candidate(source, text, row, pair))
         if self.tokenizer is not None and self.limits is not None and candidates:
             candidates = self._check_num_tokens(candidates, self.tokenizer, self.limits)
         if candidates:
             self._remove_duplicates(candidates)
 
-    def _checked_text(self, source: int, row: Row) -> str | None:
-        """Return the normalised text, or None after refusing the row."""
-        text, config = row.text, self.config
+    def _checked_text(self, source: int, row: Row, text: str) -> str | None:
+        """Return the normalised text of a row, or None after refusing the row."""
+        config = self.config
         if "\x00" in text:
             self._refuse(source, row.file, row.line, "nul", "NUL character in the text", text)
             return None
@@ -104,9 +119,12 @@ class Cleaner:
     def _check_num_tokens(
         self, candidates: list[Candidate], tokenizer: TextTokenizer, limits: TokenizerConfig
     ) -> list[Candidate]:
+        candidates = self._check_second_texts(candidates, tokenizer, limits)
         _, offsets = tokenizer.encode_base([candidate.text for candidate in candidates])
         lengths = np.diff(offsets)
-        if lengths.min() >= limits.min_length and lengths.max() <= limits.max_length:
+        if lengths.min(initial=limits.min_length) >= limits.min_length and (
+            lengths.max(initial=0) <= limits.max_length
+        ):
             return candidates
         kept = []
         for candidate, length in zip(candidates, lengths.tolist(), strict=True):
@@ -118,12 +136,33 @@ class Cleaner:
             elif limits.too_long == "truncate":
                 self.counts.truncated += 1
                 kept.append(candidate)
-            elif limits.too_long == "drop":
+            elif limits.too_long == "drop" or candidate.pair is not None:
                 self._refuse_row(
                     candidate, "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}"
                 )
             else:
                 kept += self._split(candidate, tokenizer, limits)
+        return kept
+
+    def _check_second_texts(
+        self, candidates: list[Candidate], tokenizer: TextTokenizer, limits: TokenizerConfig
+    ) -> list[Candidate]:
+        """Refuse pairs whose second text has too few or too many tokens; a pair cannot be split."""
+        pairs = [candidate.pair for candidate in candidates if candidate.pair is not None]
+        if not pairs:
+            return candidates
+        lengths = iter(np.diff(tokenizer.encode_base(pairs)[1]).tolist())
+        kept = []
+        for candidate in candidates:
+            length = next(lengths) if candidate.pair is not None else limits.min_length
+            if length < limits.min_length:
+                detail = f"{length} tokens in the second text, tokenizer.min_length is {limits.min_length}"
+                self._refuse_row(candidate, "no_tokens" if length == 0 else "too_few_tokens", detail)
+            elif length > limits.max_length and limits.too_long != "truncate":
+                detail = f"{length} tokens in the second text, tokenizer.max_length is {limits.max_length}"
+                self._refuse_row(candidate, "too_many_tokens", detail)
+            else:
+                kept.append(candidate)
         return kept
 
     def _split(self, candidate: Candidate, tokenizer: TextTokenizer, limits: TokenizerConfig) -> list[Candidate]:
@@ -150,7 +189,7 @@ class Cleaner:
     # -- duplicates and splits ----------------------------------------------------------------------------------------
 
     def _remove_duplicates(self, candidates: list[Candidate]) -> None:
-        digests = [text_digest(candidate.text) for candidate in candidates]
+        digests = [text_digest(candidate.whole) for candidate in candidates]
         forms = [comparison_digest(candidate.text, key=self._key) for candidate in candidates]
         id_words, form_words = as_words(digests), as_words(forms)
         by_hash = splits_of(form_words[:, 0], self.config.splits).tolist()
@@ -169,7 +208,7 @@ class Cleaner:
                 self._duplicate(candidate, f"in_{SPLITS[elsewhere]}_but_for_case")
                 continue
             if self._near is not None:
-                sketch = self._near.signature(comparison_form(candidate.text))
+                sketch = self._near.signature(comparison_form(candidate.whole))
                 if self._near.seen(sketch):
                     self._duplicate(candidate, "near")
                     continue
@@ -186,7 +225,7 @@ class Cleaner:
 
     def restore(self, records: ShardStore) -> None:
         """Restore the state of an interrupted run from the records that it committed."""
-        for table in records.iter_tables(columns=["id", "text", "split"]):
+        for table in records.iter_tables(columns=["id", "text", "split", "meta"]):
             texts = table.column("text").to_pylist()
             splits = np.array([_SPLIT_NUMBER[split] for split in table.column("split").to_pylist()], np.uint8)
             self._ids.add(
@@ -198,8 +237,9 @@ class Cleaner:
             first = first[self._forms.lookup(forms[first]) < 0]
             self._forms.add(forms[first], splits[first])
             if self._near is not None:
-                for text in texts:
-                    self._near.add(self._near.signature(comparison_form(text)))
+                for text, meta in zip(texts, table.column("meta").to_pylist(), strict=True):
+                    whole = whole_text(text, meta_value(meta, PAIR))
+                    self._near.add(self._near.signature(comparison_form(whole)))
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +267,7 @@ class Cleaner:
         columns["text"].append(candidate.text)
         columns["source"].append(self._labels[candidate.source])
         columns["split"].append(split)
-        columns["meta"].append(candidate.row.meta)
+        columns["meta"].append(candidate.meta)
 
     def _duplicate(self, candidate: Candidate, kind: str) -> None:
         self.counts.duplicates[candidate.source] += 1

@@ -53,7 +53,16 @@ def load_language_filter(dotted: str) -> LanguageFilter:
     Raises:
         ConfigurationError: The module cannot be imported, or has no such callable.
     """
-    at = "parameter 'ingestion.language_filter'"
+    found: LanguageFilter = load_function(dotted, at="parameter 'ingestion.language_filter'")
+    return found
+
+
+def load_function(dotted: str, *, at: str) -> Callable[..., Any]:
+    """Import the callable `package.module:function`; `at` names the parameter in messages.
+
+    Raises:
+        ConfigurationError: The module cannot be imported, or has no such callable.
+    """
     module_name, colon, name = dotted.partition(":")
     if not colon or not name:
         raise ConfigurationError(f"{at}: expected 'package.module:function', found {dotted!r}.")
@@ -66,7 +75,8 @@ def load_language_filter(dotted: str) -> LanguageFilter:
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigurationError(f"{at}: {module_name!r} has no callable {name!r}. Correct the name.")
-    return found
+    made: Callable[..., Any] = found
+    return made
 
 
 def describe_language_filter(dotted: str | None) -> Any:
@@ -74,6 +84,11 @@ def describe_language_filter(dotted: str | None) -> Any:
     if dotted is None:
         return None
     load_language_filter(dotted)
+    return describe_function(dotted)
+
+
+def describe_function(dotted: str) -> dict[str, str]:
+    """Return the name of a function and, where available, the digest of its module's source code."""
     try:
         source = inspect.getsource(importlib.import_module(dotted.partition(":")[0]))
     except (OSError, TypeError):

@@ -208,6 +208,13 @@ def _fingerprints(
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")
+        for name in (
+            "label_column",
+            "labels",
+            "pair_column",
+        ):  # no labels, no change of the fingerprint
+            if source[name] is None:
+                source.pop(name)
     parameters["language_filter"] = describe_language_filter(config.language_filter)
     parameters["format"] = FORMAT_VERSION
     limits = None

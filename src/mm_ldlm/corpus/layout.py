@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, meta_value, record_id
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS
 from mm_ldlm.corpus.sources.files import explain_decoding
 from mm_ldlm.corpus.splits import SPLITS
@@ -251,12 +251,13 @@ def _import_batch(
     folder: Folder, batch: list[Entry], writer: StoreWriter, token_writer: StoreWriter | None, source: str
 ) -> None:
     texts = [_text_of(folder, entry) for entry in batch]
-    ids = [entry.id or record_id(text) for entry, text in zip(batch, texts, strict=True)]
-    for identity, text, entry in zip(ids, texts, batch, strict=True):
-        if identity != record_id(text):
+    own = [record_id(text, meta_value(entry.meta, PAIR)) for entry, text in zip(batch, texts, strict=True)]
+    ids = [entry.id or name for entry, name in zip(batch, own, strict=True)]
+    for identity, name, entry in zip(ids, own, batch, strict=True):
+        if identity != name:
             raise SourceError(
                 f"{folder.path}: {entry.text_path} has id {identity} in the list, but its text has id "
-                f"{record_id(text)}. The files were swapped or changed. Restore them, or remove the ids from the list "
+                f"{name}. The files were swapped or changed. Restore them, or remove the ids from the list "
                 "to take the texts as they are."
             )
     columns: dict[str, list[Any]] = {

@@ -1,11 +1,14 @@
 """The record store: one text per row, identified by a digest of the stored text.
 
-The id is the same wherever the text came from. `normalisation` defines the stored text, `splits` the split.
+The id is the same wherever the text came from. The record of a pair also has the second text, and its id is that of
+both. `normalisation` defines the stored text, `splits` the split.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,6 +23,8 @@ RECORD_SCHEMA = pa.schema(
 )
 """Columns of the record store: `id` is `record_id(text)`, `text` is normalised and never empty, `source` is the name of
 the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
+LABEL, PAIR = "label", "pair"
+"""Keys of `meta` for the label of a record, and for the second text of a pair."""
 
 
 def text_digest(text: str) -> bytes:
@@ -27,6 +32,23 @@ def text_digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
 
 
-def record_id(text: str) -> str:
-    """Return the id of a stored text: 32 hexadecimal digits of `text_digest`."""
-    return text_digest(text).hex()
+def record_id(text: str, pair: str | None = None) -> str:
+    """Return the id of a stored text, or of both texts of a pair: 32 hexadecimal digits of `text_digest`."""
+    return text_digest(whole_text(text, pair)).hex()
+
+
+def whole_text(text: str, pair: str | None) -> str:
+    """Join the two texts of a pair by NUL, which no stored text contains; without a second text, return the first."""
+    return text if pair is None else f"{text}\0{pair}"
+
+
+def label_text(value: Any) -> str | None:
+    """Return a label as text: text that is not empty, a whole number, or true or false; None for anything else."""
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return (str(value).strip() or None) if isinstance(value, (str, int)) else None
+
+
+def meta_value(meta: str | None, key: str) -> Any:
+    """Read one key of `meta`; None if it is missing."""
+    return None if meta is None or f'"{key}"' not in meta else json.loads(meta).get(key)

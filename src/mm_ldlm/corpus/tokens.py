@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
+from mm_ldlm.corpus.record import PAIR, meta_value
 from mm_ldlm.corpus.splits import SPLITS
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.errors import StoreError
@@ -42,8 +43,10 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
     if not config.reduce_vocabulary:
         return tokenizer
     occurs = np.zeros(tokenizer.base_size, bool)
-    for table in records.iter_tables(_BATCH, columns=["text", "split"]):
-        texts = table.filter(pc.equal(table.column("split"), "train")).column("text").to_pylist()
+    for table in records.iter_tables(_BATCH, columns=["text", "split", "meta"]):
+        train = table.filter(pc.equal(table.column("split"), "train"))
+        pairs = [meta_value(meta, PAIR) for meta in train.column("meta").to_pylist()]
+        texts = [*train.column("text").to_pylist(), *(pair for pair in pairs if pair is not None)]
         values, offsets = tokenizer.encode_base(texts)
         occurs[_cut(values, offsets, config.max_length)[0]] = True
     if not occurs.any():

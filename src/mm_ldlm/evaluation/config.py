@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.config import CheckpointName, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, config
+from mm_ldlm.config import (
+    CheckpointName,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    config,
+)
+from mm_ldlm.corpus.splits import Split
 from mm_ldlm.evaluation.sts_sets import StsSource
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
@@ -161,6 +170,31 @@ class LatentsConfig:
 
 
 @config
+class ClassificationEvalConfig:
+    """Parameters of the classification suite.
+
+    Attributes:
+        split: the split that is scored.
+        examples: number of its examples.
+        bins: number of bins of confidence, for the calibration error and the reliability diagram.
+        baseline_rows: number of training examples of logistic regression on the latents; 0 disables it.
+        baseline_grid: inverse strengths of its regularisation; the validation split chooses one.
+        baseline_iterations: maximum number of iterations of each fit, which ends earlier where it converges.
+    """
+
+    split: Split = "test"
+    examples: PositiveInt = 5000
+    bins: PositiveInt = 15
+    baseline_rows: NonNegativeInt = 50_000
+    baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
+    baseline_iterations: PositiveInt = 400
+
+    def __post_init__(self) -> None:
+        if not self.baseline_grid:
+            raise ValueError("expected at least one value in baseline_grid, found none")
+
+
+@config
 class EvaluationConfig:
     """Parameters of the pipeline `evaluation`. checkpoint: latest, best or a step."""
 
@@ -174,6 +208,7 @@ class EvaluationConfig:
     likelihood: LikelihoodConfig = LikelihoodConfig()
     generation: GenerationConfig = GenerationConfig()
     latents: LatentsConfig = LatentsConfig()
+    classification: ClassificationEvalConfig = ClassificationEvalConfig()
 
 
 @config

@@ -21,6 +21,7 @@ def flat_metrics(
     latents: Mapping[str, Any],
     generation: Mapping[str, Any],
     timings: Mapping[str, float],
+    classification: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Collect the numbers of all suites into one flat dictionary of finite floats."""
     found: dict[str, float] = {}
@@ -30,6 +31,7 @@ def flat_metrics(
         _sts(found, f"sts.{name}", entry)
     _likelihood(found, likelihood)
     _generation(found, generation)
+    _classification(found, classification or {})
     for name, seconds in timings.items():
         if name != "reporting":  # it is still running
             found[f"seconds.{name}"] = float(seconds)
@@ -123,6 +125,13 @@ def _generation(found: dict[str, float], generation: Mapping[str, Any]) -> None:
     _put(found, "unconditional.empty", generation.get("empty"))
     _put(found, "unconditional.memorised", generation.get("memorised"))
     _put(found, "unconditional.mauve", generation.get("mauve"))
+
+
+def _classification(found: dict[str, float], classification: Mapping[str, Any]) -> None:
+    for name, prefix in (("model", "classification"), ("logistic_regression", "baseline.logistic_regression")):
+        if entry := classification.get(name):
+            for metric in ("accuracy", "macro_f1", "ece", "nll"):
+                _put(found, f"{prefix}.{metric}", entry[metric])
 
 
 def slug(text: str) -> str:

@@ -20,10 +20,11 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.choices import latent_config, text_config
+from mm_ldlm.inference.classifying import classify_latents, classify_tokens, refuse_second, second_texts
 from mm_ldlm.inference.edge import Edge, Encoder, Latents, TooLong
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.loading import Parts, load_run
-from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
+from mm_ldlm.inference.results import Classes, Embeddings, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths
 from mm_ldlm.models.base import DataShape
@@ -33,7 +34,7 @@ from mm_ldlm.sampling.config import JointOrder, SearchConfig, refuse_samplers
 
 
 class MMLDLM:
-    """Trained model that embeds, inverts, generates, infills, edits, interpolates and scores texts.
+    """Trained model that embeds, inverts, generates, infills, edits, interpolates, scores and classifies texts.
 
     `MMLDLM.from_run(path)` loads it from a run folder; `capabilities` lists the supported uses. Samplers are chosen by
     kind or by their configuration. The `seed` and the position of a text in the request determine its sample, for any
@@ -416,6 +417,44 @@ class MMLDLM:
             self._writer, ids, texts, latents_nd=latents_nd, likelihood=self.capabilities.likelihood, draws=draws,
             seed=seed,
         )  # fmt: skip
+
+    def classify(
+        self,
+        items: Latents | Sequence[str] | str | Path,
+        *,
+        second: Sequence[str] | str | None = None,
+        too_long: TooLong = "refuse",
+    ) -> Classes:
+        """Assign each item to a class; `capabilities.classifies` states what an item is.
+
+        `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
+        first. `second` is the second text of each pair, for a run that compares pairs.
+        """
+        self.capabilities.require("classify")
+        refuse_second(self.capabilities.classifies, given=second is not None)
+        if self.capabilities.classifies == "latents":
+            sources, raw_nd = self._edge.targets(items)
+            return self.classify_latents(raw_nd, sources)
+        listed = inputs.check_texts(items)  # type: ignore[arg-type]
+        ids = self._edge.ids(listed, too_long=too_long)
+        others = None if second is None else self._edge.ids(second_texts(second, count=len(ids)), too_long=too_long)
+        return self.classify_tokens(ids, listed, second=others)
+
+    def classify_tokens(
+        self, ids: Sequence[Sequence[int]], texts: Sequence[str], *, second: Sequence[Sequence[int]] | None = None
+    ) -> Classes:
+        """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
+        self.capabilities.require("classify")
+        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
+        found = classify_tokens(self.model, ids, second=second, batch_tokens=self.batch_tokens)
+        return Classes(tuple(texts), self.model.classes, found)
+
+    def classify_latents(self, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
+        """Classify raw latents (n, d); see `classify`."""
+        self.capabilities.require("classify")
+        raw_nd = inputs.check_latents(latents, dim=self.dim)
+        found = classify_latents(self.model, self._edge.standardised(raw_nd))
+        return Classes(tuple(sources or [None] * len(raw_nd)), self.model.classes, found)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """Find the k rows of `store` nearest to each raw latent by cosine.

@@ -24,6 +24,7 @@ from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.base import BuildsOnModel
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -74,7 +75,10 @@ def load_run(
     shape = DataShape(**config["shape"])
     stores = {name: torch.from_numpy(values(ShardStore.open(found / name))) for name in objective_config.stores}
     objective = objective_config.build(shape, **stores)
-    root = TrainableRoot(model_config.build(shape, generator=torch.Generator().manual_seed(0)), objective)
+    model = model_config.build(shape, generator=torch.Generator().manual_seed(0))
+    if isinstance(objective, BuildsOnModel):
+        objective.attach(model)
+    root = TrainableRoot(model, objective)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -154,6 +154,34 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Classes:
+    """Classes of texts, of pairs of texts, or of latents."""
+
+    sources: tuple[str | None, ...]
+    """The text, the first text of a pair, or None for a latent"""
+    names: tuple[str, ...]
+    """Names of the K classes"""
+    probabilities: Floats = field(repr=False)
+    """(n, K) in the order of `names`; each row sums to 1"""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The most probable class of each example"""
+        return tuple(self.names[i] for i in np.asarray(self.probabilities).argmax(axis=1))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Convert to a table with one row per example: source, label, and the probability of each class by name."""
+        import pandas as pd
+
+        values = np.asarray(self.probabilities)
+        named = {f"p({name})": values[:, i] for i, name in enumerate(self.names)}
+        return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
+
+
+@dataclass(frozen=True)
 class Neighbours:
     """The k nearest rows of a store to each of n latents, nearest first."""
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_ldlm.corpus.normalisation import comparison_digest
-from mm_ldlm.corpus.record import record_id
+from mm_ldlm.corpus.record import PAIR, meta_value, record_id
 from mm_ldlm.corpus.splits import SPLITS
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.latents.findings import MAX_EXAMPLES, Findings, Severity
@@ -123,13 +123,15 @@ def check_texts(
     digest_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
     forged: list[int] = []
     for start in range(0, n, _ROWS):
-        table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split"])
+        table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split", "meta"])
         ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
         packed = b"".join(comparison_digest(text, key=b"") for text in texts)
         digest_n[start : start + len(texts)] = np.frombuffer(packed, "V16")
         codes = pc.index_in(table["split"].combine_chunks(), value_set=pa.array(SPLITS))
         split_n[start : start + len(texts)] = pc.fill_null(codes, -1).to_numpy()
-        forged += [start + i for i, (name, text) in enumerate(zip(ids, texts, strict=True)) if record_id(text) != name]
+        pairs = [meta_value(meta, PAIR) for meta in table["meta"].to_pylist()]
+        own = [record_id(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+        forged += [start + i for i, (name, found_id) in enumerate(zip(own, ids, strict=True)) if name != found_id]
     if forged:
         rows = np.array(forged, np.int64)
         found.add(

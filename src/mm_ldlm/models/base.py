@@ -47,8 +47,9 @@ class DataShape:
 
 
 Interface = Literal[
-    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser", "next_token"
-]
+    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser", "next_token",
+    "latent_features",
+]  # fmt: skip
 """Call signature of a model. Objectives name the interface that they train; models of one interface are
 interchangeable.
 
@@ -59,6 +60,7 @@ text_denoiser: noised text with its timestep → logits, marginal length (`model
 text_given_latent_denoiser: noised text with its timestep, and a clean latent or none → logits, length given the latent
     (`models.latent_dit.LatentDiT`).
 next_token: a text → logits of each next token (`models.causal.CausalTransformer`).
+latent_features: a clean latent → its features for a head (`models.latent_mlp.LatentMLP`).
 """
 
 
@@ -83,6 +85,20 @@ class ModelConfig(Protocol):
         Raises:
             ConfigurationError: the data do not fit the model; for example, they have no latents.
         """
+        ...
+
+
+class FeatureModel(Protocol):
+    """A model that gives features for a head: those of interface text_denoiser, text_and_latent_denoiser and
+    latent_features."""
+
+    feature_dim: int
+    """Dimension of the features"""
+    feature_parts: frozenset[str]
+    """Parts that the features depend on; a head alone gives the others no gradient."""
+
+    def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+        """Compute features (B, feature_dim) float32 of clean texts (B, L), or of standardised latents (B, d)."""
         ...
 
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mm_ldlm.config import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.heads import Modulated
+from mm_ldlm.models.heads import Modulated, mean_features
 from mm_ldlm.models.layers import Block, rope_table
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner, sinusoid
@@ -175,8 +175,11 @@ class TextTransformer(nn.Module):
 class DiT(TextTransformer):
     """Text-only diffusion transformer."""
 
+    feature_parts = frozenset({"text_embedding", "conditioning", "backbone"})
+
     def __init__(self, config: DiTConfig, shape: DataShape) -> None:
         super().__init__(config, shape)
+        self.feature_dim = config.dim
         self.length_prior = tag(LengthPrior(shape.max_length), "length_head")
 
     def forward(
@@ -196,6 +199,11 @@ class DiT(TextTransformer):
         """
         logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=self.embed_time(t_B), logits_at=logits_at)
         return Output(logits, self.length_logits())
+
+    def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+        """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.base.FeatureModel`."""
+        c_BC = self.embed_time(torch.zeros(len(inputs), device=inputs.device))
+        return mean_features(self.hidden(inputs, valid_BL=valid_BL, c_BC=c_BC), valid_BL)
 
     def length_logits(self) -> Tensor:
         """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N; column i is length i + 1."""

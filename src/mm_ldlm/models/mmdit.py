@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from mm_ldlm.config import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import LatentEncoder, NullEmbedding, PooledText, TextEmbedding
-from mm_ldlm.models.heads import LengthHead, Modulated, TextHead
+from mm_ldlm.models.heads import LengthHead, Modulated, TextHead, mean_features
 from mm_ldlm.models.layers import Block, rope_table
 from mm_ldlm.models.mmdit_options import MMDiTOptions, latent_dim
 from mm_ldlm.models.parts import tag
@@ -64,6 +64,8 @@ class MMDiT(nn.Module):
     """Two-stream transformer over text and latent; `MMDiTConfig.build` builds it and sets its initial values."""
 
     rope_L2e: Tensor
+    # The last block's layers of the text stream belong to the text head; its other layers get no gradient.
+    feature_parts = frozenset({"text_embedding", "latent_encoder", "null_latent", "conditioning", "backbone"})
 
     def __init__(
         self, config: MMDiTOptions, shape: DataShape, *, attention: Literal["fused", "unfused"] = "fused"
@@ -73,6 +75,7 @@ class MMDiT(nn.Module):
         if min(pad_id, mask_id) < 0 or pad_id == mask_id:
             raise ValueError(f"pad_id and mask_id must be two different ids ≥ 0, found {pad_id} and {mask_id}.")
         self.config, self.shape = config, shape
+        self.feature_dim = config.dim
         D, K, d = config.dim, config.latent_tokens, latent_dim(shape)
 
         self.text_embedding = tag(TextEmbedding(config, shape, shape.num_ids), "text_embedding", input=True)
@@ -150,6 +153,44 @@ class MMDiT(nn.Module):
         if not (want_text or want_latent):
             return Output(None, None, length_logits_BN)
 
+        silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
+        text_BLD, latent_BKD = self._hidden(
+            tokens_BL, valid_BL, given_Bd, silu_c_BC, null_text_B=null_text_B, self_condition_Bd=self_condition_Bd,
+            token_probs_BLV=token_probs_BLV, wanted=(want_text, want_latent),
+        )  # fmt: skip
+        logits = self._vocabulary(text_BLD, silu_c_BC, logits_at) if want_text else None
+        latent = None
+        if want_latent:
+            assert self.latent_head.linear is not None
+            latent = self.latent_head.linear(self.latent_head.norm(latent_BKD, silu_c_BC).flatten(1)).float()
+        return Output(logits, latent, length_logits_BN)
+
+    def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+        """Compute the mean hidden state (B, D) of clean texts, at time 0, with the null latent.
+
+        See `models.base.FeatureModel`.
+        """
+        given_Bd = self.null_latent.value.float().expand(len(inputs), -1)
+        zero_B = torch.zeros(len(inputs), device=inputs.device)
+        silu_c_BC = F.silu(self.conditioning(zero_B, zero_B, given_Bd))
+        text_BLD, _ = self._hidden(inputs, valid_BL, given_Bd, silu_c_BC, wanted=(True, False))
+        return mean_features(text_BLD, valid_BL)
+
+    # -- the parts of forward -----------------------------------------------------------------------------------------
+
+    def _hidden(
+        self,
+        tokens_BL: Tensor,
+        valid_BL: Tensor | None,
+        given_Bd: Tensor,
+        silu_c_BC: Tensor,
+        *,
+        null_text_B: Tensor | None = None,
+        self_condition_Bd: Tensor | None = None,
+        token_probs_BLV: Tensor | None = None,
+        wanted: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the output (B, L, D) and (B, K, D) of the blocks, before the heads, as far as wanted."""
         vectors_BLe = self.text_embedding.table(tokens_BL)
         if token_probs_BLV is not None:
             table_Ve = self.text_embedding.table.weight[: token_probs_BLV.shape[-1]]
@@ -160,24 +201,13 @@ class MMDiT(nn.Module):
         if null_text_B is not None:
             text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
 
-        silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
         if self.pooled_text is not None:
             known_BL = (tokens_BL != self.shape.mask_id) & (tokens_BL != self.shape.pad_id)
             known_BL = known_BL if valid_BL is None else known_BL & valid_BL
             known_BL = known_BL if null_text_B is None else known_BL & ~null_text_B[:, None]
             latent_BKD = latent_BKD + self.pooled_text(vectors_BLe, known_BL)
-        text_BLD, latent_BKD = self._trunk(
-            text_BLD, latent_BKD, silu_c_BC, self._key_mask(valid_BL), (want_text, want_latent)
-        )
-        logits = self._vocabulary(text_BLD, silu_c_BC, logits_at) if want_text else None
-        latent = None
-        if want_latent:
-            assert self.latent_head.linear is not None
-            latent = self.latent_head.linear(self.latent_head.norm(latent_BKD, silu_c_BC).flatten(1)).float()
-        return Output(logits, latent, length_logits_BN)
-
-    # -- the parts of forward -----------------------------------------------------------------------------------------
+        return self._trunk(text_BLD, latent_BKD, silu_c_BC, self._key_mask(valid_BL), wanted)
 
     def _without_text(self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor) -> tuple[Tensor, Tensor]:
         """Replace a dropped text by one null token at position 0 and padding after it."""

@@ -12,6 +12,7 @@ MODELS = Kinds(
         "latent_dit": "mm_ldlm.models.latent_dit:LatentDiTConfig",
         "latent_dit_cross": "mm_ldlm.models.latent_dit:LatentDiTCrossConfig",
         "ccdd": "mm_ldlm.models.ccdd:CcddConfig",
+        "latent_mlp": "mm_ldlm.models.latent_mlp:LatentMLPConfig",
         "causal": "mm_ldlm.models.causal:CausalConfig",
     },
     group="mm_ldlm.models",

@@ -154,6 +154,15 @@ class ObservesSteps(Protocol):
         ...
 
 
+@runtime_checkable
+class BuildsOnModel(Protocol):
+    """An objective whose modules depend on the model, such as a head on its features."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Make the modules for this model. Called once, before initial values are drawn or weights are loaded."""
+        ...
+
+
 class ObjectiveConfig(Protocol):
     """Configuration of an objective; `objectives.registry.OBJECTIVES` lists them."""
 
@@ -197,11 +206,12 @@ class ObjectiveConfig(Protocol):
         ...
 
 
-def require_interface(objective: Any, model: Any, interface: str) -> None:
-    """Raise ConfigurationError unless the model configuration has the interface that the objective trains."""
-    if model.interface != interface:
+def require_interface(objective: Any, model: Any, *interfaces: str) -> None:
+    """Raise ConfigurationError unless the model configuration has an interface that the objective trains."""
+    if model.interface not in interfaces:
+        named = " or ".join(f"'{interface}'" for interface in interfaces)
         raise ConfigurationError(
-            f"parameter 'objective.kind' is {objective.kind!r}, which trains a model of interface '{interface}'; found "
+            f"parameter 'objective.kind' is {objective.kind!r}, which trains a model of interface {named}; found "
             f"'model.kind' {model.kind!r}, of interface '{model.interface}'. Choose a model and an objective that fit "
             "(docs/models.md)."
         )

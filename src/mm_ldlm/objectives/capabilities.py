@@ -15,7 +15,7 @@ from mm_ldlm.sampling.base import refuse_without_states
 from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
-    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent"
+    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent", "classify"
 ]  # fmt: skip
 USES: dict[Use, str] = {
     "l2t": "write texts from latents",
@@ -27,6 +27,7 @@ USES: dict[Use, str] = {
     "search": "search for the text nearest to a latent",
     "score": "score texts without a latent",
     "score_given_latent": "score texts given their latents",
+    "classify": "assign texts or latents to classes",
 }
 """Every use, in words that complete "this run cannot …"."""
 
@@ -45,6 +46,7 @@ class Capabilities:
             model.
         guided: the uses whose text samplers may have a guidance other than 1, given a latent or token states.
         token_states: whether the run generates a continuous state of each token beside a text.
+        classifies: what `classify` receives: texts, latents, or pairs of texts; None without the use.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -55,6 +57,7 @@ class Capabilities:
     process: ProcessTraits | None = None
     guided: frozenset[Use] = frozenset()
     token_states: bool = False
+    classifies: Literal["texts", "latents", "pairs"] | None = None
     trained_as: str
 
     def __contains__(self, use: Use) -> bool:

@@ -116,5 +116,16 @@ class GenerativeModel(ABC):
         """Draw texts and latents together, both from noise."""
         raise self._missing("latents")
 
+    # -- classes ------------------------------------------------------------------------------------------------------
+
+    classes: tuple[str, ...] = ()
+    """Names of the classes of `class_logits`."""
+
+    def class_logits(
+        self, tokens_BL: Tensor | None = None, *, second_BL: Tensor | None = None, latents_Bd: Tensor | None = None
+    ) -> Tensor:
+        """Compute unnormalised log-probabilities (B, K) float32 of the classes of texts, of pairs, or of latents."""
+        raise self._missing("classes")
+
     def _missing(self, what: str) -> SamplingError:
         return SamplingError(f"{type(self).__name__} does not provide {what}. Check `capabilities` before the call.")

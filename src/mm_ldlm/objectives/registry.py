@@ -12,6 +12,8 @@ OBJECTIVES = Kinds(
         "latent_conditioned": "mm_ldlm.objectives.latent_conditioned:LatentConditionedConfig",
         "adaptive_masking": "mm_ldlm.objectives.adaptive_masking:AdaptiveMaskingConfig",
         "ccdd": "mm_ldlm.objectives.ccdd:CcddObjectiveConfig",
+        "classification": "mm_ldlm.objectives.classification:ClassificationConfig",
+        "pairwise_classification": "mm_ldlm.objectives.pairwise_classification:PairwiseClassificationConfig",
         "autoregressive": "mm_ldlm.objectives.autoregressive:AutoregressiveConfig",
     },
     group="mm_ldlm.objectives",

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from mm_ldlm.config import parse_kind
+from mm_ldlm.corpus.record import LABEL
 from mm_ldlm.errors import StoreError
 from mm_ldlm.store import NOT_NEEDED, NotNeeded
 
@@ -35,6 +36,14 @@ def stores_of_objective(objective: Parameters) -> tuple[str, ...]:
     from mm_ldlm.objectives.registry import OBJECTIVES
 
     return tuple(parse_kind(OBJECTIVES, objective, at="objective").stores)
+
+
+def labels_of(objective: Parameters) -> tuple[str, tuple[str, ...] | None]:
+    """Return the key of a record's `meta` that is its label, and the answers if the objective compares pairs."""
+    from mm_ldlm.objectives.registry import OBJECTIVES
+
+    typed = parse_kind(OBJECTIVES, objective, at="objective")
+    return getattr(typed, "label", LABEL), getattr(typed, "answers", None)
 
 
 def wanted(*, model: Parameters, objective: Parameters) -> tuple[str, ...]:

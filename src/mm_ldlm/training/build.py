@@ -17,7 +17,7 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import init_weights
 from mm_ldlm.models.freezing import freeze
-from mm_ldlm.objectives.base import Objective, UsesTokenCounts
+from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.batches import BatchPlan, Loader
@@ -101,6 +101,8 @@ def _trainable_root(
     model = spec.model.build(data.shape, generator=generator, token_vectors=vectors)
     stores = {name: torch.from_numpy(value.copy()) for name, value in data.stores.items()}
     objective: Objective = spec.objective.build(data.shape, fixed_shapes=spec.training.precision.compile, **stores)
+    if isinstance(objective, BuildsOnModel):
+        objective.attach(model)
     if isinstance(objective, nn.Module):
         init_weights(objective, generator)
     if isinstance(objective, UsesTokenCounts):
@@ -135,6 +137,7 @@ def initialise(trainable: TrainableRoot, path: Path) -> None:
     own = {name for name in targets if name.startswith("objective.")}
     if own and not own & set(values):
         targets = {name: p for name, p in targets.items() if name not in own}
+        own = set()
     if not own:
         values = {name: value for name, value in values.items() if not name.startswith("objective.")}
     load_tensors(targets, values, source)

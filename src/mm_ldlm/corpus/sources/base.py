@@ -15,7 +15,8 @@ class Row(NamedTuple):
     """One text of a source, not yet normalised.
 
     `file` is the path or data set, `line` counts lines or rows from 1, `split` is set where the source has its own
-    splits, and `meta` is a JSON object as text.
+    splits, `meta` is a JSON object as text, and `pair` is the second text of a
+    pair.
     """
 
     text: str
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     line: int
     split: str | None = None
     meta: str | None = None
+    pair: str | None = None
 
 
 class BadRow(NamedTuple):

@@ -45,10 +45,7 @@ def batch_rows(
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a batch; its first row has number `start + 1` in the file."""
     there = set(batch.schema.names)
-    wanted = dict.fromkeys(
-        [*config.columns, *config.meta_columns, *([config.split_column] if config.split_column else [])]
-    )
-    columns = {name: _values(batch.column(name)) for name in wanted if name in there}
+    columns = {name: _values(batch.column(name)) for name in config.read_columns if name in there}
     if not columns:  # no wanted column exists: the message lists those that do
         columns = {name: [None] * batch.num_rows for name in batch.schema.names}
     names = list(columns)
@@ -97,7 +94,6 @@ def _arrow(path: Path, config: SourceConfig) -> Iterator[pa.RecordBatch]:
 
 
 def _present(names: list[str], config: SourceConfig) -> list[str]:
-    wanted = [*config.columns, *config.meta_columns, *([config.split_column] if config.split_column else [])]
     if any(column not in names for column in config.columns):
         return []  # a column is missing: read all, so that the message can list the others
-    return [name for name in dict.fromkeys(wanted) if name in names]
+    return [name for name in config.read_columns if name in names]

@@ -9,20 +9,23 @@ from typing import Literal
 from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
 from mm_ldlm.corpus.splits import SPLITS, Split
 
-Kind = Literal["starter", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout"]
+Kind = Literal["starter", "starter_pairs", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout"]
 BY_HASH = "hash"
 
 _ALWAYS = {"kind", "name", "max_samples", "weight"}
-_TABLE = {"path", "columns", "meta_columns", "split", "split_column"}
+_LABELS = {"label_column", "labels", "pair_column"}
+_COLUMNS = {"columns", "meta_columns"} | _LABELS
+_TABLE = {"path", "split", "split_column"} | _COLUMNS
 _READS: dict[str, set[str]] = {
     "starter": {"num_train", "num_validation", "num_test"},
+    "starter_pairs": {"num_train", "num_validation", "num_test"},
     "text": {"path", "unit", "encoding", "split"},
     "jsonl": _TABLE | {"encoding"},
     "csv": _TABLE | {"encoding", "delimiter", "header"},
     "parquet": _TABLE,
     "arrow": _TABLE,
-    "hub": {"dataset", "subset", "revision", "streaming", "splits", "columns", "meta_columns"},
-    "disk": {"path", "splits", "columns", "meta_columns"},
+    "hub": {"dataset", "subset", "revision", "streaming", "splits"} | _COLUMNS,
+    "disk": {"path", "splits"} | _COLUMNS,
     "layout": {"path"},
 }
 
@@ -32,7 +35,7 @@ class SourceConfig:
     """One source of text. A key that its kind does not read is refused.
 
     Attributes:
-        kind: starter | text | jsonl | csv | parquet | arrow | hub | disk | layout.
+        kind: starter | starter_pairs | text | jsonl | csv | parquet | arrow | hub | disk | layout.
         name: the name used in the records and in the report; the kind by default.
         path: a file, a folder (disk, layout), a glob, or a list of files and globs; relative to the working directory.
         dataset: hub only: the data set's name on the hub.
@@ -43,6 +46,10 @@ class SourceConfig:
             split).
         columns: columns that contain a text; each becomes a separate row. Without a header: "0", "1", ...
         meta_columns: columns kept as JSON in `meta`.
+        label_column: a column that contains the label of the text, kept in `meta` under "label". A row without a label
+            is quarantined.
+        labels: the labels that are accepted; a row with another one is quarantined. Without it every label is accepted.
+        pair_column: a column that contains the second text of a pair, kept in `meta` under "pair".
         split: the split of every row of this source, instead of the hash split.
         split_column: a column that contains train, validation or test.
         unit: text only: one document per "line" or per "file".
@@ -50,7 +57,7 @@ class SourceConfig:
         delimiter, header: csv only.
         max_samples: maximum number of rows read from this source, bad rows included.
         weight: fraction of this source in the mixture; either all sources have a weight or none.
-        num_train, num_validation, num_test: starter only: number of sentences to generate.
+        num_train, num_validation, num_test: starter and starter_pairs: number of sentences or pairs to generate.
     """
 
     kind: Kind
@@ -63,6 +70,9 @@ class SourceConfig:
     splits: dict[str, Literal["train", "validation", "test", "hash"]] | None = None
     columns: tuple[str, ...] = ("text",)
     meta_columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    labels: tuple[str, ...] | None = None
+    pair_column: str | None = None
     split: Split | None = None
     split_column: str | None = None
     unit: Literal["line", "file"] = "line"
@@ -93,6 +103,10 @@ class SourceConfig:
             raise ValueError("'columns' must name at least one column")
         if self.split and self.split_column:
             raise ValueError("give 'split' or 'split_column', not both")
+        if self.labels is not None and self.label_column is None:
+            raise ValueError("'labels' needs 'label_column'")
+        if self.pair_column is not None and len(self.columns) != 1:
+            raise ValueError(f"'pair_column' needs exactly one of 'columns', found {list(self.columns)}")
         if "encoding" in reads:
             self._check_encoding()
         if len(self.delimiter) != 1:
@@ -107,6 +121,12 @@ class SourceConfig:
             raise ValueError(
                 f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)"
             )
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """All columns that a tabular source reads, each once."""
+        single = (self.split_column, self.label_column, self.pair_column)
+        return tuple(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of text from rows of named fields, shared by all tabular sources: columns, split and meta."""
+"""Rows of text from rows of named fields, shared by all tabular sources: columns, split, label, pair and meta."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mm_ldlm.corpus.record import LABEL, label_text
 from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
 
@@ -31,14 +32,25 @@ def rows_of(
             for _ in config.columns:
                 yield BadRow(file, line, reason, detail, excerpt(dict(fields)))
             return
-    meta = None
-    if config.meta_columns:
-        kept = {name: fields[name] for name in config.meta_columns if name in fields}
-        meta = json.dumps(kept, ensure_ascii=True, default=str)
+    kept = {name: fields[name] for name in config.meta_columns if name in fields}
+    if config.label_column is not None:
+        label, fault = label_of(fields, config)
+        if fault is not None:
+            for _ in config.columns:
+                yield BadRow(file, line, *fault, excerpt(dict(fields)))
+            return
+        kept[LABEL] = label
+    pair = fields.get(config.pair_column) if config.pair_column is not None else None
+    if config.pair_column is not None and not isinstance(pair, str):
+        reason = "wrong_type" if config.pair_column in fields else "missing_column"
+        detail = f"column '{config.pair_column}' contains no second text"
+        yield BadRow(file, line, reason, detail, excerpt(dict(fields)))
+        return
+    meta = json.dumps(kept, ensure_ascii=True, default=str) if config.meta_columns or LABEL in kept else None
     for column in config.columns:
         value = fields.get(column)
         if isinstance(value, str):
-            yield Row(value, file, line, split, meta)
+            yield Row(value, file, line, split, meta, pair)
         elif isinstance(value, Undecodable):
             detail = f"column '{column}' has the type text, but its bytes are not valid UTF-8"
             yield BadRow(file, line, "encoding", detail, excerpt(value.raw))
@@ -48,3 +60,20 @@ def rows_of(
         else:
             kind = type(value).__name__ if value is not None else "null"
             yield BadRow(file, line, "wrong_type", f"column '{column}' contains {kind}, expected text", excerpt(value))
+
+
+def label_of(fields: Mapping[str, Any], config: SourceConfig) -> tuple[str | None, tuple[str, str] | None]:
+    """Return the label of a row as text, or the reason and the detail if the row has no valid one."""
+    name = config.label_column or ""
+    value = fields.get(name)
+    if name not in fields:
+        return None, ("missing_column", f"no column '{name}', which should contain the label")
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None, ("no_label", f"column '{name}' is empty")
+    label = label_text(value)
+    if label is None:
+        detail = f"column '{name}' contains {type(value).__name__}, expected a label: text or a whole number"
+        return None, ("wrong_type", detail)
+    if config.labels is not None and label not in config.labels:
+        return None, ("unknown_label", f"label '{label}', expected one of {', '.join(config.labels)}")
+    return label, None

@@ -9,6 +9,7 @@ from mm_ldlm.corpus.sources.delimited import CsvSource, JsonlSource
 from mm_ldlm.corpus.sources.hugging_face import DatasetSource
 from mm_ldlm.corpus.sources.layout import LayoutSource
 from mm_ldlm.corpus.sources.starter import StarterSource
+from mm_ldlm.corpus.sources.starter_pairs import StarterPairsSource
 from mm_ldlm.corpus.sources.text import TextSource
 
 
@@ -19,6 +20,8 @@ def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int) -> Sourc
             return TextSource(config, max_row_bytes)
         case "starter":
             return StarterSource(config, seed)
+        case "starter_pairs":
+            return StarterPairsSource(config, seed)
         case "jsonl":
             return JsonlSource(config, max_row_bytes)
         case "csv":

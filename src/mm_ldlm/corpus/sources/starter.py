@@ -32,6 +32,11 @@ class StarterSource:
             yield Row(sentence.text, "starter", number, sentence.split, json.dumps({"shape": sentence.shape}))
 
     def describe(self) -> Any:
-        folder = resources.files("mm_ldlm.corpus.starter")
-        code = {item.name: item.read_text("utf-8") for item in folder.iterdir() if item.name.endswith(".py")}
-        return {"seed": self.seed, "grammar": fingerprint(code)}
+        return describe_grammar(self.seed)
+
+
+def describe_grammar(seed: int) -> dict[str, Any]:
+    """Describe the generated sentences by the seed and the source of the grammar."""
+    folder = resources.files("mm_ldlm.corpus.starter")
+    code = {item.name: item.read_text("utf-8") for item in folder.iterdir() if item.name.endswith(".py")}
+    return {"seed": seed, "grammar": fingerprint(code)}

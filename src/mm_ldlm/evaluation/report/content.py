@@ -45,6 +45,8 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
             metrics, "l2t.cosine", "Cosine, re-embedded", "reconstructed text, encoded again, to its source", digits=3
         ),
         _number(metrics, "t2l.cosine", "Cosine, text to latent", "to the encoder's own vector", digits=3),
+        _fraction(metrics, "classification.accuracy", "Accuracy", _beside_baseline(metrics)),
+        _number(metrics, "classification.macro_f1", "Macro F1", "mean over the classes", digits=3),
         *(_sts(metrics, key) for key in metrics if key.startswith("sts.") and key.endswith(".spearman")),
         *_costs(metrics),
         _number(
@@ -115,6 +117,12 @@ def _beside(metrics: Mapping[str, float], name: str, note: str, form: Callable[[
     """Add the same number of held-out text to a note."""
     real = metrics.get(f"real.{name}")
     return note if real is None else f"{note}; held-out text {form(real)}"
+
+
+def _beside_baseline(metrics: Mapping[str, float]) -> str:
+    """Describe the accuracy of a classifier beside that of logistic regression on the latents."""
+    note, baseline = "of held-out examples", metrics.get("baseline.logistic_regression.accuracy")
+    return note if baseline is None else f"{note}; logistic regression on the latents {baseline:.1%}"
 
 
 def _fraction(metrics: Mapping[str, float], key: str, label: str, note: str, *, digits: int = 1) -> Card | None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.evaluation.report import inversion_figures, latent_figures, theme, training_figures
+from mm_ldlm.evaluation.report import (
+    classification_figures,
+    inversion_figures,
+    latent_figures,
+    theme,
+    training_figures,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -18,6 +24,7 @@ def all_figures(
     likelihood: Mapping[str, Any],
     latents: Mapping[str, Any],
     log: Sequence[Mapping[str, Any]],
+    classification: Mapping[str, Any] | None = None,
     comparison: Mapping[str, Any] | None = None,
     smoothing: float = 0.9,
 ) -> dict[str, go.Figure]:
@@ -32,6 +39,8 @@ def all_figures(
         "plot_cosine": latent_figures.cosine_histogram(latents),
         "plot_latent_spectrum": latent_figures.spectrum(latents),
         "plot_calibration": latent_figures.calibration(latents),
+        "plot_confusion": classification_figures.confusion(classification or {}),
+        "plot_reliability": classification_figures.reliability(classification or {}),
         "plot_training": training_figures.training(log, smoothing=smoothing),
         "plot_diagnostics": training_figures.diagnostics(log),
         "plot_comparison": comparison_plot(comparison),

@@ -36,6 +36,7 @@ class ReportInputs:
     """One row per reconstructed held-out sentence (`inversion.score_rows`)"""
     unconditional: pd.DataFrame
     """Unconditional samples, with the column text"""
+    classification: Mapping[str, Any] = field(default_factory=dict)
     log: Sequence[Mapping[str, Any]] = ()
     """Metric lines of the training log, by step"""
     events: Sequence[Mapping[str, Any]] = ()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Parameters = dict[str, Any]
 Metrics = dict[str, Any]
-SUITES = ("inversion", "sts", "likelihood", "latents", "generation")
+SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification")
 """Suites of this pipeline, each a catalog entry `metrics_{suite}`."""
 
 
@@ -138,6 +138,14 @@ def evaluate_generation(
         device=str(model.device),
         seed=seed,
     )
+
+
+def evaluate_classification(model: MMLDLM, dataset: Dataset, evaluation: Parameters, seed: int) -> Metrics:
+    """Measure the classes of held-out examples, beside logistic regression on the latents."""
+    from mm_ldlm.evaluation.suites import classification as suite
+
+    config = _config(evaluation)
+    return suite.evaluate(model, dataset, config=config.classification, bootstrap=config.bootstrap, seed=seed)
 
 
 def _config(evaluation: Parameters) -> EvaluationConfig:

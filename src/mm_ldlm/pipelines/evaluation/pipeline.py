@@ -48,6 +48,12 @@ def create_pipeline() -> Pipeline:
                 outputs="metrics_generation",
                 name="evaluate_generation",
             ),
+            node(
+                nodes.evaluate_classification,
+                inputs=["evaluation_model", "dataset", *PARAMETERS],
+                outputs="metrics_classification",
+                name="evaluate_classification",
+            ),
         ],
         tags="evaluation",
         namespace="evaluation",

@@ -28,6 +28,8 @@ PLOTS = (
     "plot_cosine",
     "plot_latent_spectrum",
     "plot_calibration",
+    "plot_confusion",
+    "plot_reliability",
     "plot_training",
     "plot_diagnostics",
     "plot_comparison",
@@ -43,14 +45,16 @@ def collect_metrics(
     likelihood: Metrics,
     latents: Metrics,
     generation: Metrics,
+    classification: Metrics,
     timings: dict[str, float],
 ) -> dict[str, float]:
     """Collect all headline numbers in one flat mapping."""
     from mm_ldlm.evaluation.headline import flat_metrics
 
     return flat_metrics(
-        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, generation=generation, timings=timings
-    )
+        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, generation=generation,
+        classification=classification, timings=timings,
+    )  # fmt: skip
 
 
 def compare_runs(
@@ -94,6 +98,7 @@ def write_report(
     likelihood: Metrics,
     latents: Metrics,
     generation: Metrics,
+    classification: Metrics,
     inversion_rows: pd.DataFrame,
     samples_unconditional: pd.DataFrame,
     ingestion_report: dict[str, Any],
@@ -111,8 +116,8 @@ def write_report(
     path = run_folder(runs, run)
     training_log = inputs.training_log(path)
     drawn = figures.all_figures(
-        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, log=training_log, comparison=comparison,
-        smoothing=config.smoothing,
+        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, classification=classification,
+        log=training_log, comparison=comparison, smoothing=config.smoothing,
     )  # fmt: skip
     made_of = inputs.ReportInputs(
         title=config.title,
@@ -124,6 +129,7 @@ def write_report(
         likelihood=likelihood,
         latents=latents,
         generation=generation,
+        classification=classification,
         inversion_rows=inversion_rows,
         unconditional=samples_unconditional,
         log=training_log,

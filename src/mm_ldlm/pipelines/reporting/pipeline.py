@@ -6,7 +6,14 @@ from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.pipelines.reporting import nodes
 
-METRICS = ["metrics_inversion", "metrics_sts", "metrics_likelihood", "metrics_latents", "metrics_generation"]
+METRICS = [
+    "metrics_inversion",
+    "metrics_sts",
+    "metrics_likelihood",
+    "metrics_latents",
+    "metrics_generation",
+    "metrics_classification",
+]
 
 
 def create_pipeline() -> Pipeline:

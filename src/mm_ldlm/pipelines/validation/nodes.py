@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
-from mm_ldlm.pipelines.needs import fields_of, not_needed, stores_of, stores_of_objective, used
+from mm_ldlm.pipelines.needs import fields_of, labels_of, not_needed, stores_of, stores_of_objective, used
+from mm_ldlm.store import NOT_NEEDED
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 Parameters = dict[str, Any]
 PLOTS = ("norms", "spectrum", "lengths", "neighbours")
 """Figures of the data, each a catalog entry `plot_{name}`."""
+LABEL_STORES = ("labels", "label_names", "pair_tokens")
+"""Stores of labelled records, each with a workspace; an objective names those that it reads."""
 
 
 def validate_data(
@@ -56,6 +59,11 @@ def validate_data(
         evaluation_sets={source.name: load_sts(source, seed=seed).sentences for source in sets},
         seed=seed,
     )
+    if "labels" in fields_of(objective):
+        from mm_ldlm.data.labels import read_labels, with_labels
+
+        key, answers = labels_of(objective)
+        outcome = with_labels(outcome, read_labels(records, key=key, answers=answers), key=key)
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, quarantine_workspace),
@@ -136,6 +144,33 @@ def cluster_vocabulary(
     )
 
 
+def index_labels(
+    records: ShardStore,
+    index: ShardStore,
+    tokenizer: TextTokenizer,
+    objective: Parameters,
+    labels_workspace: Path,
+    label_names_workspace: Path,
+    pair_tokens_workspace: Path,
+) -> dict[str, Manifest | NotNeeded]:
+    """Write the class of every record, the names of the classes and the tokens of second texts, as far as used."""
+    needed = {*fields_of(objective), *stores_of_objective(objective)}
+    found: dict[str, Manifest | NotNeeded] = dict.fromkeys(LABEL_STORES, NOT_NEEDED)
+    if not needed & set(LABEL_STORES):
+        return found
+    from mm_ldlm.data import labels as stores
+
+    key, answers = labels_of(objective)
+    read = stores.read_labels(records, key=key, answers=answers)
+    if "labels" in needed:
+        found["labels"] = stores.write_labels(records, index, read, labels_workspace, key=key)
+    if "label_names" in needed:
+        found["label_names"] = stores.write_label_names(read, label_names_workspace)
+    if "pair_tokens" in needed:
+        found["pair_tokens"] = stores.write_pair_tokens(records, tokenizer, pair_tokens_workspace)
+    return found
+
+
 def commit_dataset(
     records: ShardStore,
     tokens: ShardStore,
@@ -147,6 +182,9 @@ def commit_dataset(
     token_clusters: ShardStore | None,
     token_states: ShardStore | None,
     state_normaliser: Normaliser | None,
+    labels: ShardStore | None,
+    label_names: ShardStore | None,
+    pair_tokens: ShardStore | None,
     objective: Parameters,
     model: Parameters,
 ) -> dict[str, Any]:
@@ -164,6 +202,9 @@ def commit_dataset(
     if (clusters := used("token_clusters", token_clusters, stores_of_objective(objective), by=by)) is not None:
         stores["token_clusters"] = clusters
     fields = (*fields, *stores_of_objective(objective))
+    for name, store in zip(LABEL_STORES, (labels, label_names, pair_tokens), strict=True):
+        if store is not None and name in fields:
+            stores[name] = store
     return stores | {name: None for name in fields if name not in stores}  # those that only the catalog entry names
 
 

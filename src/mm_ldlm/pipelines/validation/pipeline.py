@@ -72,6 +72,18 @@ def create_pipeline() -> Pipeline:
                 name="cluster_vocabulary",
             ),
             node(
+                nodes.index_labels,
+                inputs=[
+                    "records",
+                    "index",
+                    "tokenizer_files",
+                    "params:objective",
+                    *(f"{name}_workspace" for name in nodes.LABEL_STORES),
+                ],
+                outputs={name: name for name in nodes.LABEL_STORES},
+                name="index_labels",
+            ),
+            node(
                 nodes.commit_dataset,
                 inputs=[
                     "records",
@@ -84,6 +96,7 @@ def create_pipeline() -> Pipeline:
                     "token_clusters",
                     "token_states",
                     "state_normaliser",
+                    *nodes.LABEL_STORES,
                     "params:objective",
                     "params:model",
                 ],
