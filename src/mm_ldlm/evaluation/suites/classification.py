@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data import Dataset, heldout
+from mm_ldlm.data import Dataset
+from mm_ldlm.data import sentences as held_out
 from mm_ldlm.evaluation.classification import measure
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig
 
@@ -28,7 +29,7 @@ def evaluate(
     if (reason := model.capabilities.refusal("classify")) is not None:
         return {"skipped": reason}
     names = list(model.model.classes)
-    rows = heldout.sample_rows(heldout.split_rows(dataset, config.split), config.examples, seed=seed)
+    rows = held_out.sample_rows(held_out.split_rows(dataset, config.split), config.examples, seed=seed)
     true_n = labels_of(dataset, rows, names)
     options: dict[str, Any] = {
         "names": names, "bins": config.bins, "replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level
@@ -39,7 +40,7 @@ def evaluate(
         "model": measure(true_n, predict(model, dataset, rows), **options),
     }
     if "latents" in dataset and config.baseline_rows:
-        train = heldout.sample_rows(heldout.split_rows(dataset, "train"), config.baseline_rows, seed=seed)
+        train = held_out.sample_rows(held_out.split_rows(dataset, "train"), config.baseline_rows, seed=seed)
         begun = time.perf_counter()
         probability_nK, chosen = logistic_regression(dataset, train, rows, names=names, config=config, seed=seed)
         found["logistic_regression"] = {
@@ -51,9 +52,9 @@ def evaluate(
     return found
 
 
-def predict(model: Any, dataset: Dataset, rows: heldout.Rows) -> Floats:
+def predict(model: Any, dataset: Dataset, rows: held_out.Rows) -> Floats:
     """Compute the model's probabilities (n, K) of stored examples."""
-    sentences = heldout.read_sentences(dataset, rows)
+    sentences = held_out.read_sentences(dataset, rows)
     if model.capabilities.classifies == "latents":
         return np.asarray(model.classify_latents(sentences.latents).probabilities)
     second = None
@@ -63,7 +64,7 @@ def predict(model: Any, dataset: Dataset, rows: heldout.Rows) -> Floats:
     return np.asarray(model.classify_tokens(sentences.tokens, sentences.texts, second=second).probabilities)
 
 
-def labels_of(dataset: Dataset, rows: heldout.Rows, names: list[str]) -> Ints:
+def labels_of(dataset: Dataset, rows: held_out.Rows, names: list[str]) -> Ints:
     """Read the classes (n,) of store rows, as numbers of the model's `names`."""
     store = dataset.require("labels")
     place = np.array([names.index(name) for name in store.manifest.meta["classes"]], np.int64)
@@ -73,8 +74,8 @@ def labels_of(dataset: Dataset, rows: heldout.Rows, names: list[str]) -> Ints:
 
 def logistic_regression(
     dataset: Dataset,
-    train: heldout.Rows,
-    rows: heldout.Rows,
+    train: held_out.Rows,
+    rows: held_out.Rows,
     *,
     names: list[str],
     config: ClassificationEvalConfig,
@@ -92,13 +93,13 @@ def logistic_regression(
 
     assert dataset.normaliser is not None
 
-    def standardised(of: heldout.Rows) -> npt.NDArray[np.float32]:
+    def standardised(of: held_out.Rows) -> npt.NDArray[np.float32]:
         assert dataset.normaliser is not None
-        return np.asarray(dataset.normaliser.standardise(heldout.latents_of(dataset, of)), np.float32)
+        return np.asarray(dataset.normaliser.standardise(held_out.latents_of(dataset, of)), np.float32)
 
     train_md, held_nd = standardised(train), standardised(rows)
     true_m = labels_of(dataset, train, names)
-    validation = heldout.sample_rows(dataset.rows("validation"), config.examples, seed=seed)
+    validation = held_out.sample_rows(dataset.rows("validation"), config.examples, seed=seed)
     best: tuple[float, float, Any] | None = None
     for strength in config.baseline_grid if len(validation) else config.baseline_grid[:1]:
         fitted = LogisticRegression(C=strength, max_iter=config.baseline_iterations).fit(train_md, true_m)
