@@ -22,8 +22,10 @@ SECTIONS = {
     "encoder": "mm_ldlm.encoders:EncoderConfig",
     "embedding": "mm_ldlm.latents.config:ExtractConfig",
     "token_states": "mm_ldlm.latents.token_states:TokenStatesConfig",
+    "images": "mm_ldlm.latents.images:ImagesConfig",
     "validation": "mm_ldlm.latents.config:ValidationConfig",
     "normaliser": "mm_ldlm.latents.normaliser:NormaliserConfig",
+    "image_normaliser": "mm_ldlm.latents.normaliser:NormaliserConfig",
     "token_clusters": "mm_ldlm.latents.config:TokenClustersConfig",
     "model": "mm_ldlm.models.registry:MODELS",
     "objective": "mm_ldlm.objectives.registry:OBJECTIVES",
@@ -92,8 +94,9 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     refused: dict[str, str | None] = {}
     for task in TASKS if sampling.tasks is None else sampling.tasks:
         reason = capabilities.refuse_task(task, order=sampling.unconditional.order)
-        if reason is None and sampling.requests(task) and task != "t2l":
-            key, sampler, given_latent = sampling.text_sampler(task)
+        chosen = sampling.text_sampler(task)
+        if reason is None and sampling.requests(task) and chosen is not None:
+            key, sampler, given_latent = chosen
             refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, task, given_latent=given_latent)
         elif reason is not None and sampling.tasks is not None:
             found.append(

@@ -44,6 +44,12 @@ def parts(**changes):
             "generated": {"entropy_sample": 2.0, "distinct": {"2": 0.5}, "attested_bigrams": {"value": 0.9}},
             "memorised": 0.0,
         },
+        "images": {
+            "classifier": {"real_accuracy": V},
+            "caption_to_image": {"accuracy": V, "nearest_training": {"generated": V, "real": V}},
+            "image_to_caption": {"accuracy": V, "exact_match": V, "attested": V},
+            "image_text": {"agreement": V},
+        },
         "timings": {"training": 400.0, "sampling": 30.5, "reporting": 0.1},
     }
     return whole | changes
@@ -68,6 +74,8 @@ def test_the_promised_keys_are_there():
     assert found["perplexity.high"] == 3.4
     assert found["nll.exact"] == 0.0
     assert found["unconditional.attested_bigrams"] == 0.9
+    for key in ("caption_to_image.accuracy", "image_to_caption.accuracy", "image_text.agreement"):
+        assert (found[key], found[f"{key}.low"]) == (0.9, 0.8)
     assert "seconds.reporting" not in found, "it is still running when the numbers are put together"
     assert all(isinstance(value, float) for value in found.values())
     json.dumps(found, allow_nan=False)
@@ -79,11 +87,12 @@ def test_what_a_run_cannot_do_has_no_key():
             inversion={"skipped": "no l2t"},
             latents={"skipped": "no t2l"},
             generation={"skipped": "none"},
+            images={"skipped": "no images"},
             sts={"skipped": "no t2l", "sets": {}},
             likelihood={"likelihood": "bound", "given_latent": {"per_token": NATS, "perplexity": PERPLEXITY}},
         )
     )
-    assert not [key for key in found if key.startswith(("l2t", "t2l", "sts", "unconditional"))]
+    assert not [key for key in found if key.startswith(("l2t", "t2l", "sts", "unconditional", "image", "caption"))]
     assert "nll.per_token" not in found, "a cost given the latent is not comparable with an unconditional one"
     assert found["nll.given_latent.per_token"] == 1.2
 

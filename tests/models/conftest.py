@@ -13,7 +13,9 @@ from mm_ldlm.models.mmdit import MMDiT
 from mm_ldlm.models.registry import MODELS
 
 PAD, MASK, V, D_LATENT = 0, 1, 23, 6
-SHAPE = DataShape(vocab_size=V, pad_id=PAD, mask_id=MASK, max_length=10, latent_dim=D_LATENT, state_dim=5)
+SHAPE = DataShape(
+    vocab_size=V, pad_id=PAD, mask_id=MASK, max_length=10, latent_dim=D_LATENT, state_dim=5, image_size=(4, 4, 1)
+)  # fmt: skip
 TINY: dict[str, Any] = {"dim": 32, "depth": 3, "heads": 4, "latent_tokens": 3}
 
 

@@ -18,7 +18,8 @@ from mm_ldlm.models.registry import MODELS
 # kind → a key that another kind reads and this one does not
 FOREIGN_KEYS = {
     "mmdit": "time_conditioning", "dit": "latent_tokens", "latent_dit": "latent_tokens",
-    "latent_dit_cross": "direct_views", "ccdd": "latent_tokens", "latent_mlp": "heads", "causal": "conditioning_dim",
+    "latent_dit_cross": "direct_views", "ccdd": "latent_tokens", "latent_mlp": "heads", "image_mmdit": "caption_dim",
+    "image_mmdit_continuous": "latent_tokens", "causal": "conditioning_dim",
 }  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def keys(kind: str) -> list[str]:
 
 def data(vocab_size: int = 23, *, pad_id: int = 0, mask_id: int = 1, latent_dim: int | None = 6) -> DataShape:
     return DataShape(
-        vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id, max_length=10, latent_dim=latent_dim, state_dim=5
+        vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id, max_length=10, latent_dim=latent_dim, state_dim=5,
+        image_size=(4, 4, 1),
     )  # fmt: skip
 
 

@@ -17,13 +17,14 @@ from mm_ldlm.objectives.base import Objective
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.registry import OBJECTIVES
 
-SHAPE = DataShape(vocab_size=20, pad_id=0, mask_id=1, max_length=8, latent_dim=6)
+SHAPE = DataShape(vocab_size=20, pad_id=0, mask_id=1, max_length=8, latent_dim=6, image_size=(4, 4, 1))
 NAMES = torch.tensor([list(name.ljust(7, b"\0")) for name in (b"first", b"second", b"similar")], dtype=torch.uint8)
 # kind of the objective → the kinds of models that it trains
 TRAINS = {
     "multimodal": ["mmdit"], "text_diffusion": ["dit"], "adaptive_masking": ["dit"], "autoregressive": ["causal"],
     "latent_conditioned": ["latent_dit", "latent_dit_cross"], "ccdd": ["ccdd"], "classification": ["latent_mlp"],
-    "pairwise_classification": ["dit"],
+    "pairwise_classification": ["dit"], "image_text": ["image_mmdit"],
+    "image_text_continuous": ["image_mmdit_continuous"],
 }  # fmt: skip
 ORDERS = ("together", "latent_first", "text_first")
 
@@ -77,7 +78,8 @@ def test_the_uses_of_every_combination_of_modes(modes: tuple[str, ...], dropout:
 
 def test_the_table_names_every_combination_and_every_use() -> None:
     assert len(WITH_NULLS) == len(WITHOUT_NULLS) == 2**3 - 1
-    assert {use for uses, _ in WITH_NULLS.values() for use in uses.split()} == set(USES) - {"classify"}
+    others = {"classify", "caption_to_image", "image_to_caption", "image_text"}
+    assert {use for uses, _ in WITH_NULLS.values() for use in uses.split()} == set(USES) - others
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,22 @@ def test_a_text_model_given_latents_writes_and_scores_and_has_no_latents_of_its_
     assert found.uses == set(f"{given} {without if dropout else ''}".split())
     assert (found.likelihood, found.reads_latents, found.joint_orders) == ("bound", True, ())
     assert found.trained_as == "objective latent_conditioned, process absorbing"
+
+
+IMAGE_USES = {"caption_to_image": "caption_to_image", "image_to_caption": "image_to_caption", "joint": "image_text"}
+
+
+@pytest.mark.parametrize("kind", ["image_text", "image_text_continuous"])
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("modes", [("caption_to_image",), ("image_to_caption", "joint"), tuple(IMAGE_USES)])
+def test_the_uses_of_images_and_captions_follow_from_the_modes(
+    kind: str, dropout: float, modes: tuple[str, ...]
+) -> None:
+    weights = {name: float(name in modes) for name in IMAGE_USES}
+    found = capabilities(kind, mode_weights=weights, condition_dropout=dropout)
+    texts = {"infill", "score"} if kind == "image_text" and dropout and "image_to_caption" in modes else set()
+    assert found.uses == {IMAGE_USES[mode] for mode in modes} | texts
+    assert (found.reads_images, found.reads_latents, found.joint_orders) == (True, False, ())
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

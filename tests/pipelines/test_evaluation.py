@@ -12,6 +12,7 @@ from kedro.runner import SequentialRunner
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes
 from mm_ldlm.pipelines.evaluation.pipeline import create_pipeline
+from mm_ldlm.pipelines.sampling.nodes import TASKS
 
 
 def test_the_parameters_of_base_are_of_the_right_type(project):
@@ -32,7 +33,7 @@ def run_suites(capabilities, names, samples):
     values = {
         "evaluation_model": types.SimpleNamespace(capabilities=capabilities),
         "dataset": "unused",
-        **dict.fromkeys(("samples_l2t", "samples_t2l", "samples_unconditional"), samples),
+        **dict.fromkeys((f"samples_{task}" for task in TASKS), samples),
         "params:evaluation": {},
         "params:seed": 0,
     }
@@ -55,8 +56,9 @@ def test_samples_without_truth_are_left_out_with_the_reason():
 
 def test_a_suite_that_the_run_cannot_do_is_skipped_in_the_words_of_its_capabilities():
     unable = Capabilities(uses=frozenset(), trained_as="objective toy")
-    found = run_suites(unable, ("inversion", "latents", "generation"), EMPTY)
-    for suite, use in (("inversion", "l2t"), ("latents", "t2l"), ("generation", "unconditional")):
+    skipped = {"inversion": "l2t", "latents": "t2l", "generation": "unconditional", "images": "caption_to_image"}
+    found = run_suites(unable, tuple(skipped), EMPTY)
+    for suite, use in skipped.items():
         assert found[f"metrics_{suite}"] == {"skipped": unable.refusal(use)}
 
 

@@ -24,6 +24,7 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
         "metrics_latents": skipped,
         "metrics_generation": skipped,
         "metrics_classification": skipped,
+        "metrics_images": skipped,
         "metrics_sts": {},
         "metrics_likelihood": {},
         "timings": {"training": 61.0},

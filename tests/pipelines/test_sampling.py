@@ -160,7 +160,7 @@ def test_without_a_list_every_task_with_an_input_takes_place(sample):
     tables = sample(tasks=None, infill={"texts": ["w1 [MASK]"]})
     assert {name: len(table) for name, table in tables.items()} == {
         "samples_l2t": 6, "samples_t2l": 6, "samples_unconditional": 5, "samples_infill": 1, "samples_edit": 0,
-        "samples_interpolate": 0,
+        "samples_interpolate": 0, "samples_caption_to_image": 0, "samples_image_to_caption": 0, "samples_image_text": 0,
     }  # fmt: skip
 
 

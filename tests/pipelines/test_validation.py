@@ -59,6 +59,7 @@ def catalog(tmp_path: Path) -> DataCatalog:
         "embedding": embedding,
         "validation": {"spot_rows": 8},
         "normaliser": {},
+        "image_normaliser": {"kind": "one_scale"},
         "token_clusters": {"count": 6},
         "objective": {"kind": "multimodal"},
         "model": {"kind": "mmdit", "dim": 32, "depth": 1, "heads": 2},
@@ -72,6 +73,13 @@ def catalog(tmp_path: Path) -> DataCatalog:
             "tokens": StoreDataset(filepath=str(tmp_path / "tokens"), kind="tokens"),
             "latents": StoreDataset(filepath=str(tmp_path / "latents"), kind="latents", optional=True),
             "token_vectors": StoreDataset(filepath=str(tmp_path / "token_vectors"), kind="latents", optional=True),
+            "images": StoreDataset(filepath=str(tmp_path / "images"), kind="latents", optional=True),
+            "image_normaliser": FolderDataset(
+                filepath=str(tmp_path / "image_normaliser"),
+                holds="mm_ldlm.latents.normaliser:Normaliser",
+                marker="normaliser.json",
+                optional=True,
+            ),
             "token_clusters_workspace": WorkspaceDataset(filepath=str(tmp_path / "token_clusters")),
             "token_clusters": StoreDataset(
                 filepath=str(tmp_path / "token_clusters"), kind="token_clusters", optional=True

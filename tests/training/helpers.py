@@ -19,7 +19,8 @@ from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
 
 VOCAB, DIM, LONGEST, STATE_DIM = 24, 8, 12, 6
-SHAPE = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, latent_dim=DIM)
+IMAGE = (4, 4, 1)
+SHAPE = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, latent_dim=DIM, image_size=IMAGE)
 
 
 class Rows:
@@ -40,6 +41,7 @@ class Rows:
         self._ids = draw.integers(3, VOCAB, (count, LONGEST))
         self._latents = draw.standard_normal((count, DIM)).astype(np.float32)
         self._latents[draw.random(count) < outliers] *= scale
+        self._images = np.random.default_rng([seed, 1]).random((count, 16)).astype(np.float32)
         for row in poisoned:
             self._latents[row, 0] = np.nan
 
@@ -53,8 +55,7 @@ class Rows:
     def field(self, name: str, rows: Any) -> Any:
         if name == "token_states":
             return self.states(self.tokens(rows, length=LONGEST))
-        assert name == "latents"
-        return self._latents[rows]
+        return {"latents": self._latents, "images": self._images}[name][rows]
 
     @staticmethod
     def states(ids: Any) -> Any:
@@ -105,6 +106,7 @@ def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 STORES = (
     "tokens", "latents", "index", "tokenizer", "normaliser", "token_clusters", "token_states", "state_normaliser",
+    "images", "image_normaliser",
     "labels", "label_names", "pair_tokens",
 )  # fmt: skip
 """Stores of the dataset; `write_stores` also writes token vectors."""
@@ -146,6 +148,9 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     writer = StoreWriter(directory / "latents", kind="latents", schema=latent_store.schema(DIM, "float32"))
     writer.append(latent_store.table(ids, rows.field("latents", everyone), dtype="float32"))
     writer.finish(fingerprints={"encoder": "e"}, meta={"dim": DIM})
+    writer = StoreWriter(directory / "images", kind="latents", schema=latent_store.schema(16, "float32"))
+    writer.append(latent_store.table(ids, rows.field("images", everyone), dtype="float32"))
+    writer.finish(meta={"dim": 16, "image_size": list(IMAGE)})
     schema = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
     writer = StoreWriter(directory / "index", kind="index", schema=schema)
     writer.append({"id": ids, "row": list(range(count)), "split": split, "length": lengths})
@@ -160,9 +165,10 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     _write_labels(directory, tokenizer)
     _write_token_states(directory, np.concatenate([np.array(row) for row in tokens]))
     train = np.array([i for i in range(count) if split[i] == "train"])
-    latents = latent_store.LatentStore.open(directory / "latents")
-    (directory / "normaliser").mkdir(exist_ok=True)
-    fit(latents, rows=train, config=NormaliserConfig(), unit_norm=False).save(directory / "normaliser")
+    for name, normaliser, kind in (("latents", "normaliser", "standard"), ("images", "image_normaliser", "one_scale")):
+        store = latent_store.LatentStore.open(directory / name)
+        (directory / normaliser).mkdir(exist_ok=True)
+        fit(store, rows=train, config=NormaliserConfig(kind=kind), unit_norm=False).save(directory / normaliser)
 
 
 def _write_clusters(directory: Path, tokenizer: Any) -> None:

@@ -89,6 +89,25 @@ def fitting_samplers(run: MMLDLM) -> set[str]:
     return set(TEXT_SAMPLERS.known) - {"autoregressive", "ddpm_cache", "self_correction", "joint_states"} | joint
 
 
+def sample_images(run: MMLDLM) -> None:
+    """Draw images and captions with every latent sampler and every text sampler that fits the run."""
+    for kind in LATENT_SAMPLERS.known:
+        drawn = run.images.draw(["w3 w4"], sampler={"kind": kind, "steps": 2} if kind != "one_step" else kind)
+        assert drawn.pixels.shape == (1, *helpers.IMAGE), kind
+        assert 0 <= drawn.pixels.min() <= drawn.pixels.max() <= 1
+    discrete = "score" in run.capabilities
+    for kind in ("ancestral", "ddim"):
+        if (kind == "ancestral") != discrete:
+            with pytest.raises(SamplingError, match=f"'{kind}'"):
+                run.images.caption(drawn.pixels, sampler=kind)
+            continue
+        written = run.images.caption(drawn.pixels, sampler=kind)
+        assert not {run.shape.mask_id, run.shape.pad_id} & {token for row in written.tokens for token in row}
+    both = run.images.generate(3, steps=2)
+    assert len(both) == 3
+    assert both.pixels.shape == (3, *helpers.IMAGE)
+
+
 def sample_everything(run: MMLDLM) -> None:
     """Run each sampler that fits the run; the others are refused. A classifier assigns classes instead."""
     if "classify" in run.capabilities:
@@ -98,6 +117,9 @@ def sample_everything(run: MMLDLM) -> None:
         assert set(found.labels) <= {"first", "second", "similar"}
         return
     fitting = fitting_samplers(run)
+    if run.capabilities.reads_images:
+        sample_images(run)
+        return
     for kind in TEXT_SAMPLERS.known:
         sampler = {"kind": kind} | ({"inner": {"kind": "confidence", "steps": 2}} if kind == "blocks" else {})
         length: Any = 4 if run.model.has_length else "sample"

@@ -2,6 +2,9 @@
 
 The tests run in this order: readable text, length, language, number of tokens, duplicates. Every row is counted as
 accepted, as a duplicate, or as quarantined.
+
+A text with an image is a duplicate only if the same text occurs with the same image; the image alone decides its split,
+so that no image is in two splits.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import DigestMap, NearDuplicates, as_words
 from mm_ldlm.corpus.filters import load_language_filter
+from mm_ldlm.corpus.images import digest_of
 from mm_ldlm.corpus.normalisation import comparison_digest, comparison_form, normalise
 from mm_ldlm.corpus.quarantine import Quarantine
 from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, meta_value, text_digest, whole_text
@@ -168,7 +172,7 @@ class Cleaner:
     def _split(self, candidate: Candidate, tokenizer: TextTokenizer, limits: TokenizerConfig) -> list[Candidate]:
         pieces = split_text(candidate.text, tokenizer, max_length=limits.max_length)
         self.counts.from_splitting[candidate.source] += len(pieces) - 1
-        whole = text_digest(candidate.text).hex()
+        whole = text_digest(candidate.text, candidate.row.image).hex()
         kept = []
         for number, (piece, length) in enumerate(pieces):
             meta = json.loads(candidate.row.meta) if candidate.row.meta else {}
@@ -189,8 +193,8 @@ class Cleaner:
     # -- duplicates and splits ----------------------------------------------------------------------------------------
 
     def _remove_duplicates(self, candidates: list[Candidate]) -> None:
-        digests = [text_digest(candidate.whole) for candidate in candidates]
-        forms = [comparison_digest(candidate.text, key=self._key) for candidate in candidates]
+        digests = [text_digest(candidate.whole, candidate.row.image) for candidate in candidates]
+        forms = [comparison_digest(candidate.row.image or candidate.text, key=self._key) for candidate in candidates]
         id_words, form_words = as_words(digests), as_words(forms)
         by_hash = splits_of(form_words[:, 0], self.config.splits).tolist()
         known_ids, known_forms = self._ids.lookup(id_words).tolist(), self._forms.lookup(form_words).tolist()
@@ -205,9 +209,10 @@ class Cleaner:
                 continue
             elsewhere = known_forms[i] if known_forms[i] >= 0 else new_forms.get(forms[i], split)
             if elsewhere != split:
-                self._duplicate(candidate, f"in_{SPLITS[elsewhere]}_but_for_case")
+                place = f"in_{SPLITS[elsewhere]}"
+                self._duplicate(candidate, f"{place}_but_for_case" if candidate.row.image is None else f"image_{place}")
                 continue
-            if self._near is not None:
+            if self._near is not None and candidate.row.image is None:
                 sketch = self._near.signature(comparison_form(candidate.whole))
                 if self._near.seen(sketch):
                     self._duplicate(candidate, "near")
@@ -227,19 +232,22 @@ class Cleaner:
         """Restore the state of an interrupted run from the records that it committed."""
         for table in records.iter_tables(columns=["id", "text", "split", "meta"]):
             texts = table.column("text").to_pylist()
+            images = [digest_of(meta) for meta in table.column("meta").to_pylist()]
             splits = np.array([_SPLIT_NUMBER[split] for split in table.column("split").to_pylist()], np.uint8)
             self._ids.add(
                 as_words([bytes.fromhex(i) for i in table.column("id").to_pylist()]), np.zeros(len(texts), np.uint8)
             )
-            forms = as_words([comparison_digest(text, key=self._key) for text in texts])
+            keys = [image or text for text, image in zip(texts, images, strict=True)]
+            forms = as_words([comparison_digest(key, key=self._key) for key in keys])
             _, first = np.unique(forms, axis=0, return_index=True)
             first = np.sort(first)
             first = first[self._forms.lookup(forms[first]) < 0]
             self._forms.add(forms[first], splits[first])
             if self._near is not None:
-                for text, meta in zip(texts, table.column("meta").to_pylist(), strict=True):
-                    whole = whole_text(text, meta_value(meta, PAIR))
-                    self._near.add(self._near.signature(comparison_form(whole)))
+                for text, image, meta in zip(texts, images, table.column("meta").to_pylist(), strict=True):
+                    if image is None:
+                        whole = whole_text(text, meta_value(meta, PAIR))
+                        self._near.add(self._near.signature(comparison_form(whole)))
 
     # -- tables -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import dataclasses
 from mm_ldlm.config import Fraction, PositiveInt, config
 from mm_ldlm.corpus.dedup import NearDuplicateConfig
 from mm_ldlm.corpus.filters import LengthConfig
+from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.normalisation import UnicodeForm
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.splits import SplitConfig
@@ -28,6 +29,7 @@ class IngestionConfig:
         splits: used for sources without splits of their own.
         max_bad_fraction: the run stops when a larger fraction of the rows is damaged.
         max_row_bytes: longer lines and documents count as damaged and are never held in memory whole.
+        images: bounds on images; larger ones count as damaged and are not decoded.
         shard_rows: rows per shard of the store.
         progress: show a progress bar.
     """
@@ -42,6 +44,7 @@ class IngestionConfig:
     splits: SplitConfig = SplitConfig()
     max_bad_fraction: Fraction = 0.01
     max_row_bytes: PositiveInt = 1_000_000
+    images: ImageLimits = ImageLimits()
     shard_rows: PositiveInt = 65_536
     progress: bool = True
 

@@ -60,7 +60,10 @@ def ingest(
     """
     config = config.with_path_in_source()
     started = time.monotonic()
-    sources = [open_source(source, seed=seed, max_row_bytes=config.max_row_bytes) for source in config.sources]
+    sources = [
+        open_source(source, seed=seed, max_row_bytes=config.max_row_bytes, images=config.images)
+        for source in config.sources
+    ]
     made_by = _fingerprints(config, sources, tokenizer, tokens)
     progress = Progress.resume(workspace, quarantine, fingerprint=fingerprint(made_by), sources=len(sources))
     _clear(workspace, progress.records, made_by=made_by)

@@ -1,4 +1,4 @@
-"""The record store: one text per row, identified by a digest of the stored text.
+"""The record store: one text per row, identified by a digest of the stored text and of its image, if it has one.
 
 The id is the same wherever the text came from. The record of a pair also has the second text, and its id is that of
 both. `normalisation` defines the stored text, `splits` the split.
@@ -21,20 +21,25 @@ RECORD_SCHEMA = pa.schema(
         pa.field("meta", pa.string()),
     ]
 )
-"""Columns of the record store: `id` is `record_id(text)`, `text` is normalised and never empty, `source` is the name of
-the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
+"""Columns of the record store: `id` is `record_id(text, pair, image)`, `text` is normalised and never empty, `source`
+is the name of the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
 LABEL, PAIR = "label", "pair"
 """Keys of `meta` for the label of a record, and for the second text of a pair."""
 
 
-def text_digest(text: str) -> bytes:
-    """Return the blake2b digest of a text, 16 bytes."""
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
+def text_digest(text: str, image: str | None = None) -> bytes:
+    """Return the blake2b digest of a text, 16 bytes; with an image, of the text and the digest of the image.
+
+    No stored text contains NUL, so a text with an image never has the digest of another text or of a pair.
+    """
+    whole = text if image is None else f"{text}\0\0{image}"
+    return hashlib.blake2b(whole.encode("utf-8"), digest_size=16).digest()
 
 
-def record_id(text: str, pair: str | None = None) -> str:
-    """Return the id of a stored text, or of both texts of a pair: 32 hexadecimal digits of `text_digest`."""
-    return text_digest(whole_text(text, pair)).hex()
+def record_id(text: str, pair: str | None = None, image: str | None = None) -> str:
+    """Return the id of a stored text, of both texts of a pair, or of a text with its image: 32 hexadecimal digits of
+    `text_digest`."""
+    return text_digest(whole_text(text, pair), image).hex()
 
 
 def whole_text(text: str, pair: str | None) -> str:

@@ -29,11 +29,11 @@ NAME = "dataset.json"
 FORMAT_VERSION = 1
 REQUIRED = ("records", "tokens", "index", "tokenizer")
 """Stores that every dataset has."""
+NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser", "images": "image_normaliser"}
+"""Store of vectors → the store of the normaliser that standardises them; a dataset with the one needs the other."""
 _FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
-    "tokenizer": TextTokenizer, "normaliser": Normaliser, "state_normaliser": Normaliser,
+    "tokenizer": TextTokenizer, **dict.fromkeys(NORMALISERS.values(), Normaliser)
 }  # fmt: skip
-NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser"}
-"""Store of vectors → the store of its normaliser."""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
 
@@ -176,6 +176,12 @@ class Dataset:
         return normaliser
 
     @property
+    def images(self) -> LatentStore | None:
+        """Images as vectors of their pixels, 0 to 1; None for a dataset without images."""
+        store: LatentStore | None = self._optional("images")
+        return store
+
+    @property
     def token_vectors(self) -> LatentStore | None:
         """Encoder's vector of each token; None if the model does not initialise its embeddings from them."""
         store: LatentStore | None = self._optional("token_vectors")
@@ -194,7 +200,7 @@ class Dataset:
     @property
     def shape(self) -> DataShape:
         """Sizes of the data that a model is built for."""
-        latents = self.latents
+        latents, images = self.latents, self.images
         return DataShape(
             vocab_size=self.tokenizer.vocab_size,
             pad_id=self.tokenizer.pad_id,
@@ -202,6 +208,7 @@ class Dataset:
             max_length=self.tokenizer.max_length,
             latent_dim=None if latents is None else latents.dim,
             state_dim=self.require("state_normaliser").dim if "token_states" in self else None,
+            image_size=None if images is None else tuple(images.manifest.meta["image_size"]),
         )
 
 
@@ -210,8 +217,8 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
 
     Args:
         stores: folder of each store by name: "records", "tokens", "index", "tokenizer" and, where used, "latents" with
-            "normaliser", "token_states" with "state_normaliser", "token_vectors", "token_clusters", and any further
-            shard store that an objective reads.
+            "normaliser", "token_states" with "state_normaliser", "images" with "image_normaliser", "token_vectors",
+            "token_clusters", and any further shard store that an objective reads.
 
     Raises:
         StoreError: a store is missing or damaged, or a required store is not named.
@@ -241,10 +248,11 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
                     f"{stores[name]}: the {name} were made with {other} {wanted}, but the {other} in {stores[other]} "
                     f"have fingerprint {about[other]['fingerprint']}. {_AGAIN}"
                 )
-    if "latents" in stores and (dim := LatentStore.open(stores["latents"]).dim) != (
-        fitted := Normaliser.load(stores["normaliser"]).dim
-    ):
-        raise StoreError(f"{stores['normaliser']}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}")
+    for name, normaliser in NORMALISERS.items():
+        if name in stores and (dim := LatentStore.open(stores[name]).dim) != (
+            fitted := Normaliser.load(stores[normaliser]).dim
+        ):
+            raise StoreError(f"{stores[normaliser]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}")
     encoder = made_from.get("latents", {}).get("encoder")
     dataset = Dataset(directory, about, encoder=encoder)
     document = {"format_version": FORMAT_VERSION, "fingerprint": dataset.fingerprint, "encoder": encoder}

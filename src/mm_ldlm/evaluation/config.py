@@ -195,6 +195,19 @@ class ClassificationEvalConfig:
 
 
 @config
+class ImagesSuiteConfig:
+    """Parameters of the images suite.
+
+    Attributes:
+        classifier_rows: largest number of training images of the classifier, and of test images that it is checked on.
+        pictures: number of images of each task that the report shows.
+    """
+
+    classifier_rows: PositiveInt = 5_000
+    pictures: PositiveInt = 40
+
+
+@config
 class EvaluationConfig:
     """Parameters of the pipeline `evaluation`. checkpoint: latest, best or a step."""
 
@@ -209,6 +222,7 @@ class EvaluationConfig:
     generation: GenerationConfig = GenerationConfig()
     latents: LatentsConfig = LatentsConfig()
     classification: ClassificationEvalConfig = ClassificationEvalConfig()
+    images: ImagesSuiteConfig = ImagesSuiteConfig()
 
 
 @config

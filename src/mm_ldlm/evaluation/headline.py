@@ -20,6 +20,7 @@ def flat_metrics(
     likelihood: Mapping[str, Any],
     latents: Mapping[str, Any],
     generation: Mapping[str, Any],
+    images: Mapping[str, Any],
     timings: Mapping[str, float],
     classification: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
@@ -32,6 +33,7 @@ def flat_metrics(
     _likelihood(found, likelihood)
     _generation(found, generation)
     _classification(found, classification or {})
+    _images(found, images)
     for name, seconds in timings.items():
         if name != "reporting":  # it is still running
             found[f"seconds.{name}"] = float(seconds)
@@ -132,6 +134,19 @@ def _classification(found: dict[str, float], classification: Mapping[str, Any]) 
         if entry := classification.get(name):
             for metric in ("accuracy", "macro_f1", "ece", "nll"):
                 _put(found, f"{prefix}.{metric}", entry[metric])
+
+
+def _images(found: dict[str, float], images: Mapping[str, Any]) -> None:
+    _put(found, "images.classifier_accuracy", (images.get("classifier") or {}).get("real_accuracy"))
+    for task, names in (
+        ("caption_to_image", ("accuracy",)),
+        ("image_to_caption", ("accuracy", "exact_match", "attested")),
+        ("image_text", ("agreement",)),
+    ):
+        for name in names:
+            _put(found, f"{task}.{name}", (images.get(task) or {}).get(name))
+    for name, distance in ((images.get("caption_to_image") or {}).get("nearest_training") or {}).items():
+        _put(found, f"caption_to_image.nearest_training.{name}", distance)
 
 
 def slug(text: str) -> str:

@@ -22,6 +22,7 @@ from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.choices import latent_config, text_config
 from mm_ldlm.inference.classifying import classify_latents, classify_tokens, refuse_second, second_texts
 from mm_ldlm.inference.edge import Edge, Encoder, Latents, TooLong
+from mm_ldlm.inference.images import ImageWriter
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Classes, Embeddings, Interpolations, Neighbours, Scores, Texts
@@ -48,6 +49,7 @@ class MMLDLM:
         encoder: the encoder that made the latents, or None.
         batch_tokens: number of tokens of one batch including pads; None chooses it by the size of the vocabulary.
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
+        image_normaliser: the normaliser of the images; None for a run without images.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class MMLDLM:
         *,
         batch_tokens: int | None = None,
         load_encoder: Callable[[], Encoder] | None = None,
+        image_normaliser: Any | None = None,
     ) -> None:
         self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
         self.parts: Parts | None = None
+        self.image_normaliser = image_normaliser
         batch_tokens = batch_tokens or default_batch_tokens(tokenizer.vocab_size)
         self._writer = Writer(model, batch_tokens=batch_tokens)
         self._latents = LatentWriter(model, batch_tokens=batch_tokens)
@@ -96,7 +100,7 @@ class MMLDLM:
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
         made = cls(
             parts.model, parts.capabilities, parts.tokenizer, parts.normaliser, encoder,
-            batch_tokens=batch_tokens, load_encoder=parts.load_encoder,
+            batch_tokens=batch_tokens, load_encoder=parts.load_encoder, image_normaliser=parts.image_normaliser,
         )  # fmt: skip
         made.parts = parts
         return made
@@ -146,6 +150,22 @@ class MMLDLM:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
         return self._edge.encoder
+
+    @property
+    def images(self) -> ImageWriter:
+        """Images from captions, captions of images, and both together.
+
+        Raises:
+            SamplingError: the run has no images.
+        """
+        if self.image_normaliser is None:
+            raise SamplingError(
+                f"this run has no images: it was trained with {self.capabilities.trained_as}. Train an objective that "
+                "reads images (kedro run --env=digits)."
+            )
+        return ImageWriter(
+            self.model, self.capabilities, self.tokenizer, self.image_normaliser, batch_tokens=self.batch_tokens
+        )
 
     # --- the uses -----------------------------------------------------------------------------------------------------
 

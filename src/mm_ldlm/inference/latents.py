@@ -70,7 +70,7 @@ class LatentWriter:
 
     def _draw(self, ids: Sequence[Sequence[int]], *, config: Any, seed: int, unknown: bool) -> Drawn:
         shape, device = self.model.shape, self.model.device
-        draws_Knd = torch.empty(config.draws, len(ids), shape.latent_dim or 0, device=device)
+        draws_Knd = torch.empty(config.draws, len(ids), self.model.dim, device=device)
         calls = np.zeros(len(ids), dtype=np.int64)
         with self.model.evaluating():
             for batch in in_batches([len(row) for row in ids], batch_tokens=self.batch_tokens, doing="drawing latents"):
@@ -85,7 +85,7 @@ class LatentWriter:
         shape, device = self.model.shape, self.model.device
         tokens: list[tuple[int, ...]] = [()] * len(lengths)
         log_probs, calls = np.zeros(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
-        latents_nd = torch.empty(len(lengths), shape.latent_dim or 0, device=device)
+        latents_nd = torch.empty(len(lengths), self.model.dim, device=device)
         with self.model.evaluating():
             for batch in in_batches(lengths, batch_tokens=self.batch_tokens, doing="writing"):
                 canvas_BL = pad(self._canvases([lengths[row] for row in batch]), shape.pad_id, device)

@@ -41,6 +41,8 @@ class Parts:
     tokenizer: TextTokenizer
     normaliser: Normaliser | None
     """None for a run without latents"""
+    image_normaliser: Normaliser | None
+    """None for a run without images"""
     load_encoder: Callable[[], Any] | None
     """Loads the encoder that the run was trained on; None if the run names no encoder"""
     checkpoint: Path
@@ -95,12 +97,17 @@ def load_run(
         model=objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
         tokenizer=tokenizer,
-        normaliser=Normaliser.load(found / "normaliser") if (found / "normaliser").is_dir() else None,
+        normaliser=_normaliser(found / "normaliser"),
+        image_normaliser=_normaliser(found / "image_normaliser"),
         load_encoder=_encoder_loader(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen),
         checkpoint=found,
         step=folder.step_of(found),
         fingerprints=fingerprints,
     )
+
+
+def _normaliser(folder: Path) -> Normaliser | None:
+    return Normaliser.load(folder) if folder.is_dir() else None
 
 
 def _config(path: Path, checkpoint: Path) -> dict[str, Any]:

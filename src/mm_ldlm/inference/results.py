@@ -61,6 +61,32 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Images:
+    """Images that a sampler drew, with their captions."""
+
+    pixels: npt.NDArray[np.float32] = field(repr=False)
+    """(n, height, width, channels) between 0 and 1"""
+    captions: tuple[str, ...]
+    """The captions that were given, or those that were drawn with the images"""
+    model_calls: Ints
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Convert to a table with one row per image; the pixels are a list column, row by row."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "text": list(self.captions),
+                "image": list(self.pixels.reshape(len(self), -1)),
+                "model_calls": np.asarray(self.model_calls, dtype=np.int64),
+            }
+        )
+
+
+@dataclass(frozen=True)
 class Embeddings:
     """Latents that a sampler drew for texts."""
 

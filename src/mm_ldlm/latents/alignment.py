@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_ldlm.corpus.images import digest_of
 from mm_ldlm.corpus.normalisation import comparison_digest
 from mm_ldlm.corpus.record import PAIR, meta_value, record_id
 from mm_ldlm.corpus.splits import SPLITS
@@ -118,19 +119,24 @@ def check_tokens(found: Findings, tokens: ShardStore, *, tokenizer: TextTokenize
 def check_texts(
     found: Findings, records: ShardStore, *, evaluation_sets: Mapping[str, Sequence[str]], on_leakage: str
 ) -> None:
-    """Check that ids are digests of texts, that splits are disjoint, and that no evaluation sentence is in training."""
+    """Check that ids are digests of texts, that splits are disjoint, and that no evaluation sentence is in training.
+
+    The split of a text with an image is that of its image: images are compared in place of such texts.
+    """
     n = len(records)
     digest_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
     forged: list[int] = []
     for start in range(0, n, _ROWS):
         table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split", "meta"])
         ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
-        packed = b"".join(comparison_digest(text, key=b"") for text in texts)
+        images = [digest_of(meta) for meta in table["meta"].to_pylist()]
+        rows_in = list(zip(ids, texts, images, strict=True))
+        packed = b"".join(comparison_digest(image or text, key=b"") for _, text, image in rows_in)
         digest_n[start : start + len(texts)] = np.frombuffer(packed, "V16")
         codes = pc.index_in(table["split"].combine_chunks(), value_set=pa.array(SPLITS))
         split_n[start : start + len(texts)] = pc.fill_null(codes, -1).to_numpy()
         pairs = [meta_value(meta, PAIR) for meta in table["meta"].to_pylist()]
-        own = [record_id(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+        own = [record_id(text, pair, image) for (_, text, image), pair in zip(rows_in, pairs, strict=True)]
         forged += [start + i for i, (name, found_id) in enumerate(zip(own, ids, strict=True)) if name != found_id]
     if forged:
         rows = np.array(forged, np.int64)
@@ -177,7 +183,8 @@ def _check_disjoint(
         found.add(
             "error",
             "split leakage",
-            f"{len(rows)} texts are in more than one split (compared without case and spacing).",
+            f"{len(rows)} texts or images are in more than one split (texts are compared without case and spacing, "
+            "images by their pixels).",
             count=len(rows),
             examples=texts,
             remedy=(
@@ -188,7 +195,7 @@ def _check_disjoint(
         found.add(
             "info",
             "duplicate texts",
-            f"{within} records repeat a text of the same split, apart from case and spacing.",
+            f"{within} records repeat a text of the same split, apart from case and spacing, or an image.",
             count=within,
             remedy="Near-duplicate removal (ingestion.near_duplicates) removes them.",
         )

@@ -43,6 +43,7 @@ def validate(
     records: ShardStore,
     tokens: ShardStore,
     latents: ShardStore | None,
+    images: ShardStore | None = None,
     tokenizer: TextTokenizer,
     encoder: EncoderConfig,
     extraction: ExtractConfig,
@@ -52,12 +53,13 @@ def validate(
 ) -> Outcome:
     """Check records, tokens and latents against each other, the tokenizer and the encoder.
 
-    `latents` is None for an objective on texts alone; the encoder is then neither located nor compared.
+    `latents` is None for an objective without latents; the encoder is then neither located nor compared. `images` is
+    None for an objective without images.
     """
     found = Findings()
     located = locate_encoder(encoder) if latents is not None else None
-    stores = [store for store in (records, tokens, latents) if store is not None]
-    _check_fingerprints(found, records, tokens, latents, tokenizer=tokenizer, located=located)
+    stores = [store for store in (records, tokens, latents, images) if store is not None]
+    _check_fingerprints(found, records, tokens, latents, images, tokenizer=tokenizer, located=located)
     readable = _check_bytes(found, *stores, checksums=config.verify_checksums)
     if latents is not None and located is not None:
         _check_shapes(found, latents, located=located, extraction=extraction)
@@ -106,6 +108,7 @@ def _check_fingerprints(
     records: ShardStore,
     tokens: ShardStore,
     latents: ShardStore | None,
+    images: ShardStore | None,
     *,
     tokenizer: TextTokenizer,
     located: LocatedEncoder | None,
@@ -126,6 +129,8 @@ def _check_fingerprints(
                 f"encoder '{located.spec.name}' as configured",
             ),
         ]
+    if images is not None:
+        wanted.append((images, "records", records.manifest.fingerprint, "the embedding pipeline", "the records"))
     for store, name, expected, pipeline, what in wanted:
         stored = store.manifest.fingerprints.get(name)
         if stored != expected:

@@ -23,7 +23,7 @@ from mm_ldlm.store import ShardStore, atomic
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["standard", "robust", "whitening"]
+Kind = Literal["standard", "robust", "whitening", "one_scale"]
 Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
 Matrix = npt.NDArray[np.float64]
 FORMAT_VERSION = 1
@@ -36,8 +36,10 @@ class NormaliserConfig:
     """Parameters of the standardisation of latents.
 
     Attributes:
-        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349)
-            or "whitening" (mean, and the full covariance turned into the identity).
+        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349),
+            "whitening" (mean, and the full covariance turned into the identity) or "one_scale" (mean per dimension, and
+            for all dimensions the root mean square of their standard deviations). Images need "one_scale": pixels that
+            hardly vary would be scaled up to noise by the others.
         robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
     """
 
@@ -50,7 +52,7 @@ class Normaliser:
     """Normaliser z = (x - mean) / scale, or z = (x - mean) W for whitening; `invert` is the inverse.
 
     Attributes:
-        kind: "standard", "robust" or "whitening".
+        kind: "standard", "robust", "whitening" or "one_scale".
         mean_d: (d,) float64; the median for "robust".
         scale_d: (d,) float64, positive; ones for "whitening".
         unit_norm: the encoder's vectors have norm 1, so inverted vectors are scaled to norm 1.
@@ -216,6 +218,8 @@ def fit(
     if config.kind == "whitening":
         return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
     std = np.sqrt(moments / max(count - 1, 1))
+    if config.kind == "one_scale":
+        return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
     return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
 
 
@@ -269,6 +273,12 @@ def _per_dimension(kind: str, centre_d: Matrix, scale_d: Matrix, *, rows: int, u
     constant = scale_d <= 1e-6 * max(float(scale_d.max()), 1e-300)
     safe = np.where(constant, 1.0, scale_d)
     return Normaliser(kind, centre_d, safe, unit_norm, rows, constant=tuple(np.flatnonzero(constant).tolist()))
+
+
+def _one_scale(mean_d: Matrix, std_d: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
+    """Scale so that the variance of a dimension is 1 on average; vectors without any variation keep their scale."""
+    scale = float(np.sqrt(np.square(std_d).mean())) or 1.0
+    return Normaliser("one_scale", mean_d, np.full_like(mean_d, scale), unit_norm, rows)
 
 
 def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:

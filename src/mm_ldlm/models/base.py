@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -29,6 +30,17 @@ class DataShape:
     """Dimension of the continuous state of a token; None for data without token states."""
     noise_ids: int = 0
     """Ids that only the noise of the text process has (its clusters, for example), from `first_noise_id` on."""
+    image_size: tuple[int, int, int] | None = None
+    """Height, width and channels of an image; None for data without images."""
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None:  # JSON has lists
+            object.__setattr__(self, "image_size", tuple(self.image_size))
+
+    @property
+    def image_dim(self) -> int:
+        """Numbers of an image: height · width · channels; 0 for data without images."""
+        return 0 if self.image_size is None else math.prod(self.image_size)
 
     @property
     def first_noise_id(self) -> int:
@@ -47,8 +59,8 @@ class DataShape:
 
 
 Interface = Literal[
-    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser", "next_token",
-    "latent_features",
+    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser",
+    "text_and_image_denoiser", "text_vectors_and_image_denoiser", "next_token", "latent_features",
 ]  # fmt: skip
 """Call signature of a model. Objectives name the interface that they train; models of one interface are
 interchangeable.
@@ -59,6 +71,9 @@ text_and_states_denoiser: noised text and noised state of each token with their 
 text_denoiser: noised text with its timestep → logits, marginal length (`models.dit.DiT`).
 text_given_latent_denoiser: noised text with its timestep, and a clean latent or none → logits, length given the latent
     (`models.latent_dit.LatentDiT`).
+text_and_image_denoiser: noised caption and image with their timesteps → logits, image, length
+    (`models.image_mmdit.ImageMMDiT`).
+text_vectors_and_image_denoiser: the same with noised vectors of the caption's tokens, and the vectors of all tokens.
 next_token: a text → logits of each next token (`models.causal.CausalTransformer`).
 latent_features: a clean latent → its features for a head (`models.latent_mlp.LatentMLP`).
 """

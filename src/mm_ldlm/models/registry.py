@@ -13,6 +13,8 @@ MODELS = Kinds(
         "latent_dit_cross": "mm_ldlm.models.latent_dit:LatentDiTCrossConfig",
         "ccdd": "mm_ldlm.models.ccdd:CcddConfig",
         "latent_mlp": "mm_ldlm.models.latent_mlp:LatentMLPConfig",
+        "image_mmdit": "mm_ldlm.models.image_mmdit:ImageMMDiTConfig",
+        "image_mmdit_continuous": "mm_ldlm.models.image_mmdit:ContinuousImageMMDiTConfig",
         "causal": "mm_ldlm.models.causal:CausalConfig",
     },
     group="mm_ldlm.models",

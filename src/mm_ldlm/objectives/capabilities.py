@@ -15,7 +15,8 @@ from mm_ldlm.sampling.base import refuse_without_states
 from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
-    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent", "classify"
+    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent", "classify",
+    "caption_to_image", "image_to_caption", "image_text",
 ]  # fmt: skip
 USES: dict[Use, str] = {
     "l2t": "write texts from latents",
@@ -28,6 +29,9 @@ USES: dict[Use, str] = {
     "score": "score texts without a latent",
     "score_given_latent": "score texts given their latents",
     "classify": "assign texts or latents to classes",
+    "caption_to_image": "generate images from captions",
+    "image_to_caption": "write captions of images",
+    "image_text": "generate images and captions together",
 }
 """Every use, in words that complete "this run cannot …"."""
 
@@ -42,9 +46,10 @@ class Capabilities:
         joint_orders: orders in which a text and its latent can be generated together; () for a run that generates no
             latents.
         reads_latents: whether the examples of the run have latents.
+        reads_images: whether the examples of the run have images.
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
-        guided: the uses whose text samplers may have a guidance other than 1, given a latent or token states.
+        guided: the uses whose text samplers may have a guidance other than 1, given a latent, token states or an image.
         token_states: whether the run generates a continuous state of each token beside a text.
         classifies: what `classify` receives: texts, latents, or pairs of texts; None without the use.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
@@ -54,6 +59,7 @@ class Capabilities:
     likelihood: Literal["exact", "bound"] = "bound"
     joint_orders: tuple[str, ...] = ()
     reads_latents: bool = False
+    reads_images: bool = False
     process: ProcessTraits | None = None
     guided: frozenset[Use] = frozenset()
     token_states: bool = False

@@ -59,6 +59,11 @@ class GenerativeModel(ABC):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def dim(self) -> int:
+        """Dimension d of what is drawn beside a text: of a latent, or of an image; 0 for a model of texts alone."""
+        return int(self.shape.latent_dim or 0)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch to evaluation mode without gradients; the previous mode is restored at the end."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mm_ldlm.config import config
 from mm_ldlm.diffusion import gaussian
@@ -24,9 +23,10 @@ from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import dropped
 from mm_ldlm.objectives.cycle import CYCLE_UNITS, estimate_latent, latent_cycle, ramped
+from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.multimodal_options import MultimodalOptions
-from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
+from mm_ldlm.objectives.text_loss import length_loss, positions_of_logits, text_losses
 from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
 
 # mode → (parts that have no loss in this mode, input parts that are frozen if they start from trained weights)
@@ -255,27 +255,12 @@ class MultimodalObjective:
     def _latent_loss(
         self, prediction_Bd: Tensor, x0_Bd: Tensor, x_t_Bd: Tensor, noise_Bd: Tensor, t_B: Tensor, real_B: Tensor
     ) -> Losses:
-        """Sum over examples w(SNR) · the mean over d of the squared error in the model's parameterisation."""
-        signal_B, scale_B = self._signal(t_B)
-        kind = self.config.parameterisation
-        want_Bd = gaussian.target(kind, x0_Bd, noise_Bd, signal_B=signal_B, noise_scale_B=scale_B)
-        snr_B = (signal_B / scale_B).square()
-        w_B = gaussian.loss_weight(
-            self.config.latent_loss, snr_B, parameterisation=kind, gamma=self.config.min_snr_gamma
-        )
-        error_B = (prediction_Bd.float() - want_Bd).square().mean(1)
-        error_B = torch.where(real_B, error_B, 0.0)
-        count = real_B.sum()
-        losses: Losses = {"latent_loss": ((w_B * error_B).sum(), count)}
-        with torch.no_grad():
-            x0_hat_Bd = gaussian.to_x0(
-                prediction_Bd.float(), kind, x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=scale_B
-            )
-            cosine_B = torch.where(real_B, F.cosine_similarity(x0_hat_Bd, x0_Bd, dim=1), 0.0)
-            losses["latent_cosine"] = (cosine_B.sum(), count)
-            losses["noise_level"] = (torch.where(real_B, scale_B, 0.0).sum(), count)
-            losses |= by_time("latent_error", error_B.detach(), t_B, real_B.float())
-        return losses
+        """See `gaussian_loss`."""
+        return gaussian_loss(
+            prediction_Bd, x0_Bd, x_t_Bd, noise_Bd, t_B, real_B,
+            schedule=self.config.latent_schedule, parameterisation=self.config.parameterisation,
+            weight=self.config.latent_loss, gamma=self.config.min_snr_gamma, name="latent",
+        )  # fmt: skip
 
     def _signal(self, t_B: Tensor) -> tuple[Tensor, Tensor]:
         return self.config.latent_schedule.signal(t_B), self.config.latent_schedule.noise(t_B)

@@ -34,11 +34,6 @@ class MultimodalGeneration(DenoiserGeneration):
         self.config = config
         self.latents_need_lengths = not config.trains_null_text
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a latent."""
-        return int(self.shape.latent_dim or 0)
-
     # -- texts --------------------------------------------------------------------------------------------------------
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:

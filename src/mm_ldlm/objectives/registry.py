@@ -14,6 +14,8 @@ OBJECTIVES = Kinds(
         "ccdd": "mm_ldlm.objectives.ccdd:CcddObjectiveConfig",
         "classification": "mm_ldlm.objectives.classification:ClassificationConfig",
         "pairwise_classification": "mm_ldlm.objectives.pairwise_classification:PairwiseClassificationConfig",
+        "image_text": "mm_ldlm.objectives.image_text:ImageTextConfig",
+        "image_text_continuous": "mm_ldlm.objectives.image_text:ContinuousImageTextConfig",
         "autoregressive": "mm_ldlm.objectives.autoregressive:AutoregressiveConfig",
     },
     group="mm_ldlm.objectives",

@@ -14,7 +14,8 @@ from mm_ldlm.config import (
     PositiveInt,
     config,
 )
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.sampling.gaussian import DdimConfig, GaussianSampler
+from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, LATENT_SAMPLERS, TEXT_SAMPLERS
 
 JointOrder = Literal["together", "latent_first", "text_first"]
 
@@ -70,7 +71,9 @@ class SearchConfig:
 
 # --- tasks of the pipeline --------------------------------------------------------------------------------------------
 
-Task = Literal["l2t", "t2l", "unconditional", "infill", "edit", "interpolate"]
+Task = Literal[
+    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "caption_to_image", "image_to_caption", "image_text"
+]  # fmt: skip
 TASKS: tuple[Task, ...] = get_args(Task)
 _INPUTS: dict[Task, str] = {
     "l2t": "rows, l2t.files or l2t.texts",
@@ -78,6 +81,8 @@ _INPUTS: dict[Task, str] = {
     "infill": "infill.texts",
     "edit": "edit.sources",
     "interpolate": "interpolate.starts",
+    "caption_to_image": "rows",
+    "image_to_caption": "rows",
 }
 
 
@@ -173,6 +178,30 @@ class InterpolateConfig:
 
 
 @config
+class ImageTasksConfig:
+    """Parameters of the tasks on images; `SamplingConfig.rows` examples of the split are drawn and captioned."""
+
+    image: Annotated[Any, LATENT_SAMPLERS] = field(default_factory=DdimConfig)
+    """Sampler of images given captions"""
+    caption: Annotated[Any, CAPTION_SAMPLERS] | None = None
+    """Sampler of captions given images: a text sampler, or a latent sampler if captions are noised as vectors; None:
+    the default of the model"""
+    length: str | int = "argmax"
+    """Length of the captions: argmax | sample | a number of tokens"""
+    joint_count: PositiveInt = 64
+    """Number of images that are drawn together with their captions"""
+    joint_steps: PositiveInt = 50
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        if isinstance(self.length, str) and self.length.startswith("top-"):
+            raise ValueError(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number")
+        for name, sampler in (("image", self.image), ("caption", self.caption)):
+            if (draws := getattr(sampler, "draws", 1)) > 1:
+                raise ValueError(f"{name}.draws is {draws}, but a mean of several draws is none of them: set it to 1")
+
+
+@config
 class SamplingConfig:
     """Parameters of `kedro run --pipelines=sampling`."""
 
@@ -202,6 +231,7 @@ class SamplingConfig:
     infill: InfillConfig = field(default_factory=InfillConfig)
     edit: EditConfig = field(default_factory=EditConfig)
     interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)
+    images: ImageTasksConfig = field(default_factory=ImageTasksConfig)
 
     def __post_init__(self) -> None:
         _check_length(self.length)
@@ -218,11 +248,21 @@ class SamplingConfig:
             "infill": self.infill.texts,
             "edit": self.edit.sources,
             "interpolate": self.interpolate.starts,
+            "caption_to_image": self.rows > 0,
+            "image_to_caption": self.rows > 0,
+            "image_text": True,
         }
         return bool(found[task])
 
-    def text_sampler(self, task: Task) -> tuple[str, Any, bool]:
-        """Return the path of the parameter of a task's text sampler, the sampler, and whether it is given latents."""
+    def text_sampler(self, task: Task) -> tuple[str, Any, bool] | None:
+        """Return the path of the parameter of a task's text sampler, the sampler, and whether it is given latents or
+        images; None for a task without one.
+        """
+        if task in ("t2l", "caption_to_image", "image_text"):
+            return None
+        if task == "image_to_caption":
+            own = self.images.caption
+            return None if own is None or isinstance(own, GaussianSampler) else ("sampling.images.caption", own, True)
         if task == "unconditional":
             return "sampling.unconditional.text", self.unconditional.text, self.unconditional.order == "latent_first"
         return "sampling.text", self.text, task != "infill" or bool(self.infill.latents_of)

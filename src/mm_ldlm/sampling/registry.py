@@ -41,6 +41,10 @@ LATENT_SAMPLERS = Kinds(
     },
     group="mm_ldlm.latent_samplers",
 )
+CAPTION_SAMPLERS = Kinds(
+    what="caption sampler", known={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="mm_ldlm.text_samplers"
+)
+"""Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 
 
 def text_sampler(kind: str, **settings: Any) -> Any:

@@ -149,6 +149,7 @@ def _identity(spec: TrainingSpec) -> dict[str, Any]:
         "shape": to_dict(spec.shape),
         **{name: spec.fingerprints.get(name, "") for name in ("tokenizer", "normaliser", "encoder")},
         **{name: spec.fingerprints.get(name, "") for name in spec.objective.stores},
+        **{name: spec.fingerprints[name] for name in ("image_normaliser",) if name in spec.fingerprints},
         "objective": {"kind": spec.objective.kind, **spec.objective.identity},
     }
 

@@ -62,7 +62,7 @@ class StoreSource:
         return np.asarray(self._normalisers[name].standardise(values.astype(np.float32)), np.float32)
 
 
-_COLUMNS = {"latents": "latent", "token_states": token_states.COLUMN}
+_COLUMNS = {"latents": "latent", "images": "latent", "token_states": token_states.COLUMN}
 """Column of a field's store, if it is not "value"."""
 _COUNTED_ROWS = 8192
 """Rows that are read at once while tokens are counted"""
@@ -88,7 +88,7 @@ class Data:
     validation: Source | None
     shape: DataShape
     folders: dict[str, Path]
-    """folders copied into every checkpoint: tokenizer, normaliser if there are latents, stores of the objective"""
+    """folders copied into every checkpoint: tokenizer, normaliser of latents or images, stores of the objective"""
     token_vectors: npt.NDArray[np.float32] | None = None
     """(vocab_size, d): initial token embeddings, if they are not random"""
     stores: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
@@ -116,7 +116,7 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
             f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
         )
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
-    carried = ("tokenizer", *(("normaliser",) if "latents" in fields else ()), *spec.objective.stores)
+    carried = ("tokenizer", *(NORMALISERS[name] for name in fields if name in NORMALISERS), *spec.objective.stores)
     vectors = dataset.require("token_vectors") if "token_vectors" in spec.model.stores else None
     return Data(
         train=StoreSource(dataset, "train", fields=fields),

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 EXCERPT_CHARACTERS = 160
 
-DAMAGE = ("encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file")
+DAMAGE = (
+    "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
+    "broken_image", "unsafe_path",
+)  # fmt: skip
 """Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
 
 
@@ -15,8 +18,8 @@ class Row(NamedTuple):
     """One text of a source, not yet normalised.
 
     `file` is the path or data set, `line` counts lines or rows from 1, `split` is set where the source has its own
-    splits, `meta` is a JSON object as text, and `pair` is the second text of a
-    pair.
+    splits, `meta` is a JSON object as text, and `pair` is the second text of a pair. `image` is the digest of the row's
+    image (`corpus.images.digest`); the reference to the image is in `meta`.
     """
 
     text: str
@@ -25,6 +28,7 @@ class Row(NamedTuple):
     split: str | None = None
     meta: str | None = None
     pair: str | None = None
+    image: str | None = None
 
 
 class BadRow(NamedTuple):

@@ -9,7 +9,10 @@ from typing import Literal
 from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
 from mm_ldlm.corpus.splits import SPLITS, Split
 
-Kind = Literal["starter", "starter_pairs", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout"]
+Kind = Literal[
+    "starter", "starter_pairs", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout",
+    "digits", "image_folder", "webdataset",
+]  # fmt: skip
 BY_HASH = "hash"
 
 _ALWAYS = {"kind", "name", "max_samples", "weight"}
@@ -27,6 +30,9 @@ _READS: dict[str, set[str]] = {
     "hub": {"dataset", "subset", "revision", "streaming", "splits"} | _COLUMNS,
     "disk": {"path", "splits"} | _COLUMNS,
     "layout": {"path"},
+    "digits": set(),
+    "image_folder": _TABLE | {"encoding", "image_column"},
+    "webdataset": _TABLE,
 }
 
 
@@ -35,7 +41,8 @@ class SourceConfig:
     """One source of text. A key that its kind does not read is refused.
 
     Attributes:
-        kind: starter | starter_pairs | text | jsonl | csv | parquet | arrow | hub | disk | layout.
+        kind: starter | starter_pairs | text | jsonl | csv | parquet | arrow | hub | disk | layout | digits |
+            image_folder | webdataset.
         name: the name used in the records and in the report; the kind by default.
         path: a file, a folder (disk, layout), a glob, or a list of files and globs; relative to the working directory.
         dataset: hub only: the data set's name on the hub.
@@ -55,6 +62,7 @@ class SourceConfig:
         unit: text only: one document per "line" or per "file".
         encoding: any encoding in which a line break is one byte.
         delimiter, header: csv only.
+        image_column: image_folder only: the column that contains the path of the image.
         max_samples: maximum number of rows read from this source, bad rows included.
         weight: fraction of this source in the mixture; either all sources have a weight or none.
         num_train, num_validation, num_test: starter and starter_pairs: number of sentences or pairs to generate.
@@ -79,6 +87,7 @@ class SourceConfig:
     encoding: str = "utf-8"
     delimiter: str = ","
     header: bool = True
+    image_column: str = "image"
     max_samples: PositiveInt | None = None
     weight: PositiveFloat | None = None
     num_train: PositiveInt = 20_000

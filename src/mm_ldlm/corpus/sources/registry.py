@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.sources.base import Source
 from mm_ldlm.corpus.sources.columnar import ColumnarSource
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.sources.delimited import CsvSource, JsonlSource
+from mm_ldlm.corpus.sources.digits import DigitsSource
 from mm_ldlm.corpus.sources.hugging_face import DatasetSource
+from mm_ldlm.corpus.sources.image_folder import ImageFolderSource
 from mm_ldlm.corpus.sources.layout import LayoutSource
 from mm_ldlm.corpus.sources.starter import StarterSource
 from mm_ldlm.corpus.sources.starter_pairs import StarterPairsSource
 from mm_ldlm.corpus.sources.text import TextSource
+from mm_ldlm.corpus.sources.webdataset import WebDatasetSource
 
 
-def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int) -> Source:
-    """Return the reader of a source, without reading anything yet."""
+def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int, images: ImageLimits | None = None) -> Source:
+    """Return the reader of a source, without reading anything yet; `images` None: the default limits."""
+    limits = images or ImageLimits()
     match config.kind:
         case "text":
             return TextSource(config, max_row_bytes)
@@ -32,3 +37,9 @@ def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int) -> Sourc
             return DatasetSource(config)
         case "layout":
             return LayoutSource(config)
+        case "digits":
+            return DigitsSource(config, seed)
+        case "image_folder":
+            return ImageFolderSource(config, limits, max_row_bytes)
+        case "webdataset":
+            return WebDatasetSource(config, limits, max_row_bytes)

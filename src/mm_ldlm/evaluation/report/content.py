@@ -77,6 +77,9 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
             _beside(metrics, "perplexity", "of unconditional samples", "{:.1f}".format),
             bar=False,
         ),
+        _fraction(metrics, "caption_to_image.accuracy", "Image of the caption", _classified(metrics)),
+        _fraction(metrics, "image_to_caption.accuracy", "Caption of the image", "with the label of the held-out image"),
+        _fraction(metrics, "image_text.agreement", "Image and caption agree", "drawn together, by the classifier"),
     ]
     return [card for card in found if card is not None]
 
@@ -123,6 +126,13 @@ def _beside_baseline(metrics: Mapping[str, float]) -> str:
     """Describe the accuracy of a classifier beside that of logistic regression on the latents."""
     note, baseline = "of held-out examples", metrics.get("baseline.logistic_regression.accuracy")
     return note if baseline is None else f"{note}; logistic regression on the latents {baseline:.1%}"
+
+
+def _classified(metrics: Mapping[str, float]) -> str:
+    """Note beside the accuracy of generated images."""
+    real = metrics.get("images.classifier_accuracy")
+    note = "recognised by a classifier trained on real images"
+    return note if real is None else f"{note}; real held-out images {real:.1%}"
 
 
 def _fraction(metrics: Mapping[str, float], key: str, label: str, note: str, *, digits: int = 1) -> Card | None:
@@ -204,6 +214,8 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
     found += [("Part of the likelihood", reason) for reason in inputs.likelihood.get("left_out") or ()]
     if not inputs.generation.get("generated"):
         found.append(("Unconditional samples", inputs.generation.get("skipped") or nothing))
+    if (reason := inputs.images.get("left_out")) is not None:
+        found.append(("Labels of images", reason))
     return [(section, str(reason).rstrip(".") + ".") for section, reason in found]
 
 

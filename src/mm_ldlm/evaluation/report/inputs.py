@@ -37,6 +37,7 @@ class ReportInputs:
     unconditional: pd.DataFrame
     """Unconditional samples, with the column text"""
     classification: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, Any] = field(default_factory=dict)
     log: Sequence[Mapping[str, Any]] = ()
     """Metric lines of the training log, by step"""
     events: Sequence[Mapping[str, Any]] = ()

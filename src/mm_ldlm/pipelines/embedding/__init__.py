@@ -1,1 +1,4 @@
-"""`embedding`: records → latents, tokens of the vocabulary → token vectors. The work is done in `mm_ldlm.latents`."""
+"""`embedding`: records → latents and images, tokens of the vocabulary → token vectors.
+
+The work is done in `mm_ldlm.latents`.
+"""

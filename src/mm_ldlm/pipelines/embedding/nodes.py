@@ -1,4 +1,4 @@
-"""Nodes of `embedding`: compute the encoder's vectors of records and tokens, if the configuration uses them."""
+"""Nodes of `embedding`: encoder's vectors of records and tokens, and pixels, as far as the configuration uses them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,23 @@ def embed_records(
         encoder=parse(EncoderConfig, encoder, at="encoder"),
         config=parse(ExtractConfig, embedding, at="embedding"),
         workspace=latents_workspace,
+    )
+
+
+def store_images(
+    records: ShardStore, images: Parameters, ingestion: Parameters, objective: Parameters, images_workspace: Path
+) -> Manifest | NotNeeded:
+    """Store the pixels of the records' images, in order; do nothing for an objective without images."""
+    if "images" not in fields_of(objective):
+        return not_needed("images", f"the objective '{objective['kind']}' reads no images")
+    from mm_ldlm.corpus.config import IngestionConfig
+    from mm_ldlm.latents import images as store
+
+    return store.store_images(
+        records,
+        config=parse(store.ImagesConfig, images, at="images"),
+        limits=parse(IngestionConfig, ingestion, at="ingestion").images,
+        workspace=images_workspace,
     )
 
 

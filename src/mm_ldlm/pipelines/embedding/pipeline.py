@@ -17,6 +17,12 @@ def create_pipeline() -> Pipeline:
                 name="embed_records",
             ),
             node(
+                nodes.store_images,
+                inputs=["records", "params:images", "params:ingestion", "params:objective", "images_workspace"],
+                outputs="images",
+                name="store_images",
+            ),
+            node(
                 nodes.embed_vocabulary,
                 inputs=[
                     "tokenizer_files",

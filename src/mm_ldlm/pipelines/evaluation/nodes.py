@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Parameters = dict[str, Any]
 Metrics = dict[str, Any]
-SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification")
+SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
 """Suites of this pipeline, each a catalog entry `metrics_{suite}`."""
 
 
@@ -146,6 +146,28 @@ def evaluate_classification(model: MMLDLM, dataset: Dataset, evaluation: Paramet
 
     config = _config(evaluation)
     return suite.evaluate(model, dataset, config=config.classification, bootstrap=config.bootstrap, seed=seed)
+
+
+def evaluate_images(
+    model: MMLDLM,
+    dataset: Dataset,
+    samples_caption_to_image: pd.DataFrame,
+    samples_image_to_caption: pd.DataFrame,
+    samples_image_text: pd.DataFrame,
+    evaluation: Parameters,
+    seed: int,
+) -> Metrics:
+    """Score the images and captions that `sampling` drew, by a classifier trained on real images."""
+    from mm_ldlm.evaluation.suites import images as suite
+
+    tables = (samples_caption_to_image, samples_image_to_caption, samples_image_text)
+    if (reason := suite.skip_reason(model, tables)) is not None:
+        return {"skipped": reason}
+    config = _config(evaluation)
+    return suite.evaluate(
+        dataset, drawn=tables[0], written=tables[1], both=tables[2], config=config.images, bootstrap=config.bootstrap,
+        seed=seed,
+    )  # fmt: skip
 
 
 def _config(evaluation: Parameters) -> EvaluationConfig:

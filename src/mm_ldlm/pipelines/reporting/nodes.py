@@ -46,6 +46,7 @@ def collect_metrics(
     latents: Metrics,
     generation: Metrics,
     classification: Metrics,
+    images: Metrics,
     timings: dict[str, float],
 ) -> dict[str, float]:
     """Collect all headline numbers in one flat mapping."""
@@ -53,7 +54,7 @@ def collect_metrics(
 
     return flat_metrics(
         inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, generation=generation,
-        classification=classification, timings=timings,
+        classification=classification, images=images, timings=timings,
     )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ def write_report(
     latents: Metrics,
     generation: Metrics,
     classification: Metrics,
+    images: Metrics,
     inversion_rows: pd.DataFrame,
     samples_unconditional: pd.DataFrame,
     ingestion_report: dict[str, Any],
@@ -130,6 +132,7 @@ def write_report(
         latents=latents,
         generation=generation,
         classification=classification,
+        images=images,
         inversion_rows=inversion_rows,
         unconditional=samples_unconditional,
         log=training_log,

@@ -13,6 +13,7 @@ METRICS = [
     "metrics_latents",
     "metrics_generation",
     "metrics_classification",
+    "metrics_images",
 ]
 
 

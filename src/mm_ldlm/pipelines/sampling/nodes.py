@@ -43,6 +43,12 @@ UNCONDITIONAL_COLUMNS = {
 EDIT_COLUMNS = {"target": "string", "strength": "float64", **TEXT_COLUMNS}
 INFILL_COLUMNS = {"latent_of": "string", **TEXT_COLUMNS}
 INTERPOLATE_COLUMNS = {"pair": "int64", "fraction": "float64", **TEXT_COLUMNS}
+DRAWN_COLUMNS = {"id": "string", "source": "string", "image": "object", "model_calls": "int64"}
+CAPTION_COLUMNS = {
+    "id": "string", "source": "string", "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64",
+    "model_calls": "int64",
+}  # fmt: skip
+JOINT_COLUMNS = {"text": "string", "image": "object", "model_calls": "int64"}
 NEIGHBOUR_CANDIDATES = 50_000
 """Number of training sentences among which the nearest neighbour of a sample is searched."""
 
@@ -148,6 +154,36 @@ def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataF
         _table(filled, INFILL_COLUMNS, model, config, "infill"),
         _table(edited, EDIT_COLUMNS, model, config, "edit"),
         _table(interpolated, INTERPOLATE_COLUMNS, model, config, "interpolate"),
+    )
+
+
+def sample_images(
+    model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Draw images of held-out captions, write captions of held-out images, and draw both together."""
+    config = _config(sampling)
+    how = config.images
+    drawn, written, both = [], [], []
+    tasks = [task for task in ("caption_to_image", "image_to_caption", "image_text") if _runs(model, config, task)]
+    if tasks:
+        from mm_ldlm.data import sentences
+
+        rows = sentences.sample_rows(sentences.split_rows(dataset, config.split), config.rows, seed=seed)
+        held = sentences.read_sentences(dataset, rows)
+        about = {"id": list(held.ids), "source": list(held.texts)}
+    if "caption_to_image" in tasks:
+        made = model.images.draw_tokens(held.tokens, held.texts, sampler=how.image, seed=seed)
+        drawn.append(made.to_frame().assign(**about))
+    if "image_to_caption" in tasks:
+        pixels = sentences.images_of(dataset, rows)
+        texts = model.images.caption(pixels, sampler=how.caption, length=how.length, seed=seed)
+        written.append(_texts(texts, **about))
+    if "image_text" in tasks:
+        both.append(model.images.generate(how.joint_count, steps=how.joint_steps, seed=seed).to_frame())
+    return (
+        _table(drawn, DRAWN_COLUMNS, model, config, "caption_to_image"),
+        _table(written, CAPTION_COLUMNS, model, config, "image_to_caption"),
+        _table(both, JOINT_COLUMNS, model, config, "image_text"),
     )
 
 

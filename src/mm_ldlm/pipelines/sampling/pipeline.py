@@ -39,6 +39,12 @@ def create_pipeline() -> Pipeline:
                 outputs=["samples_infill", "samples_edit", "samples_interpolate"],
                 name="edit_texts",
             ),
+            node(
+                nodes.sample_images,
+                inputs=["sampling_model", "dataset", *PARAMETERS],
+                outputs=["samples_caption_to_image", "samples_image_to_caption", "samples_image_text"],
+                name="sample_images",
+            ),
         ],
         tags="sampling",
         namespace="sampling",

@@ -26,6 +26,7 @@ def validate_data(
     records: ShardStore,
     tokens: ShardStore,
     latents: ShardStore | None,
+    images: ShardStore | None,
     tokenizer: TextTokenizer,
     encoder: Parameters,
     embedding: Parameters,
@@ -51,7 +52,8 @@ def validate_data(
     outcome = validate(
         records=records,
         tokens=tokens,
-        latents=_latents(latents, objective),
+        latents=_field("latents", latents, objective),
+        images=_field("images", images, objective),
         tokenizer=tokenizer,
         encoder=parse(EncoderConfig, encoder, at="encoder"),
         extraction=parse(ExtractConfig, embedding, at="embedding"),
@@ -88,14 +90,14 @@ def index_valid_examples(
     from mm_ldlm.latents.findings import enforce
 
     enforce(report)
-    return write_index(records, tokens, _latents(latents, objective), quarantine, index_workspace)
+    return write_index(records, tokens, _field("latents", latents, objective), quarantine, index_workspace)
 
 
 def fit_normaliser(
     latents: ShardStore | None, index: ShardStore, objective: Parameters, normaliser: Parameters
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser to the latents of the valid training examples."""
-    if (found := _latents(latents, objective)) is None:
+    if (found := _field("latents", latents, objective)) is None:
         return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.latents.normaliser import NormaliserConfig, fit
@@ -109,7 +111,7 @@ def fit_state_normaliser(
     token_states: ShardStore | None, tokens: ShardStore, index: ShardStore, objective: Parameters
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser of each dimension to the states of the tokens of the valid training examples."""
-    if (found := _token_states(token_states, objective)) is None:
+    if (found := _field("token_states", token_states, objective)) is None:
         return not_needed("normaliser of token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.latents import token_states as states
@@ -119,6 +121,19 @@ def fit_state_normaliser(
     rows = states.rows_of_tokens(starts, split_column(index, "train", "row"))
     config = NormaliserConfig(kind="standard")
     return fit(found, rows=rows, config=config, unit_norm=False, column=states.COLUMN)
+
+
+def fit_image_normaliser(
+    images: ShardStore | None, index: ShardStore, objective: Parameters, image_normaliser: Parameters
+) -> Normaliser | NotNeeded:
+    """Fit the normaliser to the images of the valid training examples."""
+    if (found := _field("images", images, objective)) is None:
+        return not_needed("normaliser of images", f"the objective '{objective['kind']}' reads no images")
+    from mm_ldlm.data.index import split_column
+    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+
+    config = parse(NormaliserConfig, image_normaliser, at="image_normaliser")
+    return fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=False)
 
 
 def cluster_vocabulary(
@@ -178,6 +193,8 @@ def commit_dataset(
     tokenizer: TextTokenizer,
     latents: ShardStore | None,
     normaliser: Normaliser | None,
+    images: ShardStore | None,
+    image_normaliser: Normaliser | None,
     token_vectors: ShardStore | None,
     token_clusters: ShardStore | None,
     token_states: ShardStore | None,
@@ -191,10 +208,12 @@ def commit_dataset(
     """Collect the stores that this objective and model need, by name; the catalog entry `dataset` commits them."""
     stores = {"records": records, "tokens": tokens, "index": index, "tokenizer": tokenizer}
     fields = fields_of(objective)
-    if (found := _latents(latents, objective)) is not None:
+    if (found := _field("latents", latents, objective)) is not None:
         stores |= {"latents": found, "normaliser": normaliser}
-    if (states := _token_states(token_states, objective)) is not None:
+    if (states := _field("token_states", token_states, objective)) is not None:
         stores |= {"token_states": states, "state_normaliser": state_normaliser}
+    if (found := _field("images", images, objective)) is not None:
+        stores |= {"images": found, "image_normaliser": image_normaliser}
     by = f"model '{model['kind']}'"
     if (vectors := used("token_vectors", token_vectors, stores_of(model), by=by)) is not None:
         stores["token_vectors"] = vectors
@@ -208,9 +227,5 @@ def commit_dataset(
     return stores | {name: None for name in fields if name not in stores}  # those that only the catalog entry names
 
 
-def _latents(latents: ShardStore | None, objective: Parameters) -> Any:
-    return used("latents", latents, fields_of(objective), by=f"objective '{objective['kind']}'")
-
-
-def _token_states(token_states: ShardStore | None, objective: Parameters) -> Any:
-    return used("token_states", token_states, fields_of(objective), by=f"objective '{objective['kind']}'")
+def _field(name: str, store: ShardStore | None, objective: Parameters) -> Any:
+    return used(name, store, fields_of(objective), by=f"objective '{objective['kind']}'")

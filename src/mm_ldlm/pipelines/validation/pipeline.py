@@ -16,6 +16,7 @@ def create_pipeline() -> Pipeline:
                     "records",
                     "tokens",
                     "latents",
+                    "images",
                     "tokenizer_files",
                     "params:encoder",
                     "params:embedding",
@@ -59,6 +60,12 @@ def create_pipeline() -> Pipeline:
                 name="fit_state_normaliser",
             ),
             node(
+                nodes.fit_image_normaliser,
+                inputs=["images", "index", "params:objective", "params:image_normaliser"],
+                outputs="image_normaliser",
+                name="fit_image_normaliser",
+            ),
+            node(
                 nodes.cluster_vocabulary,
                 inputs=[
                     "tokenizer_files",
@@ -92,6 +99,8 @@ def create_pipeline() -> Pipeline:
                     "tokenizer_files",
                     "latents",
                     "normaliser",
+                    "images",
+                    "image_normaliser",
                     "token_vectors",
                     "token_clusters",
                     "token_states",

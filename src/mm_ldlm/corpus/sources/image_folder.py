@@ -1,0 +1,86 @@
+"""Image files with a caption file: JSONL or CSV, each row with the path of an image and its captions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, meta_of
+from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
+from mm_ldlm.corpus.sources.config import SourceConfig
+from mm_ldlm.corpus.sources.delimited import CsvSource, JsonlSource
+from mm_ldlm.corpus.sources.files import describe_files, find_files
+from mm_ldlm.store.fingerprint import fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolderSource:
+    """Caption files `*.jsonl` or `*.csv`; the paths of the images are relative to the folder of the caption file.
+
+    An image outside that folder is not read.
+    """
+
+    config: SourceConfig
+    limits: ImageLimits
+    max_row_bytes: int
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        for path in find_files(self.config):
+            for row in self._captions(path):
+                yield row if isinstance(row, BadRow) else self._with_image(row, path.parent)
+
+    def _captions(self, path: Path) -> Iterator[Row | BadRow]:
+        """Yield the captions of a file, with the path of the image in `meta`."""
+        image = self.config.image_column
+        columns = tuple(dict.fromkeys((*self.config.meta_columns, image)))
+        config = dataclasses.replace(
+            self.config,
+            kind="csv" if ".csv" in path.suffixes else "jsonl",
+            path=str(path),
+            meta_columns=columns,
+            image_column=type(self.config).image_column,
+        )
+        yield from (CsvSource if config.kind == "csv" else JsonlSource)(config, self.max_row_bytes).rows()
+
+    def _with_image(self, row: Row, folder: Path) -> Row | BadRow:
+        fields: dict[str, Any] = json.loads(row.meta or "{}")
+        name = fields.pop(self.config.image_column, None)
+        if not isinstance(name, str) or not name:
+            detail = f"column '{self.config.image_column}' contains {name!r}, expected the path of an image"
+            return BadRow(row.file, row.line, "missing_column", detail, excerpt(row.text))
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            detail = f"image {name!r} is outside the folder of the caption file"
+            return BadRow(row.file, row.line, "unsafe_path", detail, excerpt(row.text))
+        return with_image(row, {"file": str(path)}, path, self.limits, fields)
+
+    def describe(self) -> Any:
+        """Describe the caption files by their content, and the images by name, size and time of modification."""
+        files = find_files(self.config)
+        images = []
+        for path in files:
+            for row in self._captions(path):
+                name = json.loads(row.meta or "{}").get(self.config.image_column) if isinstance(row, Row) else None
+                if isinstance(name, str) and (found := path.parent / name).is_file():
+                    about = found.stat()
+                    images.append([name, about.st_size, about.st_mtime_ns])
+        return {"captions": describe_files(files), "images": fingerprint(images)}
+
+
+def with_image(
+    row: Row, reference: Mapping[str, Any], path: Path, limits: ImageLimits, fields: Mapping[str, Any]
+) -> Row | BadRow:
+    """Return the row with the image file as its image, or a `BadRow` if the image cannot be used."""
+    try:
+        with open(path, "rb") as file:
+            pixels = decode(file.read(limits.max_bytes + 1), limits=limits)
+    except UnusableImage as error:
+        return BadRow(row.file, row.line, error.reason, f"image {path.name!r}: {error.detail}", excerpt(row.text))
+    except OSError as error:
+        detail = f"image {path.name!r}: {error.strerror or error}"
+        return BadRow(row.file, row.line, "missing_file", detail, excerpt(row.text))
+    meta, key = meta_of(reference, pixels, **fields)
+    return row._replace(meta=meta, image=key)
