@@ -249,7 +249,7 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
                     f"have fingerprint {about[other]['fingerprint']}. {_AGAIN}"
                 )
     for name, normaliser in NORMALISERS.items():
-        if name in stores and (dim := LatentStore.open(stores[name]).dim) != (
+        if about.get(name, {}).get("kind") == "latents" and (dim := LatentStore.open(stores[name]).dim) != (
             fitted := Normaliser.load(stores[normaliser]).dim
         ):
             raise StoreError(f"{stores[normaliser]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}")

@@ -116,7 +116,11 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
             f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
         )
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
-    carried = ("tokenizer", *(NORMALISERS[name] for name in fields if name in NORMALISERS), *spec.objective.stores)
+    carried = (
+        "tokenizer",
+        *(NORMALISERS[name] for name in ("latents", "images") if name in fields),
+        *spec.objective.stores,
+    )
     vectors = dataset.require("token_vectors") if "token_vectors" in spec.model.stores else None
     return Data(
         train=StoreSource(dataset, "train", fields=fields),
