@@ -81,8 +81,15 @@ def test_every_member_and_seed_is_a_session_in_its_own_folder(planned: Any, tmp_
 
 
 def test_only_members_that_read_latents_wait_for_them(planned: Any) -> None:
-    found = planned({"members": [{"name": "base"}, {"name": "ar", "env": "ar"}]})
-    assert [len(each.stores["embedding"]) for each in found] == [2, 0]
+    members = [
+        {"name": "base"},
+        {"name": "ar", "env": "ar"},
+        {"name": "hdlm", "env": "hdlm"},
+        {"name": "ccdd", "env": "ccdd"},
+    ]
+    found = planned({"members": members})
+    names = [[Path(path).name for path in each.stores["embedding"]] for each in found]
+    assert names == [["latents", "token_vectors"], [], ["token_vectors"], ["token_states"]]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+from mm_ldlm.data.needs import needed_stores
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.store.fingerprint import fingerprint
 
 PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of every session."""
-DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vectors", "token_states")}
+DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vectors", "token_states", "images")}
 """Pipelines that a session starts with where one of these stores is missing."""
 PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards."""
@@ -189,6 +190,5 @@ def _shared(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reads(typed: Mapping[str, Any], store: str) -> bool:
-    if store in ("latents", "token_states"):
-        return store in typed["objective"].fields
-    return store in typed["model"].stores if store == "token_vectors" else True
+    needed = needed_stores(model=typed["model"], objective=typed["objective"])
+    return store in DATA["ingestion"] or store in needed

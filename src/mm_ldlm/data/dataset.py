@@ -249,9 +249,11 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
                     f"have fingerprint {about[other]['fingerprint']}. {_AGAIN}"
                 )
     for name, normaliser in NORMALISERS.items():
-        if about.get(name, {}).get("kind") == "latents" and (dim := LatentStore.open(stores[name]).dim) != (
-            fitted := Normaliser.load(stores[normaliser]).dim
-        ):
+        if name not in stores:
+            continue
+        is_latents = about[name]["kind"] == "latents"
+        dim = LatentStore.open(stores[name]).dim if is_latents else Manifest.read(stores[name]).meta.get("dim")
+        if dim != (fitted := Normaliser.load(stores[normaliser]).dim):
             raise StoreError(f"{stores[normaliser]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}")
     encoder = made_from.get("latents", {}).get("encoder")
     dataset = Dataset(directory, about, encoder=encoder)

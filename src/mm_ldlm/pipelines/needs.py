@@ -13,8 +13,6 @@ from mm_ldlm.store import NOT_NEEDED, NotNeeded
 log = logging.getLogger(__name__)
 
 Parameters = dict[str, Any]
-MADE_FROM = {"token_clusters": "token_vectors"}
-"""Store → the store that it is made from."""
 
 
 def fields_of(objective: Parameters) -> tuple[str, ...]:
@@ -46,10 +44,15 @@ def labels_of(objective: Parameters) -> tuple[str, tuple[str, ...] | None]:
     return getattr(typed, "label", LABEL), getattr(typed, "answers", None)
 
 
-def wanted(*, model: Parameters, objective: Parameters) -> tuple[str, ...]:
-    """All stores of a model and an objective, with those that they are made from."""
-    stores = (*stores_of(model), *stores_of_objective(objective))
-    return (*stores, *(MADE_FROM[name] for name in stores if name in MADE_FROM))
+def wanted(*, model: Parameters, objective: Parameters) -> frozenset[str]:
+    """Return all stores of a model and an objective, with those that they are made from."""
+    from mm_ldlm.data.needs import needed_stores
+    from mm_ldlm.models.registry import MODELS
+    from mm_ldlm.objectives.registry import OBJECTIVES
+
+    return needed_stores(
+        model=parse_kind(MODELS, model, at="model"), objective=parse_kind(OBJECTIVES, objective, at="objective")
+    )
 
 
 def not_needed(store: str, reason: str) -> NotNeeded:
