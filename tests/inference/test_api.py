@@ -14,7 +14,8 @@ from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sam
 
 ORDERS = ("together", "latent_first", "text_first")
 SAMPLERS = {"text": {"kind": "confidence"}, "latent": {"kind": "ddim", "draws": 4}}
-DIFFUSION_SAMPLERS = tuple(kind for kind in TEXT_SAMPLERS.known if kind not in ("autoregressive", "self_correction"))
+OTHER_MODELS = ("autoregressive", "self_correction", "joint_states")  # samplers that need another model
+DIFFUSION_SAMPLERS = tuple(kind for kind in TEXT_SAMPLERS.known if kind not in OTHER_MODELS)
 
 
 def sampler_of(kind):

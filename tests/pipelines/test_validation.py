@@ -221,7 +221,8 @@ def test_token_states_join_the_dataset_with_their_normaliser(catalog: DataCatalo
     lengths = catalog["tokens"].load().ints("length").take(slice(None))
     states_nd = np.random.default_rng(0).normal(2.0, 3.0, size=(int(lengths.sum()), 4)).astype(np.float16)
     shard = write_shard(tmp_path / "token_states", "part-000000.arrow", token_states._table(states_nd))
-    Manifest(kind=token_states.KIND, rows=len(states_nd), shards=(shard,)).write(tmp_path / "token_states")
+    manifest = Manifest(kind=token_states.KIND, rows=len(states_nd), shards=(shard,), meta={"dim": 4})
+    manifest.write(tmp_path / "token_states")
     SequentialRunner().run(create_pipeline(), catalog)
     dataset = catalog["dataset"].load()
     assert set(dataset.names) == {"records", "tokens", "index", "tokenizer", "token_states", "state_normaliser"}

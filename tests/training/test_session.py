@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import helpers
@@ -145,7 +146,7 @@ def test_the_name_follows_what_the_run_is_not_how_it_is_watched() -> None:
 
 def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
     helpers.write_stores(tmp_path)
-    assert helpers.planned(tmp_path).shape == helpers.SHAPE
+    assert helpers.planned(tmp_path).shape == dataclasses.replace(helpers.SHAPE, state_dim=helpers.STATE_DIM)
     with pytest.raises(ConfigurationError, match=r"interface 'next_token'"):
         helpers.planned(tmp_path, model={"kind": "causal"})
     with pytest.raises(StoreError, match="has no token_vectors"):

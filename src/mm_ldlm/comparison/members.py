@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
-from mm_ldlm.data.needs import needed_stores
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.needs import needed_stores
 
 PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of every session."""

@@ -20,6 +20,7 @@ from mm_ldlm.config import to_dict
 from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.filters import describe_language_filter
+from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import QUARANTINE_SCHEMA
 from mm_ldlm.corpus.record import RECORD_SCHEMA
@@ -203,6 +204,10 @@ def _reasons(progress: Progress) -> str:
     return "; ".join(named) + "."
 
 
+_LATER_KEYS = {"label_column": None, "labels": None, "pair_column": None, "image_column": "image"}
+"""Keys of a source that were added after stores existed, with their defaults, which leave the fingerprint as it was."""
+
+
 def _fingerprints(
     config: IngestionConfig, sources: list[Source], tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
 ) -> dict[str, str]:
@@ -211,13 +216,11 @@ def _fingerprints(
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")
-        for name in (
-            "label_column",
-            "labels",
-            "pair_column",
-        ):  # no labels, no change of the fingerprint
-            if source[name] is None:
+        for name, default in _LATER_KEYS.items():
+            if source[name] == default:
                 source.pop(name)
+    if config.images == ImageLimits():
+        parameters.pop("images")
     parameters["language_filter"] = describe_language_filter(config.language_filter)
     parameters["format"] = FORMAT_VERSION
     limits = None

@@ -46,9 +46,9 @@ def labels_of(objective: Parameters) -> tuple[str, tuple[str, ...] | None]:
 
 def wanted(*, model: Parameters, objective: Parameters) -> frozenset[str]:
     """Return all stores of a model and an objective, with those that they are made from."""
-    from mm_ldlm.data.needs import needed_stores
     from mm_ldlm.models.registry import MODELS
     from mm_ldlm.objectives.registry import OBJECTIVES
+    from mm_ldlm.store.needs import needed_stores
 
     return needed_stores(
         model=parse_kind(MODELS, model, at="model"), objective=parse_kind(OBJECTIVES, objective, at="objective")
