@@ -14,9 +14,10 @@ import yaml
 from omegaconf import OmegaConf
 
 import mm_ldlm.parameters
-from mm_ldlm.config import Kinds, PositiveInt, _dataclasses_in, config
+from mm_ldlm.config import PositiveInt, _dataclasses_in, config
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.parameters import check_parameters, flatten
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 

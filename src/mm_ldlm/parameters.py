@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.config import Kinds, parse, parse_kind
+from mm_ldlm.config import parse, parse_kind
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.sampling.config import TASKS
 
 SECTIONS = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_ldlm.config import Kinds, parse_kind
+from mm_ldlm.config import parse_kind
+from mm_ldlm.kinds import Kinds
+from mm_ldlm.sampling.base import TextSampler
+from mm_ldlm.sampling.gaussian import LatentSampler
 
 TEXT_SAMPLERS = Kinds(
     what="text sampler",
@@ -28,6 +31,7 @@ TEXT_SAMPLERS = Kinds(
         "autoregressive": "mm_ldlm.sampling.autoregressive:AutoregressiveSampler",
     },
     group="mm_ldlm.text_samplers",
+    interface=TextSampler,
 )
 LATENT_SAMPLERS = Kinds(
     what="latent sampler",
@@ -40,6 +44,7 @@ LATENT_SAMPLERS = Kinds(
         "one_step": "mm_ldlm.sampling.gaussian:OneStepConfig",
     },
     group="mm_ldlm.latent_samplers",
+    interface=LatentSampler,
 )
 CAPTION_SAMPLERS = Kinds(
     what="caption sampler", known={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="mm_ldlm.text_samplers"
