@@ -54,8 +54,8 @@ class Kinds:
             near = difflib.get_close_matches(str(kind), names, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected a {self.what}, found {kind!r}.{hint} Known here: {', '.join(names)}; "
-                "or give the import path of a configuration, package.module:Class."
+                f"parameter '{at}.kind': expected {_a(self.what)}, found {kind!r}.{hint} Known here: "
+                f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
         found = _import(path, at=at)
         if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
@@ -74,15 +74,19 @@ class Kinds:
         has = {*dir(found), *getattr(found, "__dataclass_fields__", {})}
         if missing := [member for member in _members(self.interface) if member not in has]:
             raise ConfigurationError(
-                f"parameter '{at}': expected a {self.what}, found {name}, which is none: it has no "
+                f"parameter '{at}': expected {_a(self.what)}, found {name}, which is none: it has no "
                 f"{', '.join(repr(member) for member in missing)} ({self.interface.__module__}."
-                f"{self.interface.__name__}). Choose a {self.what}: {', '.join(self.known)}."
+                f"{self.interface.__name__}). Choose {_a(self.what)}: {', '.join(self.known)}."
             )
 
     def name(self, found: type, kind: str) -> str:
         """Return the name that the registry has for a class, even if it was chosen by its import path; else `kind`."""
         path = f"{found.__module__}:{found.__qualname__}"
         return next((name for name, known in self.known.items() if known == path), kind)
+
+
+def _a(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def _is_import_path(kind: str) -> bool:
