@@ -144,7 +144,11 @@ def _read_config(path: Path) -> dict[str, Any]:
                 "another run."
             )
     sizes = config["shape"]
-    whole = all(isinstance(value, int) or (key == "latent_dim" and value is None) for key, value in sizes.items())
+    optional = {field.name for field in dataclasses.fields(DataShape) if field.default is None}
+    whole = all(
+        isinstance(value, int) or (key in optional and (value is None or isinstance(value, list)))
+        for key, value in sizes.items()
+    )
     try:
         shape = DataShape(**sizes) if whole else None
     except TypeError:
