@@ -472,7 +472,7 @@ class MMLDLM:
     ) -> Classes:
         """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
         self.capabilities.require("classify")
-        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
+        inputs.check_tokens(ids, texts, shape=self.shape)
         found = classify_tokens(self.model, ids, second=second, batch_tokens=self.batch_tokens)
         return Classes(tuple(texts), self.model.classes, found)
 

@@ -26,7 +26,7 @@ from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import dropped
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -66,7 +66,7 @@ class ImageTextConfig(ImageTextOptions):
                 f"{', '.join(self.process.stores)}; the objective 'image_text' has processes without stores only, such "
                 "as 'absorbing'. Choose one of them."
             )
-        texts = {"infill", "score"} if self.trains_null_image else set()
+        texts: set[Use] = {"infill", "score"} if self.trains_null_image else set()
         if untrained_lengths(self, given_latents=False) is not None:
             texts -= {"score"}
         return Capabilities(
