@@ -6,23 +6,38 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol
 
 import pytest
 
 import mm_ldlm.config
-from mm_ldlm.config import Kinds, PositiveInt, config, parse, parse_kind, to_dict
+import mm_ldlm.kinds
+from mm_ldlm.config import PositiveInt, config, parse, parse_kind, to_dict
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
+
+class AnyShape(Protocol):
+    """Interface of the shapes."""
+
+    kind: str
+    corners: ClassVar[int]
+
+    def area(self) -> float: ...
+
+
 SHAPES = Kinds(
-    "shape", {"circle": "shapes_of_a_test:Circle", "square": "shapes_of_a_test:Square"}, group="mm_ldlm.test_shapes"
-)
+    "shape", {"circle": "shapes_of_a_test:Circle", "square": "shapes_of_a_test:Square"}, group="mm_ldlm.test_shapes",
+    interface=AnyShape,
+)  # fmt: skip
 Shape = Annotated[Any, SHAPES]
 
 
@@ -30,13 +45,21 @@ Shape = Annotated[Any, SHAPES]
 class Circle:
     kind: str = "circle"
     radius: PositiveInt = 1
+    corners: ClassVar[int] = 0
+
+    def area(self) -> float:
+        return 1.0
 
 
 @config
 class Square:
     kind: str = "square"
     side: PositiveInt
-    inside: Shape = None
+    inside: Shape | None = None
+    corners: ClassVar[int] = 4
+
+    def area(self) -> float:
+        return 1.0
 
 
 @config
@@ -45,6 +68,34 @@ class Triangle:
 
     kind: str = "triangle"
     base: PositiveInt = 1
+    corners: ClassVar[int] = 3
+
+    def area(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass
+class Plain:
+    """Has the interface, but was not made by `config`, so its values would not be checked."""
+
+    kind: str = "plain"
+    corners: ClassVar[int] = 0
+
+    def area(self) -> float:
+        return 1.0
+
+
+class Undecorated(Circle):
+    """Inherits the fields of a configuration without being made by `config`."""
+
+
+@config
+class Base(ABC):
+    kind: str = "base"
+    corners: ClassVar[int] = 0
+
+    @abstractmethod
+    def area(self) -> float: ...
 
 
 @config
@@ -55,7 +106,8 @@ class Box:
 
 @config
 class Drawing:
-    one: Shape = None
+    one: Shape | None = None
+    required: Shape = dataclasses.field(default_factory=lambda: Circle())
     optional: Shape | None = None
     box: Box | None = None
     several: tuple[Shape, ...] = ()
@@ -71,7 +123,8 @@ class Drawing:
 def shapes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module that the registry's paths lead to."""
     module = ModuleType("shapes_of_a_test")
-    module.__dict__.update(Circle=Circle, Square=Square, Triangle=Triangle, number=3)
+    module.__dict__.update(Circle=Circle, Square=Square, Triangle=Triangle, Box=Box, number=3)
+    module.__dict__.update(Plain=Plain, Undecorated=Undecorated, Base=Base)
     monkeypatch.setitem(sys.modules, "shapes_of_a_test", module)
     return module
 
@@ -134,8 +187,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
         return [importlib.metadata.EntryPoint(*point, group) for point in points if group == SHAPES.group]
 
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    monkeypatch.setattr(mm_ldlm.config, "entry_points", entry_points)
+    monkeypatch.setattr(mm_ldlm.kinds, "entry_points", entry_points)
 
 
 def test_a_kind_of_another_package_comes_from_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +210,62 @@ def test_a_kind_may_be_an_import_path() -> None:
     found = parse(Drawing, {"by_name": {"mine": mapping}}, at="drawing").by_name["mine"]
     assert isinstance(found, Triangle)
     assert to_dict(found) == mapping
+
+
+def test_an_entry_point_has_the_interface_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("box", "shapes_of_a_test:Box"), ("nothing", "shapes_of_a_test"))
+    with pytest.raises(ConfigurationError, match=r"shapes_of_a_test:Box, which is none: it has no 'kind', 'corners'"):
+        parse_kind(SHAPES, {"kind": "box"}, at="shape")
+    with pytest.raises(ConfigurationError, match="shapes_of_a_test cannot be imported"):
+        parse_kind(SHAPES, {"kind": "nothing"}, at="shape")
+
+
+@pytest.mark.parametrize("kinds", [MODELS, OBJECTIVES, TEXT_PROCESSES, TEXT_SAMPLERS, LATENT_SAMPLERS])
+def test_a_component_of_another_room_is_refused(kinds: Kinds) -> None:
+    """Every registry refuses the configurations of all others, as import paths and as objects."""
+    for other in (MODELS, OBJECTIVES, TEXT_PROCESSES, TEXT_SAMPLERS, LATENT_SAMPLERS):
+        kind, path = next(iter(other.known.items()))
+        value = {"kind": path}
+        if other is kinds:
+            assert parse_kind(kinds, value, at="it") == parse_kind(kinds, {"kind": kind}, at="it")
+            continue
+        with pytest.raises(ConfigurationError, match=rf"'it\.kind': expected an? {kinds.what}, found {path}, which is"):
+            parse_kind(kinds, value, at="it")
+        with pytest.raises(ConfigurationError, match=rf"'it': expected an? {kinds.what}, found"):
+            parse_kind(kinds, parse_kind(other, {"kind": kind}, at="it"), at="it")
+
+
+def test_a_registered_class_has_its_registered_name_however_it_was_chosen() -> None:
+    made = parse_kind(TEXT_SAMPLERS, {"kind": "mm_ldlm.sampling.ancestral:AncestralConfig"}, at="it")
+    assert made.kind == "ancestral"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("class :", "SyntaxError"),
+        ("raise RuntimeError('no such device')", "RuntimeError: no such device"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+        ("", "has no attribute 'Shape'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused_by_its_path(
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty_shapes.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty_shapes", raising=False)
+    with pytest.raises(ConfigurationError, match=rf"'it\.kind': faulty_shapes:Shape cannot be imported \(.*{reason}"):
+        parse_kind(SHAPES, {"kind": "faulty_shapes:Shape"}, at="it")
+    sys.modules.pop("faulty_shapes", None)
+
+
+def test_an_interrupted_import_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_shapes.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        parse_kind(SHAPES, {"kind": "slow_shapes:Shape"}, at="it")
 
 
 # -- refusals, each with the parameter's full path ----------------------------------------------------------------
@@ -190,6 +298,20 @@ def test_a_kind_may_be_an_import_path() -> None:
         ({"one": {"kind": "no_such_package:Shape"}}, r"'drawing\.one\.kind': no_such_package:Shape cannot be imported"),
         ({"one": {"kind": "shapes_of_a_test:Cube"}}, r"'drawing\.one\.kind': .*Cube cannot be imported .*Correct the"),
         ({"one": {"kind": "shapes_of_a_test:number"}}, r"'drawing\.one\.kind': .*number is not a configuration"),
+        ({"one": {"kind": "shapes_of_a_test:Plain"}}, r"'drawing\.one\.kind': .*Plain is not a configuration"),
+        ({"one": {"kind": "shapes_of_a_test:Undecorated"}}, r"'drawing\.one\.kind': .* is not a configuration"),
+        ({"one": {"kind": "shapes_of_a_test:Base"}}, r"'drawing\.one\.kind': .*Base is the abstract base"),
+        ({"one": {"kind": "shapes_of_a_test:Box"}}, r"'drawing\.one\.kind': .* has no 'kind', 'corners', 'area'"),
+        ({"one": Box(shape=Circle())}, r"'drawing\.one': expected a shape, found Box, which .* 'corners', 'area'"),
+        ({"one": {"kind": ["circle"]}}, r"'drawing\.one\.kind': expected a shape, found \['circle'\]"),
+        ({"one": {"kind": {"a": 1}}}, r"'drawing\.one\.kind': expected a shape, found \{'a': 1\}"),
+        ({"one": {"kind": ":"}}, r"'drawing\.one\.kind': expected a shape, found ':'"),
+        ({"one": {"kind": ":Circle"}}, r"'drawing\.one\.kind': expected a shape, found ':Circle'"),
+        ({"one": {"kind": "shapes_of_a_test:"}}, r"'drawing\.one\.kind': expected a shape, found 'shapes_of_a_test:'"),
+        ({"one": {"kind": ".shapes:Circle"}}, r"'drawing\.one\.kind': expected a shape, found '\.shapes:Circle'"),
+        ({"required": None}, r"'drawing\.required': expected a mapping with the key 'kind', found None"),
+        ({"several": [None]}, r"'drawing\.several\.0': expected a mapping with the key 'kind', found None"),
+        ({"by_name": {"a": None}}, r"'drawing\.by_name\.a': expected a mapping with the key 'kind', found None"),
     ],
 )
 def test_refusals_name_the_full_path(

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from kedro.config import MissingConfigException
 
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import ConfigurationError
@@ -56,7 +58,7 @@ def load(tmp_path: Path) -> Load:
         for name, content in {**CONF, **(files or {})}.items():
             path = tmp_path / "conf" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(yaml.safe_dump(content))
+            path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
         return LayeredConfigLoader(tmp_path / "conf", env=env, runtime_params=runtime or None, **CONFIG_LOADER_ARGS)
 
     return loader
@@ -202,8 +204,35 @@ def test_references_between_parameters_find_the_value_of_the_last_layer(load: Lo
 
 def test_a_key_in_two_files_of_a_layer_is_refused_and_in_two_layers_is_not(load: Load) -> None:
     load("text+dit")["parameters"]
-    with pytest.raises(ValueError, match=r"Duplicate keys.*training\.lr"):
+    with pytest.raises(ConfigurationError, match=r"environment 'text\+dit' .* Duplicate keys.*training\.lr"):
         load("text+dit", files={"dit/parameters/again.yml": {"training": {"lr": 1}}})["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("model: {dim: 64}\nmodel: {dim: 65}\n", "found duplicate key model"),
+        ("model:\n\tdim: 3\n", r"dit/parameters\.yml, .*found character .* cannot start any token in .*, line 2"),
+        ("model: [\n", r"dit/parameters\.yml, .*expected the node content, .*, line 2"),
+        ("- a\n", "is not a mapping of keys to values"),
+        ("model: {dim: '${nope}'}\n", "'nope' not found"),
+        ("model: {dim: '${model.dim}'}\n", "[Rr]ecursi|leads to itself"),
+        ("model: {dim: '${globals:nope}'}\n", "nope"),
+        ("model: {dim: '${'}\n", "full_key: model.dim"),
+        ("!!python/object:os.system x\n", "could not determine a constructor"),
+    ],
+)
+def test_a_fault_of_a_file_is_one_sentence_that_names_the_environment(load: Load, text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as error:
+        load("dit", files={"dit/parameters.yml": text})["parameters"]
+    assert isinstance(error.value, click.ClickException), "every Kedro command prints it without a traceback"
+    assert "\n" not in str(error.value)
+    assert "dit" in str(error.value)
+
+
+def test_a_type_of_configuration_without_files_is_reported_by_kedro(load: Load) -> None:
+    with pytest.raises(MissingConfigException):
+        load("dit")["credentials"]
 
 
 def test_credentials_of_a_layer_read_the_environment(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +293,7 @@ def test_kedro_catalog_reads_the_layers(run_kedro: Callable[..., subprocess.Comp
     result = run_kedro("catalog", "describe-datasets", "--env=tatoeba+multinod")
     assert result.returncode != 0
     assert "Did you mean 'multinode'?" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 SHOWN = "data/tatoeba True 2 tatoeba"

@@ -14,9 +14,10 @@ import yaml
 from omegaconf import OmegaConf
 
 import mm_ldlm.parameters
-from mm_ldlm.config import Kinds, PositiveInt, _dataclasses_in, config
+from mm_ldlm.config import PositiveInt, _dataclasses_in, config
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.parameters import check_parameters, flatten
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
@@ -275,6 +276,41 @@ def layers_named_in(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("environment", "changes", "message"),
     [
+        ("base", {"objective": {"process": {"kind": "uniform"}}},
+         r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'confidence' needs a process whose only"),
+        ("base", {"objective": {"process": None}}, r"'objective\.process': expected a mapping with the key 'kind'"),
+        ("base", {"objective": {"kind": "mm_ldlm.models.mmdit:MMDiTConfig"}},
+         r"'objective\.kind': expected an objective, found mm_ldlm\.models\.mmdit:MMDiTConfig, which is none"),
+        ("base", {"objective": {"length_weight": 0}}, None),  # tasks without a length are skipped, and the rest runs
+        ("base", {"objective": {"length_weight": 0}, "sampling": {"tasks": ["l2t"]}},
+         r"contains 'l2t', but this run has not learned the distribution of lengths"),
+        ("base", {"objective": {"length_weight": 0}, "sampling": {"length": 5}},
+         r"'evaluation\.inversion\.sweep\.0\.length': this run has not learned the distribution of lengths"),
+        ("base", {"evaluation": {"inversion": {"sweep": [
+            {"label": "a", "sampler": {"kind": "confidence"}, "length": "top-0"}
+        ]}}}, r"length must be .* found 'top-0'"),
+        ("latent_dit", {"objective": {"condition_dropout": 0}, "sampling": {
+            "tasks": ["infill"], "infill": {"texts": ["a [MASK]"], "latents_of": ["a b"]}
+        }}, None),
+        ("latent_dit", {"objective": {"condition_dropout": 0}, "sampling": {
+            "tasks": ["infill"], "infill": {"texts": ["a [MASK]"]}
+        }}, r"contains 'infill', but this run cannot fill masked positions of a text without a latent"),
+    ],
+)  # fmt: skip
+def test_an_objective_and_what_is_asked_of_its_run_are_compared(
+    project: Path, environment: str, changes: dict[str, Any], message: str | None
+) -> None:
+    given = merge(parameters(project, environment), changes)
+    if message is None:
+        check_parameters(given)
+        return
+    with pytest.raises(ConfigurationError, match=message):
+        check_parameters(given)
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "message"),
+    [
         ("ar", {"unconditional": {"text": {"kind": "blocks", "inner": {"kind": "confidence"}}}},
          r"parameter 'sampling\.unconditional\.text': sampler 'blocks' needs a diffusion model"),
         ("uniform", {"unconditional": {"text": {"kind": "confidence"}}}, r"'confidence' needs a process whose only"),
@@ -290,6 +326,17 @@ def layers_named_in(text: str) -> set[str]:
         ("l2t", {"tasks": ["unconditional"]}, r"contains 'unconditional', but this run cannot"),
         ("latent_dit", {"tasks": ["l2t"]}, None),
         ("mdlm", {"tasks": []}, None),
+        ("base", {"length": 100_000}, r"'sampling\.length': expected a text of at most \d+ tokens.*found .* 100000"),
+        ("mdlm", {"unconditional": {"length": 100_000}}, r"'sampling\.unconditional\.length': expected a text of"),
+        ("mdlm", {"unconditional": {
+            "length": 100_000, "text": {"kind": "blocks", "inner": {"kind": "confidence"}}
+        }}, None),
+        ("base", {"unconditional": {
+            "length": 100_000, "text": {"kind": "blocks", "inner": {"kind": "confidence"}}
+        }}, r"'sampling\.unconditional\.length': expected a text of"),
+        ("base", {"length": "top-0"}, r"length must be .* found 'top-0'"),
+        ("base", {"text": {"kind": "mm_ldlm.sampling.gaussian:DdimConfig"}}, r"expected a text sampler, found .*Ddim"),
+        ("base", {"text": {"kind": "blocks", "inner": None}}, r"'sampling\.text\.inner': expected a mapping"),
     ],
 )  # fmt: skip
 def test_tasks_and_samplers_that_do_not_fit_the_run_are_refused_before_it(
@@ -320,7 +367,7 @@ def test_a_key_set_in_base_stands_in_one_file(project: Path, tmp_path: Path) -> 
     copy = tmp_path / "conf"
     shutil.copytree(project / "conf", copy)
     (copy / "base" / "parameters" / "again.yml").write_text("seed: 3\n")
-    with pytest.raises(ValueError, match=r"Duplicate keys.*seed"):
+    with pytest.raises(ConfigurationError, match=r"Duplicate keys.*seed"):
         parameters(tmp_path, "base")
 
 

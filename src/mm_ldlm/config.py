@@ -1,4 +1,4 @@
-"""Typed parameters: the decorator `config`, the parser `parse`, component kinds, and constrained number types.
+"""Typed parameters: the decorator `config`, the parsers `parse` and `parse_kind`, and constrained number types.
 
 Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. The
 pipelines parse the catalog's dictionaries into those types before the first node runs.
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import types
 import typing
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import MARK, Kinds
 
 try:
     import pydantic
@@ -46,62 +45,17 @@ CheckpointName = Annotated[str, _bounded(coerce_numbers_to_str=True, pattern=r"^
 """Name of a checkpoint: `latest`, `best`, a step, or the name of its folder."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Kinds:
-    """Registry of the configurations that a parameter with the key `kind` can become.
-
-    A component from another package needs no entry here: it is found under an entry point of `group`, or `kind` is its
-    import path, as in `kind: my_package.models:MyModelConfig`.
-
-    Attributes:
-        what: the component in words ("text sampler"), for messages.
-        known: kind → "module:Class", imported only when it is chosen.
-        group: name of the entry-point group that other packages register their configurations in.
-    """
-
-    what: str
-    known: Mapping[str, str] = dataclasses.field(hash=False)  # `Annotated[Any, KINDS] | None` hashes its metadata
-    group: str
-
-    def find(self, kind: Any, *, at: str) -> type:
-        """Return the configuration class of a kind.
-
-        Raises:
-            ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration.
-        """
-        external = {point.name: point.value for point in entry_points(group=self.group)}
-        path = self.known.get(kind) or external.get(kind) or (kind if ":" in str(kind) else None)
-        names = [*self.known, *external]
-        if path is None:
-            near = difflib.get_close_matches(str(kind), names, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise ConfigurationError(
-                f"parameter '{at}.kind': expected a {self.what}, found {kind!r}.{hint} Known here: {', '.join(names)}; "
-                "or give the import path of a configuration, package.module:Class."
-            )
-        module, _, name = path.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(
-                f"parameter '{at}.kind': {path} cannot be imported ({error}). Correct the path, or install its package."
-            ) from None
-        if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-            raise ConfigurationError(
-                f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by mm_ldlm.config.config."
-            )
-        return found
-
-
 def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
     """Build the configuration that the key `kind` of a mapping names.
 
     Keys that this configuration does not read are refused.
 
     Raises:
-        ConfigurationError: there is no such kind, or a key is unknown, missing or invalid for this kind.
+        ConfigurationError: there is no such kind, a key is unknown, missing or invalid for this kind, or `value` is a
+            configuration of another component.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kinds.check(type(value), type(value).__name__, at=at)
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
@@ -112,7 +66,8 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
         raise ConfigurationError(
             f"parameter '{at}.kind' is missing and has no default. Choose a {kinds.what}: {', '.join(kinds.known)}."
         )
-    return parse(kinds.find(value["kind"], at=at), value, at=at)
+    found = kinds.find(value["kind"], at=at)
+    return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -122,9 +77,11 @@ def config(cls: type[T]) -> type[T]:
     Checks across fields belong in `__post_init__` and raise `ValueError`.
     """
     if pydantic is None:
-        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
-    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    else:
+        settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
+        made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    setattr(made, MARK, True)
     return cast(type[T], made)
 
 
@@ -163,13 +120,13 @@ def _with_kinds(cls: Any, value: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 
 def _resolve_kinds(hint: Any, item: Any, at: str) -> Any:
-    """Resolve the mappings in `item`, whose type is `hint`, at any depth."""
-    if item is None:
-        return None
+    """Resolve the mappings in `item`, whose type is `hint`, at any depth; only an optional type may be absent."""
     for kinds in getattr(hint, "__metadata__", ()):
         if isinstance(kinds, Kinds):
             return parse_kind(kinds, item, at=at)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if item is None:
+        return None
     if origin in (Union, types.UnionType):
         present = [arg for arg in args if arg is not type(None)]
         fitting = present if len(present) == 1 else [arg for arg in present if _may_be(arg, item)]

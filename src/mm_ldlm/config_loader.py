@@ -12,13 +12,20 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import click
 from kedro.config import OmegaConfigLoader
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from mm_ldlm.errors import ConfigurationError
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""
+
+
+class UnreadableConfiguration(ConfigurationError, click.ClickException):
+    """A refusal of the loader. Every Kedro command prints its message instead of a traceback."""
 
 
 class LayeredConfigLoader(OmegaConfigLoader):
@@ -45,6 +52,30 @@ class LayeredConfigLoader(OmegaConfigLoader):
         # The default environment may be absent: it is the user's own, and git ignores its files.
         return (self.base_env, self.default_run_env) if self.default_run_env in names else (self.base_env,)
 
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """Read one type of configuration from all layers.
+
+        Raises:
+            UnreadableConfiguration: the environment is not known, a file is not YAML, sets a key twice or is not a
+                mapping, or a reference `${...}` cannot be resolved.
+            MissingConfigException: (as in Kedro) there is no file for this type.
+        """
+        try:
+            return super().__getitem__(key)
+        except UnreadableConfiguration:
+            raise
+        except ConfigurationError as error:
+            raise UnreadableConfiguration(str(error)) from None
+        except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+            reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
+            if isinstance(error.__context__, YAMLError):  # Kedro names the file, and YAML the fault in it
+                reason = f"{reason} ({error.__context__})"
+            reason = " ".join(reason.split())
+            raise UnreadableConfiguration(
+                f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
+                f"{self.conf_source} cannot be read: {reason}. Correct the file that it names."
+            ) from error
+
     def _environments(self) -> list[str]:
         root = self._get_conf_env_path("")
         folders = [str(path).rstrip("/") for path in self._fs.ls(root, detail=False) if self._fs.isdir(path)]
@@ -64,9 +95,15 @@ class LayeredConfigLoader(OmegaConfigLoader):
         return {Path(folders[0]): OmegaConf.create(dict(merged))}, {}, folders[0], ", ".join(folders[1:]), files
 
     def _read_layer(self, folder: str, key: str, files: set[Path]) -> Any:
-        configs: Iterable[DictConfig] = self._read_dir_configs(
-            folder, self.config_patterns[key], key, files, key == "credentials"
-        ).values()
+        try:
+            configs: Iterable[DictConfig] = self._read_dir_configs(
+                folder, self.config_patterns[key], key, files, key == "credentials"
+            ).values()
+        except (AttributeError, TypeError) as error:  # Kedro reads the keys of each file
+            raise UnreadableConfiguration(
+                f"a file of the configuration '{key}' in {folder} is not a mapping of keys to values ({error}). "
+                "Correct or remove it."
+            ) from error
         return OmegaConf.to_container(OmegaConf.unsafe_merge({}, *configs), resolve=False)
 
 

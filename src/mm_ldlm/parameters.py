@@ -11,9 +11,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.config import Kinds, parse, parse_kind
+from mm_ldlm.config import parse, parse_kind
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.sampling.config import TASKS
+from mm_ldlm.sampling.lengths import refuse_long
 
 SECTIONS = {
     "tracking": "mm_ldlm.tracking.config:TrackingConfig",
@@ -83,30 +85,42 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     """List contradictions between sections: a model that the objective cannot train, a task or a sampler of the
     sections `sampling` and `evaluation` that does not fit the run.
     """
-    if not {"model", "objective", "sampling", "evaluation"} <= typed.keys():
+    if not {"model", "objective", "sampling", "evaluation", "tokenizer"} <= typed.keys():
         return []
     try:
         capabilities = typed["objective"].capabilities(typed["model"])
     except ConfigurationError as error:
         return [str(error)]
     found: list[str] = []
-    sampling = typed["sampling"]
+    sampling, max_length = typed["sampling"], typed["tokenizer"].max_length
     refused: dict[str, str | None] = {}
     for task in TASKS if sampling.tasks is None else sampling.tasks:
-        reason = capabilities.refuse_task(task, order=sampling.unconditional.order)
+        use, order = sampling.use(task), sampling.unconditional.order
+        reason = capabilities.refuse_task(use, order=order, length=sampling.length_of(task))
         chosen = sampling.text_sampler(task)
         if reason is None and sampling.requests(task) and chosen is not None:
             key, sampler, given_latent = chosen
-            refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, task, given_latent=given_latent)
+            refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, use, given_latent=given_latent)
+            # A text that its latent is drawn with or from fits the model, whatever the sampler could write.
+            fits = use == "unconditional" and capabilities.joint_orders and order != "latent_first"
+            section = {"unconditional": "unconditional.", "image_to_caption": "images."}.get(task, "")
+            key = f"sampling.{section}length"
+            refused[key] = refused.get(key) or refuse_long(
+                sampling.length_of(task), max_length=max_length, sampler=None if fits else sampler,
+                process=capabilities.process,
+            )  # fmt: skip
         elif reason is not None and sampling.tasks is not None:
             found.append(
                 f"parameter 'sampling.tasks' contains '{task}', but {reason} Remove the task, or set sampling.tasks to "
                 "null, which stands for every task that the run supports."
             )
-    if capabilities.refusal("l2t") is None:
+    if capabilities.refuse_task("l2t", order=sampling.unconditional.order, length=sampling.length) is None:
         for place, point in enumerate(typed["evaluation"].inversion.sweep):
-            key = f"evaluation.inversion.sweep.{place}.sampler"
-            refused[key] = capabilities.refuse_sampler(point.sampler, "l2t", given_latent=True)
+            key = f"evaluation.inversion.sweep.{place}"
+            refused[f"{key}.sampler"] = capabilities.refuse_sampler(point.sampler, "l2t", given_latent=True)
+            refused[f"{key}.length"] = capabilities.refuse_length(point.length, "l2t", order="") or refuse_long(
+                point.length, max_length=max_length, sampler=point.sampler, process=capabilities.process
+            )
     return found + [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]
 
 

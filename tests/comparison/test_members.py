@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
+from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 from mm_ldlm.comparison.members import MORE_STEPS_THAN_ANY, Session, environment_of, nested, sessions_of
 from mm_ldlm.config import parse
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
@@ -140,6 +140,39 @@ def test_all_members_are_checked_before_anything_runs(planned: Any) -> None:
     assert "member 'pair'" in text
     assert "member 'good'" not in text
     assert text.count("model.dmi") == 1, "once, not for each seed"
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({"training": None}, "training"),
+        ({"training.seed.x": 3}, r"training\.seed\.x"),
+        ({"tracking": 3}, "tracking"),
+        ({"comparison.jobs": 3}, r"comparison\.jobs"),
+    ],
+)
+def test_a_section_or_a_part_of_what_the_comparison_sets_is_refused_too(planned: Any, params: Any, found: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"member 'ar'.*does not set itself, found {found}"):
+        planned({"members": [{"name": "ar", "env": "ar", "params": params}]})
+
+
+@pytest.mark.parametrize(
+    "params", [{"model": 5, "model.dim": 6}, {"model.dim": 6, "model": 5}, {"model": {"dim": 5}, "model.dim": 6}]
+)
+def test_a_parameter_that_is_set_twice_is_refused(planned: Any, params: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"member 'ar': expected 'model(\.dim)?' once, found"):
+        planned({"members": [{"name": "ar", "env": "ar", "params": params}]})
+
+
+@pytest.mark.parametrize("params", [{"model": {1: 2}}, {"": 1}, {"model.": 1}, {"model": {"a": {None: 1}}}])
+def test_a_key_that_is_no_name_is_refused(params: Any) -> None:
+    with pytest.raises(ConfigurationError, match="params: expected texts as keys, found"):
+        parse(ComparisonConfig, {"members": [{"name": "ar", "params": params}]}, at="comparison")
+
+
+def test_every_budget_has_its_own_folder() -> None:
+    seconds = [0.5, 90.0, 90.25, 1234567.0, 1234568.0, 1e16]
+    assert len({BudgetConfig(seconds=each).label for each in seconds}) == len(seconds)
 
 
 @pytest.mark.parametrize("key", ["training.seed", "training.max_tokens", "tracking.run_name", "results", "comparison"])

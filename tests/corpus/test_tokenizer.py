@@ -172,7 +172,7 @@ def test_a_saved_folder_needs_the_tokenizers_package_alone(bert: TextTokenizer, 
     assert out.stdout.strip() == TextTokenizer.load(tmp_path / "saved").fingerprint
 
 
-@pytest.mark.parametrize("damage", ["missing", "json", "kept", "version"])
+@pytest.mark.parametrize("damage", ["missing", "json", "kept", "version", "null", "list", "key", "type"])
 def test_a_folder_that_was_changed_is_refused(bert: TextTokenizer, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "saved"
     bert.with_vocabulary(np.arange(2000)).save(folder)
@@ -184,6 +184,12 @@ def test_a_folder_that_was_changed_is_refused(bert: TextTokenizer, tmp_path: Pat
         path.write_text("{")
     elif damage == "kept":
         path.write_text(json.dumps({**document, "kept": document["kept"][:-1]}))
+    elif damage in ("null", "list"):
+        path.write_text("null" if damage == "null" else "[]")
+    elif damage == "key":
+        path.write_text(json.dumps({name: value for name, value in document.items() if name != "max_length"}))
+    elif damage == "type":
+        path.write_text(json.dumps({**document, "kept": "all"}))
     else:
         path.write_text(json.dumps({**document, "format_version": 99}))
     with pytest.raises(StoreError, match=r"saved|format|fingerprint"):

@@ -106,6 +106,7 @@ def test_any_further_store_is_a_field(make: Any) -> None:
     ("change", "message"),
     [
         (lambda text: "{", "not readable as JSON"),
+        (lambda text: "[" * 100_000, "not readable as JSON .*nested too deeply"),
         (lambda text: "[]", "expected format version 1, found None"),
         (lambda text: text.replace('"format_version": 1', '"format_version": 7'), "expected format version 1, found 7"),
         (lambda text: text.replace('"tokens"', '"tokans"'), "names no tokens"),
@@ -118,6 +119,28 @@ def test_an_ill_formed_manifest_is_refused(make: Any, change: Any, message: str)
     path.write_text(change(path.read_text()))
     with pytest.raises(StoreError, match=message):
         Dataset.open(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        (
+            "token_vectors",
+            "latents",
+            "expected the store of the token_vectors, made from tokenizer, found one made from",
+        ),
+        ("latents", "token_vectors", "expected the store of the latents, made from records, found one made from"),
+        ("latents", "records", "of kind 'latents', found one of kind 'records'"),
+        ("tokens", "index", "of kind 'tokens', found one of kind 'index'"),
+        ("token_vectors", "tokens", "of kind 'latents', found one of kind 'tokens'"),
+    ],
+)
+def test_a_store_is_not_committed_as_another(make: Any, name: str, other: str, message: str, tmp_path: Path) -> None:
+    made = make(latents=LATENTS, token_vectors=np.zeros((23, 6), np.float32))
+    stores = {each: made.folder(each) for each in made.names}
+    commit(tmp_path / "target", stores=stores)
+    with pytest.raises(StoreError, match=message):
+        commit(tmp_path / "target", stores={**stores, name: made.folder(other)})
 
 
 def test_a_missing_manifest_names_the_pipeline_that_writes_it(tmp_path: Path) -> None:

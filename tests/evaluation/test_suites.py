@@ -1,12 +1,14 @@
 """The suites on a tiny random model and on a text-only stub: metrics, and skipped parts with their reasons."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
 from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, split_rows, texts_of_split
 from mm_ldlm.errors import EvaluationError, StoreError
+from mm_ldlm.evaluation import headline
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,
@@ -270,6 +272,17 @@ def test_suites_that_do_not_apply_return_the_refusal(text_only, sentences):
     assert "found 1 samples" in generation.skip_reason(model, ["a"])
     scorer = text_only("exact", uses=("score",))
     assert generation.skip_reason(scorer, ["a", "b"]) == scorer.capabilities.refusal("unconditional")
+
+
+def test_a_perplexity_beyond_a_float_is_left_out(text_only, sentences):
+    model, config = text_only("exact", nats=800.0), LikelihoodConfig()
+    _, found = likelihood.evaluate(model, text_only_sentences(sentences), config=config, seed=0)
+    assert found["unconditional"]["per_token"]["value"] > 800
+    assert found["unconditional"]["perplexity"] is None
+    json.dumps(found, allow_nan=False)
+    metrics: dict = {}
+    headline._likelihood(metrics, found)
+    assert "perplexity" not in metrics
 
 
 def test_the_interval_of_attested_pairs_lies_between_0_and_1():

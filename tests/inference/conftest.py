@@ -10,8 +10,10 @@ import torch
 
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.causal import CausalConfig
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
+from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 
@@ -93,12 +95,26 @@ def build():
     return make
 
 
+def make_text_model(*, objective=None, config=None):
+    config, objective = config or DiTConfig(dim=32, depth=2, heads=2), objective or TextDiffusionConfig()
+    generative = objective.build(TEXT_SHAPE).generative_model(built(config, TEXT_SHAPE))
+    return MMLDLM(generative, objective.capabilities(config), WordTokenizer())
+
+
+@pytest.fixture
+def build_text():
+    return make_text_model
+
+
 @pytest.fixture
 def text_model():
     """A run without latents: text diffusion alone."""
-    config, objective = DiTConfig(dim=32, depth=2, heads=2), TextDiffusionConfig()
-    generative = objective.build(TEXT_SHAPE).generative_model(built(config, TEXT_SHAPE))
-    return MMLDLM(generative, objective.capabilities(config), WordTokenizer())
+    return make_text_model()
+
+
+@pytest.fixture
+def causal_model():
+    return make_text_model(objective=AutoregressiveConfig(), config=CausalConfig(dim=16, depth=1, heads=2))
 
 
 @pytest.fixture
@@ -110,7 +126,7 @@ def unit_latents():
     return draw
 
 
-def write_run(directory, *, seed=0, objective=None, config=None, encoder=None):
+def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, fingerprints=None):
     """A run folder as training leaves it, with a tiny untrained model; returns the folder.
 
     The last weights are all 0, the averaged ones are not. A run whose objective reads no latents has no normaliser.
@@ -118,6 +134,7 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from mm_ldlm.checkpoints import folder
+    from mm_ldlm.checkpoints.identity import identity_of
     from mm_ldlm.config import to_dict
     from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
     from mm_ldlm.latents.normaliser import Normaliser
@@ -146,10 +163,14 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None):
     root = TrainableRoot(built(config, shape, seed=seed), objective.build(shape))
     values = {name: parameter.detach() for name, parameter in root.named_parameters()}
     tensors = {"model.safetensors": {k: v * 0 for k, v in values.items()}, "ema.safetensors": values}
+    fingerprints = {"encoder": "0" * 32} if fingerprints is None else fingerprints
+    identity = identity_of(model=config, shape=shape, objective=objective, fingerprints=fingerprints)
     folder.write(
         directory / "checkpoints",
         3,
-        folder.Contents(tensors, {"training_state.json": {"metrics": {}}}, {name: parts / name for name in carried}),
+        folder.Contents(
+            tensors, {"training_state.json": {"metrics": {}, "identity": identity}}, {n: parts / n for n in carried}
+        ),
     )
     atomic.write_json(
         directory / "config.json",
@@ -158,7 +179,7 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None):
             "objective": to_dict(objective),
             "shape": to_dict(shape),
             "encoder": encoder or {},
-            "fingerprints": {"encoder": "0" * 32},
+            "fingerprints": fingerprints,
         },
     )
     return directory

@@ -62,8 +62,8 @@ def test_given_texts_are_written_surely_and_noise_is_drawn(model, unit_latents):
 def test_its_text_names_the_parameters_and_the_uses_in_one_line(model):
     count = sum(parameter.numel() for parameter in model.model.model.parameters())
     assert repr(model).startswith(f"MMLDLM({count:,} parameters, objective multimodal, modes ")
-    assert repr(model).endswith("; can l2t, t2l, unconditional, infill, edit, interpolate, search, score, "
-                                "score_given_latent)")  # fmt: skip
+    assert repr(model).endswith("; can l2t, t2l, unconditional, infill, infill_given_latent, edit, interpolate, "
+                                "search, score, score_given_latent)")  # fmt: skip
 
 
 def test_words_outside_the_vocabulary_are_said(model, unit_latents, caplog):

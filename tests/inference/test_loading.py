@@ -10,6 +10,8 @@ import pytest
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
+from mm_ldlm.models.dit import DiTConfig
+from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 
 
 def test_a_run_folder_alone_is_enough(run_folder, bag_encoder, unit_latents, tmp_path):
@@ -75,11 +77,56 @@ def test_weights_of_another_model_are_refused(run_folder):
     config = json.loads((run_folder / "config.json").read_text())
     config["model"]["depth"] = 3
     (run_folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"does not fit this model\. Missing: \['model\.blocks\.2"):
+    with pytest.raises(CheckpointError, match=r"another model:\n  model\.depth: checkpoint has 2, this run 3"):
         MMLDLM.from_run(run_folder)
 
 
-def test_the_encoder_comes_from_the_config_and_must_be_the_runs_own(run_folder, bag_encoder):
+@pytest.mark.parametrize(
+    ("objective", "change", "message"),
+    [
+        (TextDiffusionConfig(), {"process": {"kind": "uniform"}}, r"objective\.process: checkpoint has 'absorbing'"),
+        (TextDiffusionConfig(), {"kind": "adaptive_masking"}, r"objective\.kind: checkpoint has 'text_diffusion'"),
+    ],
+)
+def test_a_config_that_is_not_that_of_the_checkpoint_is_refused(objective, change, message, tmp_path, parts):
+    """The weights fit every process of the same ids, but they mean something else."""
+    run = parts.write_run(tmp_path / "run", objective=objective, config=DiTConfig(dim=32, depth=2, heads=2))
+    MMLDLM.from_run(run)
+    config = json.loads((run / "config.json").read_text())
+    config["objective"] |= change
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"belongs to another model:\n(.*\n)*.*{message}.*(\n.*)*Restore the"):
+        MMLDLM.from_run(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: None, "expected a mapping, found None"),
+        (lambda config: 5, "expected a mapping, found 5"),
+        (lambda config: [], r"expected a mapping, found \[\]"),
+        (lambda config: config | {"shape": None}, "expected a mapping under 'shape', found None"),
+        (lambda config: config | {"shape": {"vocab_size": 3}}, "expected the numbers vocab_size, pad_id, .*found"),
+        (lambda config: config | {"shape": config["shape"] | {"rows": 3}}, "expected the numbers vocab_size"),
+        (lambda config: config | {"shape": config["shape"] | {"pad_id": "x"}}, "expected the numbers vocab_size"),
+        (lambda config: config | {"fingerprints": 3}, "expected a mapping under 'fingerprints', found 3"),
+        (lambda config: config | {"fingerprints": {"encoder": "1"}}, "encoder: checkpoint has '0000"),
+    ],
+)
+def test_a_damaged_config_is_refused(change, message, run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    (run_folder / "config.json").write_text(json.dumps(change(config)))
+    with pytest.raises(CheckpointError, match=message):
+        MMLDLM.from_run(run_folder)
+
+
+def test_a_config_that_is_nested_too_deeply_is_refused(run_folder):
+    (run_folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"not readable as JSON .*nested too deeply"):
+        MMLDLM.from_run(run_folder)
+
+
+def test_the_encoder_comes_from_the_config_and_must_be_the_runs_own(run_folder, bag_encoder, parts, tmp_path):
     with pytest.raises(SamplingError, match="expected the encoder that made the latents"):
         _ = MMLDLM.from_run(run_folder).encoder
     config = json.loads((run_folder / "config.json").read_text())
@@ -87,10 +134,9 @@ def test_the_encoder_comes_from_the_config_and_must_be_the_runs_own(run_folder, 
     (run_folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(FingerprintError, match="expected the encoder with fingerprint 0000"):
         _ = MMLDLM.from_run(run_folder).encoder
-    config["fingerprints"] = {}
-    (run_folder / "config.json").write_text(json.dumps(config))
+    unknown = parts.write_run(tmp_path / "run-2", encoder={"name": "minilm"}, fingerprints={})
     with pytest.raises(SamplingError, match="expected an encoder of dimension 6, found one of dimension 384"):
-        _ = MMLDLM.from_run(run_folder).encoder
+        _ = MMLDLM.from_run(unknown).encoder
     assert MMLDLM.from_run(run_folder, encoder=bag_encoder).encoder is bag_encoder
 
 

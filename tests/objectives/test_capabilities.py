@@ -29,29 +29,39 @@ TRAINS = {
 ORDERS = ("together", "latent_first", "text_first")
 
 # modes → (uses, joint orders), where conditions are dropped in training
+GIVEN = "l2t infill_given_latent edit interpolate search score_given_latent"
 WITH_NULLS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("l2t",): ("l2t infill edit interpolate search score score_given_latent", ""),
+    ("l2t",): (f"{GIVEN} infill score", ""),
     ("t2l",): ("t2l", ""),
     ("unconditional",): ("t2l unconditional infill score", "together latent_first text_first"),
-    ("l2t", "t2l"): (
-        "l2t t2l unconditional infill edit interpolate search score score_given_latent", "latent_first text_first"
-    ),
-    ("l2t", "unconditional"): (
-        "l2t t2l unconditional infill edit interpolate search score score_given_latent",
-        "together latent_first text_first",
-    ),
+    ("l2t", "t2l"): (f"{GIVEN} t2l unconditional infill score", "latent_first text_first"),
+    ("l2t", "unconditional"): (f"{GIVEN} t2l unconditional infill score", "together latent_first text_first"),
     ("t2l", "unconditional"): ("t2l unconditional infill score", "together latent_first text_first"),
     ("l2t", "t2l", "unconditional"): (
-        "l2t t2l unconditional infill edit interpolate search score score_given_latent",
-        "together latent_first text_first",
+        f"{GIVEN} t2l unconditional infill score", "together latent_first text_first"
     ),
 }  # fmt: skip
-# The same without nulls. Then nothing but the mode unconditional stands for an unknown latent or an unknown text.
+# Without nulls, nothing but the mode unconditional stands for an unknown latent or an unknown text. The marginal
+# distribution of lengths is that of the null latent, so a text without a latent has no score.
 WITHOUT_NULLS: dict[tuple[str, ...], tuple[str, str]] = {
-    **WITH_NULLS,
-    ("l2t",): ("l2t infill edit interpolate search score_given_latent", ""),
-    ("l2t", "t2l"): ("l2t t2l infill edit interpolate search score_given_latent", ""),
+    modes: (" ".join(use for use in uses.split() if use != "score"), orders)
+    for modes, (uses, orders) in {
+        **WITH_NULLS,
+        ("l2t",): (GIVEN, ""),
+        ("l2t", "t2l"): (f"{GIVEN} t2l", ""),
+    }.items()
 }
+# Where conditions are always dropped, the modes l2t and t2l see none.
+ALWAYS_NULL: dict[tuple[str, ...], tuple[str, str]] = {
+    ("l2t",): ("infill score", ""),
+    ("t2l",): ("", ""),
+    ("l2t", "t2l"): ("infill score", ""),
+    **{
+        modes: ("t2l unconditional infill score", "together latent_first text_first")
+        for modes in WITH_NULLS if "unconditional" in modes
+    },
+}  # fmt: skip
+TABLES = {0.1: WITH_NULLS, 0.0: WITHOUT_NULLS, 1.0: ALWAYS_NULL}
 
 
 def capabilities(kind: str, *, model: dict[str, Any] | None = None, **keys: Any) -> Capabilities:
@@ -62,10 +72,10 @@ def capabilities(kind: str, *, model: dict[str, Any] | None = None, **keys: Any)
 
 
 @pytest.mark.parametrize("mode", ["mixed", "sequential"])
-@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("dropout", TABLES)
 @pytest.mark.parametrize("modes", WITH_NULLS, ids="+".join)
 def test_the_uses_of_every_combination_of_modes(modes: tuple[str, ...], dropout: float, mode: str) -> None:
-    uses, orders = (WITH_NULLS if dropout else WITHOUT_NULLS)[modes]
+    uses, orders = TABLES[dropout][modes]
     weights = {name: float(name in modes) for name in ("l2t", "t2l", "unconditional")}
     found = capabilities("multimodal", mode=mode, loss_type_weights=weights, condition_dropout=dropout)
     assert found.uses == set(uses.split())
@@ -77,7 +87,7 @@ def test_the_uses_of_every_combination_of_modes(modes: tuple[str, ...], dropout:
 
 
 def test_the_table_names_every_combination_and_every_use() -> None:
-    assert len(WITH_NULLS) == len(WITHOUT_NULLS) == 2**3 - 1
+    assert len(WITH_NULLS) == len(WITHOUT_NULLS) == len(ALWAYS_NULL) == 2**3 - 1
     others = {"classify", "caption_to_image", "image_to_caption", "image_text"}
     assert {use for uses, _ in WITH_NULLS.values() for use in uses.split()} == set(USES) - others
 
@@ -93,11 +103,11 @@ def test_objectives_of_texts_alone_have_no_latents(kind: str, uses: str, likelih
 
 
 @pytest.mark.parametrize("model", TRAINS["latent_conditioned"])
-@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("dropout", [0.1, 0.0, 1.0])
 def test_a_text_model_given_latents_writes_and_scores_and_has_no_latents_of_its_own(model: str, dropout: float) -> None:
     found = capabilities("latent_conditioned", model={"kind": model}, condition_dropout=dropout)
-    given, without = "l2t edit interpolate search score_given_latent", "unconditional infill score"
-    assert found.uses == set(f"{given} {without if dropout else ''}".split())
+    given, without = GIVEN if dropout < 1 else "", "unconditional infill score" if dropout > 0 else ""
+    assert found.uses == set(f"{given} {without}".split())
     assert (found.likelihood, found.reads_latents, found.joint_orders) == ("bound", True, ())
     assert found.trained_as == "objective latent_conditioned, process absorbing"
 
@@ -116,6 +126,42 @@ def test_the_uses_of_images_and_captions_follow_from_the_modes(
     texts = {"infill", "score"} if kind == "image_text" and dropout and "image_to_caption" in modes else set()
     assert found.uses == {IMAGE_USES[mode] for mode in modes} | texts
     assert (found.reads_images, found.reads_latents, found.joint_orders) == (True, False, ())
+
+
+# -- lengths that were not learned ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "lost", "refused"),
+    [
+        ("text_diffusion", {"length_weight": 0}, "score", "unconditional"),
+        ("adaptive_masking", {"length_weight": 0}, "score", "unconditional"),
+        ("latent_conditioned", {"length_weight": 0}, "score score_given_latent", "l2t interpolate unconditional"),
+        ("latent_conditioned", {"condition_dropout": 0}, "score infill unconditional", "unconditional"),
+        ("latent_conditioned", {"condition_dropout": 1}, GIVEN, "l2t interpolate"),
+        ("multimodal", {"length_weight": 0}, "score score_given_latent",
+         "l2t interpolate together latent_first text_first"),
+        ("multimodal", {"condition_dropout": 0}, "score", "together latent_first text_first"),
+        ("multimodal", {"condition_dropout": 1}, GIVEN, "l2t interpolate latent_first"),
+        ("autoregressive", {}, "", ""),
+    ],
+)  # fmt: skip
+def test_a_run_without_a_distribution_of_lengths_neither_scores_nor_chooses_lengths(
+    kind: str, keys: dict[str, float], lost: str, refused: str
+) -> None:
+    """A score contains -log p(length); texts are still written where the caller gives the length."""
+    whole, found = capabilities(kind), capabilities(kind, **keys)
+    assert not whole.untrained_lengths
+    assert set(whole.uses) - found.uses == set(lost.split())
+    assert set(found.untrained_lengths) == set(refused.split())
+    for use in refused.split():
+        order, task = (use, "unconditional") if use in ORDERS else ("text_first", use)
+        for length in ("sample", "argmax", "top-3"):
+            reason = found.refuse_length(length, task, order=order)  # type: ignore[arg-type]
+            assert reason is not None
+            assert "not learned the distribution of lengths" in reason
+            assert found.refuse_task(task, order=order, length=length) is not None  # type: ignore[arg-type]
+        assert found.refuse_length(5, task, order=order) is None  # type: ignore[arg-type]
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_without_dropout_there_is_no_likelihood() -> None:
     made = objective(condition_dropout=0.0)
     model = parse_kind(MODELS, {"kind": "ccdd"}, at="model")
     assert made.config.capabilities(model).uses == {"unconditional"}
-    assert objective().config.capabilities(model).uses == {"unconditional", "infill", "score"}
+    assert objective(length_weight=0.1).config.capabilities(model).uses == {"unconditional", "infill", "score"}
     with pytest.raises(SamplingError, match="condition_dropout 0"):
         made.generative_model(Exact()).likelihood(PAIRS, latents_Bd=None, draws=1, generator=rows(9))
 

@@ -77,6 +77,21 @@ def test_filters_keep_the_most_probable(values, top_p, top_k):
     assert torch.isfinite(filter_logits(logits, top_k=top_k)).sum() >= min(top_k, len(values))
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-39, 1e-20])
+def test_extremely_low_temperatures_take_the_most_probable_token(temperature):
+    log_probs = torch.tensor([[-torch.inf, -2.0, -0.5, -3.0]]).expand(50, -1)
+    drawn = draw_tokens(log_probs, torch.linspace(0.01, 0.99, 50, dtype=torch.float64), Draw(temperature=temperature))
+    assert drawn.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
+def test_extremely_high_temperatures_draw_all_possible_tokens_alike(temperature):
+    log_probs = torch.tensor([[-torch.inf, -2.0, -0.5, -3.0]]).expand(30, -1)
+    uniforms = (torch.arange(30, dtype=torch.float64) + 0.5) / 30
+    drawn = draw_tokens(log_probs, uniforms, Draw(temperature=temperature))
+    assert torch.bincount(drawn, minlength=4).tolist() == [0, 10, 10, 10]
+
+
 def test_filters_refuse_temperature_zero():
     with pytest.raises(SamplingError, match="0 means argmax"):
         filter_logits(torch.zeros(1, 3), temperature=0.0)

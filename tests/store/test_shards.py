@@ -166,6 +166,14 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ShardStore.open(tmp_path / "nowhere")
 
 
+def test_a_path_that_is_no_folder_of_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "file", tmp_path / "loop", tmp_path / ("long" * 200)):
+        with pytest.raises(StoreError, match=r"manifest\.json: cannot be read"):
+            Manifest.read(path)
+
+
 def test_a_shard_of_another_dimension_is_named(tmp_path: Path) -> None:
     schema3 = pa.schema([("v", pa.list_(pa.float32(), 3))])
     schema4 = pa.schema([("v", pa.list_(pa.float32(), 4))])

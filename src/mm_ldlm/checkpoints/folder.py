@@ -88,7 +88,7 @@ def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
         CheckpointError: There is no marker, the format differs, or a file is missing or damaged.
     """
     try:
-        marker: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        marker: dict[str, Any] = atomic.read_json(path / MARKER)
         files = marker["files"]
     except FileNotFoundError:
         raise CheckpointError(
@@ -125,11 +125,14 @@ def tensors(path: Path, name: str) -> dict[str, Tensor]:
 def document(path: Path, name: str) -> Any:
     """Read one JSON file of a checkpoint."""
     try:
-        return json.loads((path / name).read_text(encoding="utf-8"))
+        found = atomic.read_json(path / name)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: expected a file {name}, found none. Choose another checkpoint.") from None
     except ValueError as error:
         raise CheckpointError(f"{path}/{name}: not readable ({error}). Choose another checkpoint.") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}/{name}: expected a mapping, found {found!r:.60}. Choose another checkpoint.")
+    return found
 
 
 def all_in(directory: Path) -> list[Path]:

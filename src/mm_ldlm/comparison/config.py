@@ -26,6 +26,16 @@ class MemberConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ValueError(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}")
+        if wrong := _wrong_keys(self.params):
+            raise ValueError(f"params: expected texts as keys, found {wrong[0]!r}")
+
+
+def _wrong_keys(params: Any) -> list[Any]:
+    """List the keys of nested mappings that are no texts, or have an empty part between dots."""
+    if not isinstance(params, dict):
+        return []
+    own = [key for key in params if not isinstance(key, str) or not all(key.split("."))]
+    return own + [key for value in params.values() for key in _wrong_keys(value)]
 
 
 @config
@@ -42,7 +52,7 @@ class BudgetConfig:
     @property
     def label(self) -> str:
         """Name of the folder of runs under this budget."""
-        return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{self.seconds:g}"
+        return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{str(self.seconds).removesuffix('.0')}"
 
 
 @config

@@ -96,8 +96,13 @@ def sessions_of(
     found: list[Session] = []
     problems: list[str] = []
     for member in config.members:
-        own = nested(member.params)
-        if taken := sorted(_leaves(own) & {*_leaves(fixed(member, 0, config.budget)), "results", "comparison"}):
+        try:
+            own = nested(member.params)
+        except ConfigurationError as error:
+            problems.append(f"comparison, member '{member.name}': {error}")
+            continue
+        set_here = {*_leaves(fixed(member, 0, config.budget)), "results", "comparison"}
+        if taken := sorted(name for name in _leaves(own) if any(_overlap(name, other) for other in set_here)):
             problems.append(
                 f"comparison, member '{member.name}': expected parameters that the comparison does not set itself, "
                 f"found {', '.join(taken)}. Use comparison.seeds, comparison.budget and the name of the member instead."
@@ -156,15 +161,17 @@ def fixed(member: MemberConfig, seed: int, budget: BudgetConfig | None) -> dict[
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with dots in their keys as nested mappings: {"model.dim": 64} becomes {"model": {"dim": 64}}."""
+    """Parameters with dots in their keys as nested mappings: {"model.dim": 64} becomes {"model": {"dim": 64}}.
+
+    Raises:
+        ConfigurationError: a key is set to a value and to a mapping, or to two values.
+    """
     found: dict[str, Any] = {}
     for key, value in params.items():
         inner = nested(value) if isinstance(value, Mapping) else value
         first, _, rest = key.partition(".")
         addition = nested({rest: inner}) if rest else inner
-        below = found.get(first)
-        both = isinstance(below, dict) and isinstance(addition, dict)
-        found[first] = _joined(below, addition) if both else addition
+        found[first] = _joined(found[first], addition, at=first) if first in found else addition
     return found
 
 
@@ -174,14 +181,20 @@ def _leaves(params: Mapping[str, Any], prefix: str = "") -> set[str]:
     for key, value in params.items():
         inner = _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else set[str]()
         found |= inner or {f"{prefix}{key}"}
-    return found | {key for key in params if not prefix and key in ("results", "comparison")}
+    return found
 
 
-def _joined(one: Any, two: Any) -> Any:
-    """Two nested mappings of one member's parameters in one; where both set a key, the second wins."""
+def _overlap(one: str, two: str) -> bool:
+    """Return whether two dotted paths are the same, or one is in the section that the other names."""
+    return f"{one}.".startswith(f"{two}.") or f"{two}.".startswith(f"{one}.")
+
+
+def _joined(one: Any, two: Any, *, at: str) -> Any:
+    """Two nested mappings of one member's parameters in one, which set different keys."""
     if not (isinstance(one, dict) and isinstance(two, dict)):
-        return two
-    return {**one, **{key: _joined(one.get(key), value) for key, value in two.items()}}
+        raise ConfigurationError(f"expected '{at}' once, found {one!r} and {two!r}. Remove one of them.")
+    return {**one, **{key: _joined(one[key], value, at=f"{at}.{key}") if key in one else value
+                      for key, value in two.items()}}  # fmt: skip
 
 
 def _shared(params: Mapping[str, Any]) -> dict[str, Any]:

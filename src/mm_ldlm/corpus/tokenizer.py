@@ -221,7 +221,7 @@ class TextTokenizer:
 
         directory = Path(directory)
         try:
-            document = json.loads((directory / "vocabulary.json").read_text(encoding="utf-8"))
+            document = atomic.read_json(directory / "vocabulary.json")
             base = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except FileNotFoundError as error:
             raise StoreError(
@@ -231,16 +231,21 @@ class TextTokenizer:
             raise StoreError(
                 f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again."
             ) from None
-        if document.get("format_version") != FORMAT_VERSION:
-            found = document.get("format_version")
+        found = document.get("format_version") if isinstance(document, dict) else None
+        if found != FORMAT_VERSION:
             raise StoreError(
                 f"{directory}: expected tokenizer format {FORMAT_VERSION}, found {found!r}. Run ingestion again."
             )
-        kept = None if document["kept"] is None else np.asarray(document["kept"], np.int64)
-        tokenizer = cls(base, max_length=document["max_length"], kept=kept)
-        if tokenizer.fingerprint != document["fingerprint"]:
+        try:
+            kept = None if document["kept"] is None else np.asarray(document["kept"], np.int64)
+            tokenizer, expected = cls(base, max_length=document["max_length"], kept=kept), document["fingerprint"]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreError(
-                f"{directory}: expected a tokenizer with fingerprint {document['fingerprint']}, found "
+                f"{directory}: a field of vocabulary.json is missing or of another type ({error}). Run ingestion again."
+            ) from None
+        if tokenizer.fingerprint != expected:
+            raise StoreError(
+                f"{directory}: expected a tokenizer with fingerprint {expected}, found "
                 f"{tokenizer.fingerprint}: tokenizer.json or vocabulary.json was changed. Run ingestion again."
             )
         return tokenizer

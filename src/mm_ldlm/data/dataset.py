@@ -7,7 +7,6 @@ fields only if the objective or the model uses them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +33,10 @@ NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser", "ima
 _FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
     "tokenizer": TextTokenizer, **dict.fromkeys(NORMALISERS.values(), Normaliser)
 }  # fmt: skip
+_KINDS = {name: name for name in ("records", "tokens", "index", "latents")} | {"token_vectors": "latents"}
+"""Kind of the stores that the project itself reads"""
+_MADE_FROM = {"latents": "records", "token_vectors": "tokenizer", "token_clusters": "token_vectors"}
+"""The store that tells stores of one kind apart: latents of texts, and vectors of tokens"""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
 
@@ -65,7 +68,7 @@ class Dataset:
         """
         path = Path(directory) / NAME
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = atomic.read_json(path)
         except FileNotFoundError:
             raise StoreError(
                 f"{path}: no such file, so there is no validated dataset here. Run `kedro run --pipeline=validation`."
@@ -239,6 +242,7 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
         else:
             manifest = Manifest.read(folder)
             found, kind, made_from[name] = manifest.fingerprint, manifest.kind, manifest.fingerprints
+            _refuse_other_store(name, folder, manifest)
         path = Path(os.path.relpath(Path(folder).resolve(), directory.resolve())).as_posix()
         about[name] = {"path": path, "kind": kind, "fingerprint": found}
     for name, ingredients in made_from.items():
@@ -260,6 +264,21 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
     document = {"format_version": FORMAT_VERSION, "fingerprint": dataset.fingerprint, "encoder": encoder}
     atomic.write_json(directory / NAME, {**document, "stores": about})
     return dataset
+
+
+def _refuse_other_store(name: str, folder: str | Path, manifest: Manifest) -> None:
+    """Raise StoreError if a folder contains another store than the one that it is named as."""
+    if manifest.kind != _KINDS.get(name, manifest.kind):
+        raise StoreError(
+            f"{folder}: expected the store of the {name}, of kind '{_KINDS[name]}', found one of kind "
+            f"'{manifest.kind}'. Name its folder."
+        )
+    source = _MADE_FROM.get(name)
+    if source is not None and source not in manifest.fingerprints:
+        raise StoreError(
+            f"{folder}: expected the store of the {name}, made from {source}, found one made from "
+            f"{', '.join(manifest.fingerprints) or 'nothing'}. Name its folder."
+        )
 
 
 def values(store: ShardStore) -> npt.NDArray[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mm_ldlm.config import Kinds
+from mm_ldlm.diffusion.process import TextProcessConfig
+from mm_ldlm.kinds import Kinds
 
 TEXT_PROCESSES = Kinds(
     what="text process",
@@ -15,4 +16,5 @@ TEXT_PROCESSES = Kinds(
         "hdlm": "mm_ldlm.diffusion.hdlm:HdlmConfig",
     },
     group="mm_ldlm.text_processes",
+    interface=TextProcessConfig,
 )

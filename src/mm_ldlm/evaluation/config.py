@@ -18,6 +18,7 @@ from mm_ldlm.corpus.splits import Split
 from mm_ldlm.evaluation.sts_sets import StsSource
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
+from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
 
@@ -48,6 +49,9 @@ class SweepPoint:
     sampler: Annotated[Any, TEXT_SAMPLERS]
     length: str | int = "argmax"
     search: SearchConfig | None = None
+
+    def __post_init__(self) -> None:
+        how_many_lengths(self.length)
 
 
 @config

@@ -61,6 +61,14 @@ def per_token(nll_N: np.ndarray, length_N: np.ndarray) -> Estimate:
     return Estimate(float(rate), float(error))
 
 
+def perplexity(nats_per_token: float) -> float | None:
+    """Compute the perplexity of a cost per token in nats; None if it exceeds a float."""
+    try:
+        return math.exp(nats_per_token)
+    except OverflowError:
+        return None
+
+
 def mean(values_N: np.ndarray) -> Estimate:
     """Compute the mean of per-sentence values with its standard error."""
     values_N = np.asarray(values_N, dtype=np.float64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,11 +28,12 @@ from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Classes, Embeddings, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
-from mm_ldlm.inference.writing import Length, Writer, Written, how_many_lengths
+from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.capabilities import USES, Capabilities
+from mm_ldlm.objectives.capabilities import USES, Capabilities, Use
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import JointOrder, SearchConfig, refuse_samplers
+from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
 
 
 class MMLDLM:
@@ -192,8 +194,10 @@ class MMLDLM:
             reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         """
         self.capabilities.require("l2t")
-        sources, raw_nd = self._edge.targets(targets)
+        seed = inputs.check_integer(seed, name="seed")
         config = self._text_sampler(sampler, steps)
+        length = self._length(length, "l2t", sampler=config)
+        sources, raw_nd = self._edge.targets(targets)
         latents_nd = self._edge.standardised(raw_nd)
         several = how_many_lengths(length)
         if search is not None and search.enabled:
@@ -232,6 +236,7 @@ class MMLDLM:
         as encoders do.
         """
         self.capabilities.require("t2l")
+        inputs.check_choice(too_long, get_args(TooLong), name="too_long")
         listed = inputs.check_texts(texts)
         ids = self._edge.ids(listed, too_long=too_long)
         return self.embed_tokens(ids, listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
@@ -248,7 +253,8 @@ class MMLDLM:
     ) -> Embeddings:
         """Embed tokenised texts (each of 1..max_length ids), as stores contain them; see `embed`."""
         self.capabilities.require("t2l")
-        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
+        inputs.check_tokens(ids, texts, shape=self.shape)
+        seed = inputs.check_integer(seed, name="seed")
         drawn = self._latents.given_texts(ids, config=latent_config(sampler, steps, draws), seed=seed)
         draws_Knd = np.stack([self._edge.raw(draw_nd) for draw_nd in drawn.draws])
         return Embeddings(tuple(texts), self._edge.raw(drawn.draws.mean(dim=0)), draws_Knd, drawn.model_calls)
@@ -274,19 +280,20 @@ class MMLDLM:
         it is drawn first.
         """
         self.capabilities.require("unconditional")
-        if n < 1:
-            raise SamplingError(f"n must be at least 1, found {n}.")
-        if how_many_lengths(length) > 1:
+        n = inputs.check_integer(n, name="n", minimum=1)
+        seed = inputs.check_integer(seed, name="seed")
+        inputs.check_choice(order, get_args(JointOrder), name="order")
+        latent = latent_config(latent_sampler, None, None)
+        if how_many_lengths(inputs.check_length(length)) > 1:
             raise SamplingError(f"length '{length}' ranks texts instead of drawing them; use 'sample' or 'argmax'.")
         if not self.capabilities.joint_orders:
             text = self._text_sampler(sampler, steps, conditional=False)
+            length = self._length(length, "unconditional", sampler=text)
             lengths = self._writer.lengths(length, None, rows=n, seed=seed)
             written = self._writer.write(self._masks(lengths), latents_nd=None, sampler=text, seed=seed)
             return self._texts(written, [None] * n, None, reembed=False)
-        if order not in get_args(JointOrder):
-            raise SamplingError(f"order must be one of {', '.join(get_args(JointOrder))}, found '{order}'.")
         self.capabilities.require_order(order)
-        latent = latent_config(latent_sampler, steps, None)
+        latent = latent_config(latent, steps, None)
         if order == "together" and (sampler is None or isinstance(sampler, str)):
             text = self._text_sampler(sampler or "ancestral", latent.steps, conditional=False)
         else:
@@ -295,6 +302,7 @@ class MMLDLM:
             refuse_samplers(order, text, latent)
         except ValueError as error:
             raise SamplingError(str(error)) from None
+        length = self._length(length, "unconditional", sampler=text, order=order)
         written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
         return self._texts(written, [None] * n, self._edge.raw(latents_nd), reembed=False)
 
@@ -313,7 +321,8 @@ class MMLDLM:
         Raises:
             SamplingError: a text has no `mask`, is empty, or is too long.
         """
-        self.capabilities.require("infill")
+        self.capabilities.require("infill" if latents is None else "infill_given_latent")
+        seed = inputs.check_integer(seed, name="seed")
         listed = inputs.check_texts(texts)
         canvases = [editing.canvas_of(text, mask=mask, tokenizer=self.tokenizer) for text in listed]
         inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
@@ -342,11 +351,11 @@ class MMLDLM:
         random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
         """
         self.capabilities.require("edit")
+        seed = inputs.check_integer(seed, name="seed")
         listed = inputs.check_texts(sources, what="sources")
-        if not 0 <= strength <= 1:
-            raise SamplingError(f"strength must lie between 0 and 1, found {strength}.")
-        if which not in ("least_likely", "random"):
-            raise SamplingError(f"which must be 'least_likely' or 'random', found {which!r}.")
+        if not isinstance(strength, Real) or not 0 <= strength <= 1:
+            raise SamplingError(f"strength must lie between 0 and 1, found {strength!r}.")
+        inputs.check_choice(which, ("least_likely", "random"), name="which")
         _, raw_nd = self._edge.targets(targets)
         if len(raw_nd) == 1:
             raw_nd = np.repeat(raw_nd, len(listed), axis=0)
@@ -383,16 +392,14 @@ class MMLDLM:
         vectors.
         """
         self.capabilities.require("interpolate")
-        if steps < 2:
-            raise SamplingError(f"interpolate: steps must be at least 2 (the two ends), found {steps}.")
+        steps = inputs.check_integer(steps, name="interpolate: steps (with the two ends)", minimum=2)
+        inputs.check_choice(path, ("slerp", "lerp"), name="path")
         sources_a, raw_a = self._edge.targets(a)
         sources_b, raw_b = self._edge.targets(b)
         if len(raw_a) != len(raw_b):
             raise SamplingError(f"interpolate: expected an end for each of {len(raw_a)} starts, found {len(raw_b)}.")
         fractions = np.linspace(0.0, 1.0, steps)
         between = editing.slerp if path == "slerp" else editing.lerp
-        if path not in ("slerp", "lerp"):
-            raise SamplingError(f"path must be 'slerp' or 'lerp', found {path!r}.")
         raw = np.stack([between(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, self.dim)
         written = self.invert(raw.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed)
         ends = [
@@ -415,8 +422,6 @@ class MMLDLM:
         each text, with its standard error. `capabilities.likelihood` states whether the value is exact.
         """
         listed = inputs.check_texts(texts)
-        if draws < 1:
-            raise SamplingError(f"draws must be at least 1, found {draws}.")
         return self.score_tokens(self._edge.ids(listed), listed, latents=latents, draws=draws, seed=seed)
 
     def score_tokens(
@@ -429,7 +434,9 @@ class MMLDLM:
         seed: int = 0,
     ) -> Scores:
         """Score tokenised texts (each of 1..max_length ids); see `score`."""
-        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
+        draws = inputs.check_integer(draws, name="draws", minimum=1)
+        seed = inputs.check_integer(seed, name="seed")
+        inputs.check_tokens(ids, texts, shape=self.shape)
         self.capabilities.require("score" if latents is None else "score_given_latent")
         raw_nd = self._edge.given(latents, rows=len(ids))
         latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
@@ -465,7 +472,7 @@ class MMLDLM:
     ) -> Classes:
         """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
         self.capabilities.require("classify")
-        inputs.check_tokens(ids, texts, max_length=self.max_length, vocab_size=self.tokenizer.vocab_size)
+        inputs.check_tokens(ids, texts, shape=self.shape)
         found = classify_tokens(self.model, ids, second=second, batch_tokens=self.batch_tokens)
         return Classes(tuple(texts), self.model.classes, found)
 
@@ -481,6 +488,7 @@ class MMLDLM:
 
         `store` is a `latents.store.LatentStore`, or an (m, d) array, whose row numbers then serve as ids.
         """
+        k = inputs.check_integer(k, name="k", minimum=1)
         return editing.neighbours(inputs.check_latents(latents, dim=self.dim), store, k=k)
 
     def encode(self, texts: Sequence[str] | str) -> npt.NDArray[np.float32]:
@@ -491,6 +499,22 @@ class MMLDLM:
 
     def _text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:
         return text_config(sampler, steps, default=self.model.default_sampler(conditional=conditional))
+
+    def _length(self, length: Length, use: Use, *, sampler: Any, order: str | None = None) -> Length:
+        """Check a length before texts are made for it: the run can choose it, or the sampler can write it.
+
+        A text that is written together with a latent, or that the latent is drawn from, fits the model's window.
+        """
+        length = inputs.check_length(length)
+        reason = self.capabilities.refuse_length(length, use, order=order or "")
+        reason = reason or refuse_long(
+            length, max_length=self.max_length, sampler=sampler, process=self.capabilities.process
+        )
+        if reason is None and order is not None and (order != "latent_first" or self.model.latents_need_lengths):
+            reason = refuse_long(length, max_length=self.max_length, sampler=None, process=None)
+        if reason is not None:
+            raise SamplingError(reason)
+        return length
 
     def _masks(self, lengths: Sequence[int]) -> list[list[int]]:
         return [[self.shape.mask_id] * length for length in lengths]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_ldlm.config import Kinds, parse_kind
+from mm_ldlm.config import parse_kind
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 

@@ -19,10 +19,11 @@ from mm_ldlm.inference import inputs
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Images, Texts
-from mm_ldlm.inference.writing import Length, Writer
+from mm_ldlm.inference.writing import Writer
 from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.lengths import Length
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
 
 VALUES_PER_TOKEN = 4
@@ -83,7 +84,7 @@ class ImageWriter:
         """Draw an image for each tokenised caption (of 1..max_length ids); see `draw`."""
         self.capabilities.require("caption_to_image")
         shape = self.model.shape
-        inputs.check_tokens(ids, captions, max_length=shape.max_length, vocab_size=self.tokenizer.vocab_size)
+        inputs.check_tokens(ids, captions, shape=shape)
         config = self._image_sampler(sampler, steps)
         drawn = self._images.given_texts(ids, config=config, seed=seed)
         return Images(self._pixels(drawn.mean), tuple(captions), drawn.model_calls)

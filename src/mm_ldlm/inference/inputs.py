@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.sampling.lengths import Length, how_many_lengths
 
 Floats = npt.NDArray[np.float32]
 
@@ -67,14 +70,59 @@ def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_i
         )  # fmt: skip
 
 
-def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int, vocab_size: int) -> None:
-    """Refuse rows of ids unless there is one for each text, of 1..max_length ids of the vocabulary."""
+def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, shape: DataShape) -> None:
+    """Refuse rows of ids unless there is one for each text, of 1..max_length ids of words."""
     if len(ids) != len(texts):
         raise SamplingError(f"expected one row of ids for each of {len(texts)} texts, found {len(ids)} rows.")
-    check_lengths([len(row) for row in ids], texts, max_length=max_length)
+    if len(ids) == 0:
+        raise SamplingError("ids: expected at least one row, found none.")
     for index, row in enumerate(ids):
-        if outside := [token for token in row if not 0 <= token < vocab_size]:
-            raise SamplingError(f"ids[{index}]: expected ids in 0..{vocab_size - 1}, found {outside[0]}.")
+        if not isinstance(row, (Sequence, np.ndarray)) or isinstance(row, (str, bytes)):
+            raise SamplingError(f"ids[{index}]: expected a list of ids, found {_short(repr(row))}.")
+    check_lengths([len(row) for row in ids], texts, max_length=shape.max_length)
+    for index, row in enumerate(ids):
+        for token in row:
+            if not _is_integer(token) or not 0 <= token < shape.vocab_size:
+                raise SamplingError(f"ids[{index}]: expected ids in 0..{shape.vocab_size - 1}, found {token!r}.")
+            if token in (shape.pad_id, shape.mask_id):
+                name = "[PAD]" if token == shape.pad_id else "[MASK]"
+                raise SamplingError(f"ids[{index}]: expected ids of words, found {token}, which is {name}. Remove it.")
+
+
+def check_integer(value: Any, *, name: str, minimum: int | None = None) -> int:
+    """Return an argument as an int; true, false, fractions and texts are refused.
+
+    Raises:
+        SamplingError: it is not an integer, or below the minimum.
+    """
+    if not _is_integer(value):
+        raise SamplingError(f"{name}: expected an integer, found {_short(repr(value))}.")
+    if minimum is not None and value < minimum:
+        raise SamplingError(f"{name} must be at least {minimum}, found {value}.")
+    return int(value)
+
+
+def check_length(length: Any) -> Length:
+    """Return a length: 'argmax', 'sample', 'top-n' or an int.
+
+    Raises:
+        SamplingError: it is none of them.
+    """
+    try:
+        how_many_lengths(length)
+    except ValueError as error:
+        raise SamplingError(f"{error}.") from None
+    return length if isinstance(length, str) else int(length)
+
+
+def check_choice(value: Any, choices: Sequence[str], *, name: str) -> None:
+    """Raise SamplingError unless an argument is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {value!r}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_latents(latents: Any, *, dim: int, what: str = "latents") -> Floats:

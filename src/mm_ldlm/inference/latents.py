@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.batching import in_batches
-from mm_ldlm.inference.writing import Length, Writer, Written, pad
+from mm_ldlm.inference.writing import Writer, Written, pad
 from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.lengths import Length
 
 
 @dataclass(frozen=True)

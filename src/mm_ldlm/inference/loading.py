@@ -5,7 +5,7 @@ If the run has latents, the encoder that its configuration names is loaded when 
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.identity import identity_of, refuse_other
 from mm_ldlm.checkpoints.weights import load_parameters
 from mm_ldlm.config import parse, parse_kind
 from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -30,6 +31,7 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.store import ShardStore
+from mm_ldlm.store.atomic import read_json
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,15 @@ def load_run(
     tokenizer = TextTokenizer.load(found / "tokenizer")
     objective_config = parse_kind(OBJECTIVES, config["objective"], at="objective")
     model_config = parse_kind(MODELS, config["model"], at="model")
-    shape = DataShape(**config["shape"])
+    shape = config["shape"]
     stores = {name: torch.from_numpy(values(ShardStore.open(found / name))) for name in objective_config.stores}
+    fingerprints = {str(name): str(value) for name, value in config["fingerprints"].items()}
+    refuse_other(
+        identity_of(model=model_config, shape=shape, objective=objective_config, fingerprints=fingerprints),
+        folder.document(found, "training_state.json").get("identity"),
+        found,
+        remedy="Restore the config.json that the run was trained with, or choose another checkpoint.",
+    )
     objective = objective_config.build(shape, **stores)
     model = model_config.build(shape, generator=torch.Generator().manual_seed(0))
     if isinstance(objective, BuildsOnModel):
@@ -92,7 +101,6 @@ def load_run(
             "Choose cpu, cuda or cuda:N, or None for the default."
         ) from None
     root.eval().requires_grad_(False)
-    fingerprints = {str(name): str(value) for name, value in config.get("fingerprints", {}).items()}
     return Parts(
         model=objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
@@ -113,16 +121,44 @@ def _normaliser(folder: Path) -> Normaliser | None:
 def _config(path: Path, checkpoint: Path) -> dict[str, Any]:
     for place in (path, *checkpoint.parents[:2]):
         if (place / "config.json").is_file():
-            try:
-                config: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CheckpointError(f"{place / 'config.json'}: not readable as JSON ({error}).") from None
-            if missing := sorted({"model", "objective", "shape"} - set(config)):
-                raise CheckpointError(
-                    f"{place / 'config.json'}: {', '.join(missing)} missing. Give the path of a run folder."
-                )
-            return config
+            return _read_config(place / "config.json")
     raise CheckpointError(f"{path}: expected a run folder with config.json, found none. Give the path of such a one.")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read config.json, with its shape as a DataShape."""
+    try:
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}). Restore it, or choose another run.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: expected a mapping, found {config!r:.60}. Restore it, or choose another run.")
+    if missing := sorted({"model", "objective", "shape"} - set(config)):
+        raise CheckpointError(f"{path}: {', '.join(missing)} missing. Give the path of a run folder.")
+    config = {"fingerprints": {}, **config}
+    names = [field.name for field in dataclasses.fields(DataShape)]
+    for key in ("shape", "fingerprints"):
+        if not isinstance(config[key], dict):
+            raise CheckpointError(
+                f"{path}: expected a mapping under '{key}', found {config[key]!r:.60}. Restore it, or choose "
+                "another run."
+            )
+    sizes = config["shape"]
+    optional = {field.name for field in dataclasses.fields(DataShape) if field.default is None}
+    whole = all(
+        isinstance(value, int) or (key in optional and (value is None or isinstance(value, list)))
+        for key, value in sizes.items()
+    )
+    try:
+        shape = DataShape(**sizes) if whole else None
+    except TypeError:
+        shape = None
+    if shape is None:
+        raise CheckpointError(
+            f"{path}: expected the numbers {', '.join(names)} under 'shape', found {sizes!r:.200}. Restore it, or "
+            "choose another run."
+        )
+    return {**config, "shape": shape}
 
 
 def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Callable[[], Any] | None:

@@ -20,11 +20,9 @@ from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.lengths import Length, refuse_long
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 from mm_ldlm.sampling.search import search
-
-Length = str | int
-"""'argmax' | 'sample' (of the length distribution) | 'top-n' (try the n most probable lengths) | a number."""
 
 Cosines = Callable[[list[list[int]], list[int]], Sequence[float]]
 """(token lists, row of the request of each) → cosine of each re-embedded text to its target."""
@@ -65,16 +63,12 @@ class Writer:
         if not self.model.has_length and not isinstance(length, int):
             return [self.model.shape.max_length] * rows
         if isinstance(length, int):
-            if length < 1:
-                raise SamplingError(f"length must be at least 1, found {length}.")
             return [length] * rows
         log_probs_nN = self.length_log_probs(latents_nd, rows=rows)
         if length == "sample":
             u_n = self.generator(range(rows), seed).fork("length").uniform()
             return (draw_tokens(log_probs_nN, u_n, Draw()) + 1).tolist()
-        if length == "argmax" or how_many_lengths(length) > 1:
-            return (log_probs_nN.argmax(dim=1) + 1).tolist()
-        raise AssertionError(length)
+        return (log_probs_nN.argmax(dim=1) + 1).tolist()
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -184,6 +178,8 @@ class Writer:
         self, latents_nd: Tensor, *, first: Sequence[int], config: SearchConfig
     ) -> list[list[list[int]]]:
         """Make K canvases of masks for each target, of the length in `first` and then the other most probable ones."""
+        if config.lengths == 1:
+            return [[[self.model.shape.mask_id] * length] * config.candidates for length in first]
         log_probs_nN = self.length_log_probs(latents_nd, rows=len(latents_nd))
         ranked_nN = log_probs_nN.topk(min(config.lengths + 1, log_probs_nN.shape[1]), dim=1).indices + 1
         canvases = []
@@ -232,27 +228,10 @@ class Writer:
 
     def _refuse_long(self, canvases: Sequence[Sequence[int]], sampler: Any) -> None:
         longest = max((len(canvas) for canvas in canvases), default=0)
-        if longest > self.model.shape.max_length and not sampler.exceeds_window:
-            raise SamplingError(
-                f"expected a text of at most {self.model.shape.max_length} tokens, the model's maximum length; "
-                f"found a request for {longest}. Request a shorter text, or use the sampler 'blocks'."
-            )
-
-
-def how_many_lengths(length: Length) -> int:
-    """Return n for 'top-n', and 1 for every other valid value.
-
-    Raises:
-        SamplingError: `length` is none of 'argmax', 'sample', 'top-n' or a number.
-    """
-    if isinstance(length, int) or length in ("argmax", "sample"):
-        return 1
-    head, _, tail = str(length).partition("-")
-    if head == "top" and tail.isdigit() and int(tail) >= 1:
-        return int(tail)
-    raise SamplingError(
-        f"length must be 'argmax', 'sample', 'top-n' (as in 'top-3') or a number of tokens, found {length!r}."
-    )
+        traits = None if self.model.process is None else self.model.process.traits
+        reason = refuse_long(longest, max_length=self.model.shape.max_length, sampler=sampler, process=traits)
+        if reason is not None:
+            raise SamplingError(reason)
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, length: int | None = None) -> Tensor:

@@ -132,8 +132,10 @@ class Normaliser:
 
         directory = Path(directory)
         try:
-            about = json.loads((directory / "normaliser.json").read_text(encoding="utf-8"))
+            about = atomic.read_json(directory / "normaliser.json")
             arrays = load((directory / "normaliser.safetensors").read_bytes())
+            if not isinstance(about, dict):
+                raise TypeError("expected a mapping in normaliser.json")
             if about["format_version"] != FORMAT_VERSION:
                 raise StoreError(
                     f"{directory}: expected normaliser format {FORMAT_VERSION}, found {about['format_version']}. Run "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mm_ldlm.config import Kinds
+from mm_ldlm.kinds import Kinds
+from mm_ldlm.models.base import ModelConfig
 
 MODELS = Kinds(
     "model",
@@ -18,5 +19,6 @@ MODELS = Kinds(
         "causal": "mm_ldlm.models.causal:CausalConfig",
     },
     group="mm_ldlm.models",
+    interface=ModelConfig,
 )
 """Every model that `model.kind` can name."""

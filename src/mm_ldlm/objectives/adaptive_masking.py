@@ -234,7 +234,7 @@ class AdaptiveGeneration(TextGeneration):
     """Text generation whose denoiser also gives the importance of every position."""
 
     def __init__(self, model: nn.Module, shape: DataShape, objective: AdaptiveMasking) -> None:
-        super().__init__(model, shape, objective.process)
+        super().__init__(model, shape, objective.process, objective.config)
         self.objective = objective
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:

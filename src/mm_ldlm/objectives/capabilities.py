@@ -7,6 +7,7 @@ from the names of models, objectives or modes. Every caller refuses an unsupport
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from mm_ldlm.diffusion.process import ProcessTraits
@@ -15,14 +16,15 @@ from mm_ldlm.sampling.base import refuse_without_states
 from mm_ldlm.sampling.guidance import refuse_without_condition
 
 Use = Literal[
-    "l2t", "t2l", "unconditional", "infill", "edit", "interpolate", "search", "score", "score_given_latent", "classify",
-    "caption_to_image", "image_to_caption", "image_text",
+    "l2t", "t2l", "unconditional", "infill", "infill_given_latent", "edit", "interpolate", "search", "score",
+    "score_given_latent", "classify", "caption_to_image", "image_to_caption", "image_text",
 ]  # fmt: skip
 USES: dict[Use, str] = {
     "l2t": "write texts from latents",
     "t2l": "embed texts",
     "unconditional": "generate texts from noise",
-    "infill": "fill masked positions of a text",
+    "infill": "fill masked positions of a text without a latent",
+    "infill_given_latent": "fill masked positions of a text given a latent",
     "edit": "edit texts under a target latent",
     "interpolate": "interpolate between latents",
     "search": "search for the text nearest to a latent",
@@ -43,6 +45,8 @@ class Capabilities:
     Attributes:
         uses: the uses of `USES` that training prepared the run for.
         likelihood: whether `score` returns the exact negative log-likelihood or an upper bound on it (the NELBO).
+        untrained_lengths: uses and joint orders in which the run cannot choose the length of a text → the reason. The
+            caller gives the number of tokens there.
         joint_orders: orders in which a text and its latent can be generated together; () for a run that generates no
             latents.
         reads_latents: whether the examples of the run have latents.
@@ -57,6 +61,7 @@ class Capabilities:
 
     uses: frozenset[Use]
     likelihood: Literal["exact", "bound"] = "bound"
+    untrained_lengths: Mapping[str, str] = dataclasses.field(default_factory=dict)
     joint_orders: tuple[str, ...] = ()
     reads_latents: bool = False
     reads_images: bool = False
@@ -81,14 +86,23 @@ class Capabilities:
         if (reason := self.refusal(use)) is not None:
             raise SamplingError(reason)
 
-    def refuse_task(self, task: Use, *, order: str) -> str | None:
+    def refuse_task(self, use: Use, *, order: str, length: str | int | None) -> str | None:
         """Explain why the run does not support a task of the sampling pipeline; None if it supports it.
 
-        `order` is the order in which the task `unconditional` generates texts and latents.
+        `use` is what the task needs, `order` the order in which `unconditional` generates texts and latents, and
+        `length` the length of the texts (None: the task chooses no lengths).
         """
-        if task == "unconditional" and task in self.uses and self.joint_orders:
-            return self.refuse_order(order)
-        return self.refusal(task)
+        if (reason := self.refusal(use)) is not None:
+            return reason
+        if use == "unconditional" and self.joint_orders and (reason := self.refuse_order(order)) is not None:
+            return reason
+        return self.refuse_length(length, use, order=order)
+
+    def refuse_length(self, length: str | int | None, use: Use, *, order: str) -> str | None:
+        """Explain why the run cannot choose the length of a text by itself; None if it can, or if it need not."""
+        if not isinstance(length, str):
+            return None
+        return self.untrained_lengths.get(order if use == "unconditional" and self.joint_orders else use)
 
     def refuse_sampler(self, sampler: Any, use: Use, *, given_latent: bool) -> str | None:
         """Explain why a text sampler does not fit a use of the run, in the words of its `sample`; None if it fits."""

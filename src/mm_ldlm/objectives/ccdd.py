@@ -28,7 +28,12 @@ from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_generation import DenoiserGeneration
+from mm_ldlm.objectives.text_generation import (
+    DenoiserGeneration,
+    by_use,
+    refuse_untrained_lengths,
+    untrained_lengths,
+)
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
 from mm_ldlm.objectives.training_times import latent_times, text_times
 from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
@@ -70,10 +75,14 @@ class CcddObjectiveConfig(TextDiffusionConfig):
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, "text_and_states_denoiser")
+        no_lengths = untrained_lengths(self, given_latents=False, conditioned=False)
         text_only: set[Use] = {"infill", "score"} if self.condition_dropout > 0 else set()
+        if no_lengths is not None:
+            text_only -= {"score"}
         return Capabilities(
             uses=frozenset({"unconditional", *text_only}),
             likelihood="bound",
+            untrained_lengths=by_use({"unconditional": no_lengths}),
             process=self.process.traits,
             guided=frozenset({"unconditional"} if self.condition_dropout > 0 else ()),
             token_states=True,
@@ -162,6 +171,12 @@ class CcddGeneration(DenoiserGeneration):
         return text_sampler("joint_states", steps=32)
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        """See `GenerativeModel.length_log_probs`.
+
+        Raises:
+            SamplingError: the distribution was not trained.
+        """
+        refuse_untrained_lengths(self.config, given_latents=False, conditioned=False)
         return torch.log_softmax(self.model.length_logits(), dim=-1).expand(rows, -1)
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:

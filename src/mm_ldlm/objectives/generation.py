@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
@@ -50,6 +51,9 @@ class GenerativeModel(ABC):
 
     has_length = True
     """Whether the length of a text is drawn before its tokens; otherwise the model ends texts by itself."""
+
+    process: TextProcess | None = None
+    """The text process that the model was trained with; None if it is not a diffusion model."""
 
     def __init__(self, model: nn.Module, shape: DataShape) -> None:
         self.model: Any = model

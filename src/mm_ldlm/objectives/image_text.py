@@ -32,6 +32,7 @@ from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.image_text_generation import ContinuousImageTextGeneration, ImageTextGeneration
 from mm_ldlm.objectives.image_text_options import ImageTextOptions
+from mm_ldlm.objectives.text_generation import untrained_lengths
 from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
 from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
 
@@ -65,10 +66,13 @@ class ImageTextConfig(ImageTextOptions):
                 f"{', '.join(self.process.stores)}; the objective 'image_text' has processes without stores only, such "
                 "as 'absorbing'. Choose one of them."
             )
-        texts: frozenset[Use] = frozenset({"infill", "score"} if self.trains_null_image else ())
+        texts: set[Use] = {"infill", "score"} if self.trains_null_image else set()
+        if untrained_lengths(self, given_latents=False) is not None:
+            texts -= {"score"}
         return Capabilities(
             uses=self.image_uses | texts,
             likelihood="bound",
+            untrained_lengths=self.untrained_lengths,
             reads_images=True,
             process=self.process.traits,
             guided=frozenset({"image_to_caption"} if self.trains_null_image else ()),
@@ -93,6 +97,7 @@ class ContinuousImageTextConfig(ImageTextOptions):
         require_interface(self, model, "text_vectors_and_image_denoiser")
         return Capabilities(
             uses=self.image_uses,
+            untrained_lengths=self.untrained_lengths,
             reads_images=True,
             trained_as=f"objective image_text_continuous, modes {', '.join(self.modes)}",
         )

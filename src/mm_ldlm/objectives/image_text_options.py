@@ -9,6 +9,7 @@ from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
+from mm_ldlm.objectives.text_generation import by_use, untrained_lengths
 
 ImageMode = Literal["caption_to_image", "image_to_caption", "joint"]
 IMAGE_MODES: tuple[ImageMode, ...] = ("caption_to_image", "image_to_caption", "joint")
@@ -86,6 +87,16 @@ class ImageTextOptions:
     @property
     def identity(self) -> dict[str, Any]:
         return {"parameterisation": self.parameterisation, "image_schedule": self.image_schedule.name}
+
+    @property
+    def untrained_lengths(self) -> dict[str, str]:
+        """Uses in which the run cannot choose the length of a caption (`Capabilities.untrained_lengths`)."""
+        return by_use(
+            {
+                "image_to_caption": untrained_lengths(self, given_latents=True),
+                "image_text": untrained_lengths(self, given_latents=False),
+            }
+        )
 
     @property
     def image_uses(self) -> frozenset[Use]:

@@ -22,8 +22,12 @@ from mm_ldlm.objectives.base import Batch, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_generation import DenoiserGeneration, refuse_untrained_lengths
+from mm_ldlm.objectives.text_generation import DenoiserGeneration, by_use, refuse_untrained_lengths, untrained_lengths
 from mm_ldlm.sampling.denoising import Logits, TextDenoiser
+
+_GUIDED: tuple[Use, ...] = ("l2t", "infill_given_latent", "edit", "interpolate")
+_GIVEN: tuple[Use, ...] = (*_GUIDED, "search")
+"""Uses that need a model trained with latents"""
 
 
 @config
@@ -32,7 +36,8 @@ class LatentConditionedConfig(TextDiffusionConfig):
 
     Attributes:
         condition_dropout: fraction of examples whose latent is dropped. At 0 there is no null latent, and therefore no
-            text and no score without a latent, and no guidance.
+            text and no score without a latent, and no guidance. At 1 the model sees no latent, and therefore writes and
+            scores no text given one.
     """
 
     kind: str = "latent_conditioned"
@@ -50,14 +55,24 @@ class LatentConditionedConfig(TextDiffusionConfig):
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, "text_given_latent_denoiser")
-        given: set[Use] = {"l2t", "edit", "interpolate", "search", "score_given_latent"}
-        without: set[Use] = {"unconditional", "infill", "score"}
+        no_lengths, no_lengths_given = (untrained_lengths(self, given_latents=given) for given in (False, True))
+        sees, null = self.condition_dropout < 1, self.trains_null_latent
+        uses: dict[Use, bool] = {
+            **dict.fromkeys(_GIVEN, sees),
+            "score_given_latent": sees and no_lengths_given is None,
+            "unconditional": null,
+            "infill": null,
+            "score": null and no_lengths is None,
+        }
         return Capabilities(
-            uses=frozenset(given | without if self.trains_null_latent else given),
+            uses=frozenset(use for use, able in uses.items() if able),
             likelihood="bound",
+            untrained_lengths=by_use(
+                {"l2t": no_lengths_given, "interpolate": no_lengths_given, "unconditional": no_lengths}
+            ),
             reads_latents=True,
             process=self.process.traits,
-            guided=frozenset({"l2t", "infill", "edit", "interpolate"} if self.trains_null_latent else ()),
+            guided=frozenset(_GUIDED if null else ()),
             trained_as=f"objective latent_conditioned, process {self.process.kind}",
         )
 

@@ -26,6 +26,7 @@ from mm_ldlm.objectives.cycle import CYCLE_UNITS, estimate_latent, latent_cycle,
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.multimodal_options import MultimodalOptions
+from mm_ldlm.objectives.text_generation import by_use, untrained_lengths
 from mm_ldlm.objectives.text_loss import length_loss, positions_of_logits, text_losses
 from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
 
@@ -35,7 +36,7 @@ _FROZEN: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "t2l": (frozenset({"text_head", "length_head", "null_latent"}), frozenset({"text_embedding"})),
 }
 
-_GUIDED: tuple[Use, ...] = ("l2t", "unconditional", "infill", "edit", "interpolate")
+_GUIDED: tuple[Use, ...] = ("l2t", "unconditional", "infill_given_latent", "edit", "interpolate")
 """Uses whose texts can be guided, where the null latent is learned and a latent is given"""
 
 
@@ -77,28 +78,41 @@ class MultimodalConfig(MultimodalOptions):
                 f"{model.self_condition}. Set both to the same value: a model can read its previous estimate only if "
                 "the objective trains it to."
             )
-        modes = set(self.modes)
-        writes, embeds = bool(modes & {"l2t", "unconditional"}), bool(modes & {"t2l", "unconditional"})
-        both = "unconditional" in modes
+        # A mode whose condition is always dropped never sees it.
+        given = set(self.modes) if self.condition_dropout < 1 else set(self.modes) & {"unconditional"}
+        both = "unconditional" in self.modes
+        unknown_latent, unknown_text = both or self.trains_null_latent, both or self.trains_null_text
         orders = {
             "together": both,
-            "latent_first": (both or self.trains_null_text) and writes,
-            "text_first": (both or self.trains_null_latent) and embeds,
+            "latent_first": unknown_text and bool(given & {"l2t", "unconditional"}),
+            "text_first": unknown_latent and bool(given & {"t2l", "unconditional"}),
         }
+        no_lengths, no_lengths_given = (untrained_lengths(self, given_latents=latents) for latents in (False, True))
         uses: dict[Use, bool] = {
-            "l2t": "l2t" in modes,
-            "t2l": embeds,
+            "l2t": "l2t" in given,
+            "t2l": bool(given & {"t2l", "unconditional"}),
             "unconditional": any(orders.values()),
-            "infill": writes,
-            "edit": "l2t" in modes,
-            "interpolate": "l2t" in modes,
-            "search": "l2t" in modes,
-            "score": both or self.trains_null_latent,
-            "score_given_latent": "l2t" in modes,
+            "infill": unknown_latent,
+            "infill_given_latent": "l2t" in given,
+            "edit": "l2t" in given,
+            "interpolate": "l2t" in given,
+            "search": "l2t" in given,
+            "score": unknown_latent and no_lengths is None,
+            "score_given_latent": "l2t" in given and no_lengths_given is None,
         }
         return Capabilities(
             uses=frozenset(use for use, able in uses.items() if able),
             likelihood="bound",
+            untrained_lengths=by_use(
+                {
+                    "l2t": no_lengths_given,
+                    "interpolate": no_lengths_given,
+                    "together": no_lengths,
+                    "text_first": no_lengths,
+                    # A learned null text needs no length, which is then drawn given the latent.
+                    "latent_first": no_lengths_given if self.trains_null_text else no_lengths,
+                }
+            ),
             joint_orders=tuple(name for name, able in orders.items() if able),
             reads_latents=True,
             process=self.process.traits,

@@ -94,7 +94,7 @@ class MultimodalGeneration(DenoiserGeneration):
     # -- latents ------------------------------------------------------------------------------------------------------
 
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
-        unconditional = self._latent(tokens_BL, t_text=0.0, null=True)
+        unconditional = self._latent(tokens_BL, t_text=0.0, null=True) if self.config.trains_null_text else None
         denoiser = self._latent_denoiser(self._latent(tokens_BL, t_text=0.0), unconditional)
         sample: LatentSample = sampler.sample(denoiser, dim=self.dim, generator=generator)
         return sample

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mm_ldlm.config import Kinds
+from mm_ldlm.kinds import Kinds
+from mm_ldlm.objectives.base import ObjectiveConfig
 
 OBJECTIVES = Kinds(
     "objective",
@@ -19,5 +20,6 @@ OBJECTIVES = Kinds(
         "autoregressive": "mm_ldlm.objectives.autoregressive:AutoregressiveConfig",
     },
     group="mm_ldlm.objectives",
+    interface=ObjectiveConfig,
 )
 """Every objective that `objective.kind` can name."""

@@ -19,8 +19,8 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.text_generation import DenoiserGeneration, TextGeneration
+from mm_ldlm.objectives.capabilities import Capabilities, Use
+from mm_ldlm.objectives.text_generation import DenoiserGeneration, TextGeneration, by_use, untrained_lengths
 from mm_ldlm.objectives.text_loss import ScoredTokens, length_loss, positions_of_logits, score_tokens, sum_tokens
 from mm_ldlm.objectives.training_times import text_times
 
@@ -58,9 +58,12 @@ class TextDiffusionConfig:
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, "text_denoiser")
+        no_lengths = untrained_lengths(self, given_latents=False)
+        uses: set[Use] = {"unconditional", "infill", "score"}
         return Capabilities(
-            uses=frozenset({"unconditional", "infill", "score"}),
+            uses=frozenset(uses if no_lengths is None else uses - {"score"}),  # a score contains -log p(length)
             likelihood="bound",
+            untrained_lengths=by_use({"unconditional": no_lengths}),
             process=self.process.traits,
             trained_as=f"objective text_diffusion, process {self.process.kind}",
         )
@@ -108,7 +111,7 @@ class TextDiffusion:
         return {} if found is None else {"text_nll": found}
 
     def generative_model(self, model: nn.Module) -> DenoiserGeneration:
-        return TextGeneration(model, self.shape, self.process)
+        return TextGeneration(model, self.shape, self.process, self.config)
 
     def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
         t_B = text_times(self.process, batch, generator.fork("text_time"))

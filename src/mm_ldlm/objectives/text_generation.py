@@ -6,6 +6,7 @@ B examples, L positions of the canvas, M positions whose logits are needed, V vo
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,22 +24,40 @@ HALVINGS = 2
 """Random splits of a text into two halves; each half is predicted given the other, in 2·HALVINGS model calls."""
 
 
-def refuse_untrained_lengths(objective: Any, *, given_latents: bool) -> None:
-    """Raise SamplingError if the distribution of lengths, given latents or without them, was not trained.
+def untrained_lengths(objective: Any, *, given_latents: bool, conditioned: bool = True) -> str | None:
+    """Explain why the distribution of lengths, given latents or without them, was not trained; None if it was.
 
-    `objective` is a configuration with `length_weight` and `condition_dropout`.
+    `objective` is a configuration with `length_weight`, and with `condition_dropout` if it has a condition;
+    `conditioned` is whether its lengths depend on that condition.
     """
-    for name in ("length_weight",) if given_latents else ("length_weight", "condition_dropout"):
-        if getattr(objective, name) == 0:
-            given = "" if given_latents else " without a latent"
-            raise SamplingError(
+    options = {"length_weight": 0.0}
+    if conditioned and hasattr(objective, "condition_dropout"):
+        options["condition_dropout"] = 1.0 if given_latents else 0.0
+    for name, untrained in options.items():
+        if getattr(objective, name) == untrained:
+            given = "" if name == "length_weight" else " given a latent" if given_latents else " without a latent"
+            return (
                 f"this run has not learned the distribution of lengths{given}: it was trained with "
-                f"objective.{name} 0. Give the length as a number of tokens."
+                f"objective.{name} {untrained:g}. Give the length as a number of tokens."
             )
+    return None
+
+
+def refuse_untrained_lengths(objective: Any, *, given_latents: bool, conditioned: bool = True) -> None:
+    """Raise SamplingError with `untrained_lengths` if that distribution of lengths was not trained."""
+    if (reason := untrained_lengths(objective, given_latents=given_latents, conditioned=conditioned)) is not None:
+        raise SamplingError(reason)
+
+
+def by_use(reasons: Mapping[str, str | None]) -> dict[str, str]:
+    """Make `Capabilities.untrained_lengths`: keep the uses and orders that have a reason."""
+    return {use: reason for use, reason in reasons.items() if reason is not None}
 
 
 class DenoiserGeneration(GenerativeModel):
     """Sampling and likelihoods of texts under a text process, with the denoiser that a subclass makes."""
+
+    process: TextProcess
 
     def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess) -> None:
         super().__init__(model, shape)
@@ -95,9 +114,23 @@ class DenoiserGeneration(GenerativeModel):
 
 
 class TextGeneration(DenoiserGeneration):
-    """Sampling and likelihoods of texts with a text-only denoiser."""
+    """Sampling and likelihoods of texts with a text-only denoiser.
+
+    Args:
+        config: configuration of the objective, which says whether lengths were trained.
+    """
+
+    def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any) -> None:
+        super().__init__(model, shape, process)
+        self.config = config
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        """See `GenerativeModel.length_log_probs`.
+
+        Raises:
+            SamplingError: the distribution was not trained.
+        """
+        refuse_untrained_lengths(self.config, given_latents=False)
         return torch.log_softmax(self.model.length_logits(), dim=-1).expand(rows, -1)
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:

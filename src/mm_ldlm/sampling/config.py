@@ -15,6 +15,7 @@ from mm_ldlm.config import (
     config,
 )
 from mm_ldlm.sampling.gaussian import DdimConfig, GaussianSampler
+from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, LATENT_SAMPLERS, TEXT_SAMPLERS
 
 JointOrder = Literal["together", "latent_first", "text_first"]
@@ -86,14 +87,6 @@ _INPUTS: dict[Task, str] = {
 }
 
 
-def _check_length(length: str | int) -> None:
-    if isinstance(length, int):
-        if length < 1:
-            raise ValueError(f"length must be at least 1 token, found {length}")
-    elif length not in ("argmax", "sample") and not (length.startswith("top-") and length[4:].isdigit()):
-        raise ValueError(f"length must be 'argmax', 'sample', 'top-n' (as in 'top-3') or a number, found '{length}'")
-
-
 @config
 class L2tConfig:
     """Additional inputs of l2t (texts from latents), besides the held-out sentences."""
@@ -124,7 +117,7 @@ class UnconditionalConfig:
     length: str | int = "sample"
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
+        how_many_lengths(self.length)
         if isinstance(self.length, str) and self.length.startswith("top-"):
             raise ValueError(f"length '{self.length}' ranks texts instead of drawing them; use 'sample' or 'argmax'")
         refuse_samplers(self.order, self.text, self.latent)
@@ -193,7 +186,7 @@ class ImageTasksConfig:
     joint_steps: PositiveInt = 50
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
+        how_many_lengths(self.length)
         if isinstance(self.length, str) and self.length.startswith("top-"):
             raise ValueError(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number")
         for name, sampler in (("image", self.image), ("caption", self.caption)):
@@ -234,7 +227,7 @@ class SamplingConfig:
     images: ImageTasksConfig = field(default_factory=ImageTasksConfig)
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
+        how_many_lengths(self.length)
         for task in self.tasks or ():
             if not self.has_input(task):
                 raise ValueError(f"task '{task}' has no input: set {_INPUTS[task]}")
@@ -266,6 +259,18 @@ class SamplingConfig:
         if task == "unconditional":
             return "sampling.unconditional.text", self.unconditional.text, self.unconditional.order == "latent_first"
         return "sampling.text", self.text, task != "infill" or bool(self.infill.latents_of)
+
+    def use(self, task: Task) -> Any:
+        """Return the use of the run that a task needs (`objectives.capabilities.Use`)."""
+        return "infill_given_latent" if task == "infill" and self.infill.latents_of else task
+
+    def length_of(self, task: Task) -> str | int | None:
+        """Return the length of the texts of a task; None if the task chooses no lengths."""
+        lengths: dict[str, str | int] = {
+            "l2t": self.length, "interpolate": self.length, "unconditional": self.unconditional.length,
+            "image_to_caption": self.images.length, "image_text": "sample",
+        }  # fmt: skip
+        return lengths.get(task)
 
     def requests(self, task: Task) -> bool:
         """Return whether a task takes place if the run supports it."""

@@ -156,6 +156,8 @@ class LatentSampler(Protocol):
     """Interface of latent samplers: a configuration with the method `sample`."""
 
     kind: str
+    draws: int
+    """Number K of samples for each latent"""
 
     def sample(self, denoise: LatentDenoiser, *, dim: int, generator: RowGenerator) -> LatentSample:
         """Draw a standardised latent of `dim` dimensions for each row of `generator`."""

@@ -14,6 +14,9 @@ from torch import Tensor
 from mm_ldlm.diffusion.distributions import categorical, parts
 from mm_ldlm.errors import SamplingError
 
+COLDEST, HOTTEST = 1e-20, 1e30
+"""Temperatures beyond which float32 logits divide to NaN; there the draw is an argmax or uniform already."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
@@ -34,7 +37,7 @@ def filter_logits(
     """
     if temperature <= 0:
         raise SamplingError(f"temperature must be above 0 to filter logits, found {temperature}; 0 means argmax.")
-    logits_MV = logits_MV / temperature
+    logits_MV = logits_MV / min(max(temperature, COLDEST), HOTTEST)
     if top_k is not None and top_k < logits_MV.shape[-1]:
         smallest_kept_M1 = logits_MV.topk(top_k, dim=-1).values[..., -1:]
         logits_MV = logits_MV.masked_fill(logits_MV < smallest_kept_M1, -torch.inf)

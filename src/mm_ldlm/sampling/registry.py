@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from mm_ldlm.config import Kinds, parse_kind
+from mm_ldlm.config import parse_kind
+from mm_ldlm.kinds import Kinds
+from mm_ldlm.sampling.base import TextSampler
+from mm_ldlm.sampling.gaussian import LatentSampler
+
+
+class AnySampler(Protocol):
+    """Members that samplers of texts and of latents share."""
+
+    kind: str
+
+    def sample(self, denoise: Any, *arguments: Any, **keys: Any) -> Any:
+        """Draw texts or latents."""
+
+    def override(self, *, steps: int | None = None) -> Any:
+        """Copy the sampler, replacing the settings that are not None."""
+
 
 TEXT_SAMPLERS = Kinds(
     what="text sampler",
@@ -28,6 +44,7 @@ TEXT_SAMPLERS = Kinds(
         "autoregressive": "mm_ldlm.sampling.autoregressive:AutoregressiveSampler",
     },
     group="mm_ldlm.text_samplers",
+    interface=TextSampler,
 )
 LATENT_SAMPLERS = Kinds(
     what="latent sampler",
@@ -40,10 +57,12 @@ LATENT_SAMPLERS = Kinds(
         "one_step": "mm_ldlm.sampling.gaussian:OneStepConfig",
     },
     group="mm_ldlm.latent_samplers",
+    interface=LatentSampler,
 )
 CAPTION_SAMPLERS = Kinds(
-    what="caption sampler", known={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="mm_ldlm.text_samplers"
-)
+    what="caption sampler", known={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="mm_ldlm.text_samplers",
+    interface=AnySampler,
+)  # fmt: skip
 """Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 
 

@@ -41,6 +41,19 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        ValueError: it is not UTF-8, not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 @contextlib.contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,14 @@ class Manifest:
         """
         path = Path(directory) / NAME
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = atomic.read_json(path)
         except FileNotFoundError:
             raise StoreError(
                 f"{Path(directory)}: no {NAME}, so the store is not finished. Run the pipeline that writes it; "
                 "existing shards are kept."
             ) from None
+        except OSError as error:  # the folder is a file, a loop of links, or a name that is too long
+            raise StoreError(f"{path}: cannot be read ({error.strerror}). Correct the path of the store.") from None
         except ValueError as error:
             raise StoreError(f"{path}: not readable as JSON ({error}). Remove it and run the pipeline again.") from None
         version = plain.get("format_version") if isinstance(plain, dict) else None
@@ -82,11 +83,14 @@ class Manifest:
         try:
             plain["shards"] = tuple(Shard(**shard) for shard in plain["shards"])
             manifest = cls(**plain)
+            total = sum(shard.rows for shard in manifest.shards)
         except (TypeError, KeyError) as error:
             raise StoreError(f"{path}: a field is missing or unknown ({error}). Write the store again.") from None
         if outside := [shard.name for shard in manifest.shards if Path(str(shard.name)).name != shard.name]:
             raise StoreError(f"{path}: shard {outside[0]!r} is not a file of this folder. Write the store again.")
-        if (total := sum(shard.rows for shard in manifest.shards)) != manifest.rows:
+        if not isinstance(manifest.fingerprints, dict) or not isinstance(manifest.meta, dict):
+            raise StoreError(f"{path}: expected mappings under 'fingerprints' and 'meta'. Write the store again.")
+        if total != manifest.rows:
             raise StoreError(
                 f"{path}: expected {manifest.rows} rows, found {total} in the shards. Write the store again."
             )

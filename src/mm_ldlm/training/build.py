@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mm_ldlm.checkpoints import folder, legacy
+from mm_ldlm.checkpoints.identity import identity_of
 from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers
 from mm_ldlm.config import to_dict
 from mm_ldlm.distributed.parallel import Parallel, shard
@@ -74,9 +75,10 @@ def build(
         plan, data.train, fields=objective.fields, rank=process.rank, world=process.world,
         fill=config.precision.compile, pin=process.device.type == "cuda",
     )  # fmt: skip
+    identity = identity_of(model=spec.model, shape=spec.shape, objective=spec.objective, fingerprints=spec.fingerprints)
     checkpointer = Checkpointer(
         root / spec.name / "checkpoints", config.checkpoint, root=trainable, ema=ema, optimization=optimization,
-        guard=guard, state=state, scaler=scaler, process=process, identity=_identity(spec),
+        guard=guard, state=state, scaler=scaler, process=process, identity=identity,
         session=_session(spec, process), folders=data.folders, tracker=tracker,
     )  # fmt: skip
     return Run(
@@ -141,17 +143,6 @@ def initialise(trainable: TrainableRoot, path: Path) -> None:
     if not own:
         values = {name: value for name, value in values.items() if not name.startswith("objective.")}
     load_tensors(targets, values, source)
-
-
-def _identity(spec: TrainingSpec) -> dict[str, Any]:
-    return {
-        "model": to_dict(spec.model),
-        "shape": to_dict(spec.shape),
-        **{name: spec.fingerprints.get(name, "") for name in ("tokenizer", "normaliser", "encoder")},
-        **{name: spec.fingerprints.get(name, "") for name in spec.objective.stores},
-        **{name: spec.fingerprints[name] for name in ("image_normaliser",) if name in spec.fingerprints},
-        "objective": {"kind": spec.objective.kind, **spec.objective.identity},
-    }
 
 
 def _session(spec: TrainingSpec, process: Process) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from torch import Tensor
 
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
+from mm_ldlm.checkpoints.identity import differences, refuse_other
 from mm_ldlm.checkpoints.weights import load_parameters, load_tensors, persistent_buffers, saved_tensors
 from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.config import parse_kind, to_dict
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import CheckpointError, ConfigurationError
-from mm_ldlm.models.registry import MODELS
+from mm_ldlm.errors import CheckpointError
 from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.config import CheckpointConfig
 from mm_ldlm.training.ema import Ema
@@ -153,7 +151,10 @@ class Checkpointer:
         if path is None:
             raise CheckpointError(f"{self.directory}: expected a complete checkpoint to restore, found none.")
         document = folder.document(path, "training_state.json")
-        refuse_other(self.identity, document["identity"], path)
+        remedy = (
+            "Restore these values, choose another checkpoint, or start from the beginning with training.resume=never."
+        )
+        refuse_other(self.identity, document.get("identity"), path, remedy=remedy)
         load_parameters(self.root, folder.tensors(path, "model.safetensors"), path)
         if self.ema.values:
             load_tensors(self._averages(), folder.tensors(path, "ema.safetensors"), path / "ema.safetensors")
@@ -172,29 +173,6 @@ class Checkpointer:
         return found.step
 
 
-def refuse_other(mine: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError with every field in which a checkpoint differs from the run that loads it."""
-    # Parameters that newer versions added have their defaults here, which keep the earlier behaviour.
-    with contextlib.suppress(ConfigurationError, KeyError):
-        theirs = {**theirs, "model": to_dict(parse_kind(MODELS, theirs["model"], at="model"))}
-    if differing := differences(theirs, mine):
-        lines = "\n  ".join(differing)
-        raise CheckpointError(
-            f"{path} belongs to another model:\n  {lines}\nRestore these values, choose another checkpoint, or start "
-            "from the beginning with training.resume=never."
-        )
-
-
-def differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
-    """List `field: checkpoint has …, this run …` for every leaf that differs."""
-    a, b = _flat(theirs), _flat(mine)
-    return [
-        f"{name}: checkpoint has {a.get(name, 'nothing')!r}, this run {b.get(name, 'nothing')!r}"
-        for name in sorted({*a, *b})
-        if a.get(name) != b.get(name)
-    ]
-
-
 def _placed_like(parameter: Tensor, value: Tensor) -> Tensor:
     made = torch.empty_like(parameter, dtype=value.dtype)
     assign(made, value)
@@ -209,9 +187,3 @@ def _snapshot(tensors: Any) -> dict[str, Tensor]:
 def _random_states_of_all(device: torch.device) -> list[dict[str, Tensor]]:
     states = collectives.gather_bytes(save_safetensors(random_states(device)), device=device)
     return [load_safetensors(data) for data in states]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {key: item for name, inner in value.items() for key, item in _flat(inner, f"{prefix}{name}.").items()}
-    return {prefix.removesuffix("."): value}

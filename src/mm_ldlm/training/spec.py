@@ -6,7 +6,6 @@ Its paths are relative to the folder that contains it (the folder of all runs), 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.training.config import TrainingConfig
 
@@ -75,7 +75,7 @@ class TrainingSpec:
         Raises:
             ConfigurationError: the format differs, or a field is missing, unknown or invalid.
         """
-        version = found.get("format_version")
+        version = found.get("format_version") if isinstance(found, dict) else None
         if version != FORMAT_VERSION:
             raise ConfigurationError(
                 f"training spec: expected format {FORMAT_VERSION}, found {version!r}. Plan the training again "
@@ -99,7 +99,7 @@ class TrainingSpec:
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_dict(atomic.read_json(path))
         except FileNotFoundError:
             raise ConfigurationError(
                 f"{path}: no such spec. Write one by `kedro run --to-nodes=plan_training`."

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.evaluation import likelihood
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.tracking.jsonl import number
 
@@ -95,7 +96,9 @@ def _costs(metrics: Mapping[str, float]) -> list[Card | None]:
     for suffix, condition in (("", ""), (".given_latent", ", given the latent")):
         key = f"nll{suffix}.per_token"
         if key in metrics and not found:
-            note = f"{likelihood_label(metrics)}{condition}; perplexity {math.exp(metrics[key]):.2f}"
+            note = f"{likelihood_label(metrics)}{condition}"
+            if (perplexity := likelihood.perplexity(metrics[key])) is not None:
+                note += f"; perplexity {perplexity:.2f}"
             if not suffix and "nll.given_latent.per_token" in metrics:
                 note += f"; {metrics['nll.given_latent.per_token']:.3f} nats given the latent"
             found.append(_number(metrics, key, "Nats per token", note, digits=3, bar=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,11 +75,18 @@ def _summary(scores: Scores, *, config: LikelihoodConfig) -> dict[str, Any]:
         "per_token": total.as_dict(),
         "tokens_only_per_token": lik.per_token(scores.token_nll, scores.tokens).as_dict(),
         "length_per_sentence": lik.mean(scores.length_nll).as_dict(),
-        "perplexity": {"value": math.exp(total.value), "low": math.exp(total.low), "high": math.exp(total.high)},
+        "perplexity": _perplexity(total),
     }
     if (table := lik.by_mask_ratio(scores, buckets=config.buckets)) is not None:
         found["by_mask_ratio"] = table.replace({np.nan: None}).to_dict(orient="records")
     return found
+
+
+def _perplexity(total: lik.Estimate) -> dict[str, float] | None:
+    """Compute the perplexity with its interval; None if a number exceeds a float."""
+    found = {name: lik.perplexity(getattr(total, name)) for name in ("value", "low", "high")}
+    whole = {name: value for name, value in found.items() if value is not None}
+    return whole if len(whole) == len(found) else None
 
 
 def _zero_shot(

@@ -204,7 +204,9 @@ def _runs(model: MMLDLM, config: SamplingConfig, task: Any) -> bool:
     """
     if not config.requests(task):
         return False
-    reason = model.capabilities.refuse_task(task, order=config.unconditional.order)
+    reason = model.capabilities.refuse_task(
+        config.use(task), order=config.unconditional.order, length=config.length_of(task)
+    )
     if reason is not None and config.tasks is not None:
         raise SamplingError(reason)
     if reason is not None:

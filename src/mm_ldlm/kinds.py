@@ -1,0 +1,118 @@
+"""Kinds: registries of the configurations that the key `kind` of a parameter can choose, and the interface of each.
+
+`mm_ldlm.config` turns mappings into configurations; here the class of a kind is found, imported and checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from mm_ldlm.errors import ConfigurationError
+
+MARK = "_made_by_mm_ldlm_config"
+"""Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kinds:
+    """Registry of the configurations that a parameter with the key `kind` can become.
+
+    A component from another package needs no entry here: it is found under an entry point of `group`, or `kind` is its
+    import path, as in `kind: my_package.models:MyModelConfig`.
+
+    Attributes:
+        what: the component in words ("text sampler"), for messages.
+        known: kind → "module:Class", imported only when it is chosen.
+        group: name of the entry-point group that other packages register their configurations in.
+        interface: the protocol that every configuration of the group satisfies, wherever it comes from.
+    """
+
+    what: str
+    known: Mapping[str, str] = dataclasses.field(hash=False)  # `Annotated[Any, KINDS] | None` hashes its metadata
+    group: str
+    interface: type
+
+    def find(self, kind: Any, *, at: str) -> type:
+        """Return the configuration class of a kind.
+
+        Raises:
+            ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration; or its
+                class is not one of the group.
+        """
+        external = {point.name: point.value for point in entry_points(group=self.group)}
+        path = None
+        if isinstance(kind, str):
+            path = self.known.get(kind) or external.get(kind) or (kind if _is_import_path(kind) else None)
+        if path is None:
+            names = [*self.known, *external]
+            near = difflib.get_close_matches(str(kind), names, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ConfigurationError(
+                f"parameter '{at}.kind': expected {_a(self.what)}, found {kind!r}.{hint} Known here: "
+                f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
+            )
+        found = _import(path, at=at)
+        if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
+            raise ConfigurationError(
+                f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by mm_ldlm.config.config."
+            )
+        if inspect.isabstract(found):
+            raise ConfigurationError(
+                f"parameter '{at}.kind': {path} is the abstract base of other configurations. Choose one of them."
+            )
+        self.check(found, path, at=f"{at}.kind")
+        return found
+
+    def check(self, found: type, name: str, *, at: str) -> None:
+        """Raise ConfigurationError unless a class has every member of the interface; `name` stands for it."""
+        has = {*dir(found), *getattr(found, "__dataclass_fields__", {})}
+        if missing := [member for member in _members(self.interface) if member not in has]:
+            raise ConfigurationError(
+                f"parameter '{at}': expected {_a(self.what)}, found {name}, which is none: it has no "
+                f"{', '.join(repr(member) for member in missing)} ({self.interface.__module__}."
+                f"{self.interface.__name__}). Choose {_a(self.what)}: {', '.join(self.known)}."
+            )
+
+    def name(self, found: type, kind: str) -> str:
+        """Return the name that the registry has for a class, even if it was chosen by its import path; else `kind`."""
+        path = f"{found.__module__}:{found.__qualname__}"
+        return next((name for name, known in self.known.items() if known == path), kind)
+
+
+def _a(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _is_import_path(kind: str) -> bool:
+    """Return whether a string has the form package.module:Class."""
+    module, colon, name = kind.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _import(path: str, *, at: str) -> Any:
+    """Import `module:name`; ConfigurationError for everything that the import of another package can raise.
+
+    A module that ends the process (SystemExit) is refused like the others; Ctrl-C still ends it.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"parameter '{at}.kind': {path} cannot be imported ({reason}). Correct the path, or install or correct its "
+            "package."
+        ) from error
+
+
+def _members(interface: type) -> list[str]:
+    """List the public attributes, properties and methods of a protocol, in their order."""
+    classes = [each for each in reversed(interface.__mro__) if each not in (object, Protocol)]
+    names = [name for each in classes for name in (*vars(each).get("__annotations__", {}), *vars(each))]
+    return list(dict.fromkeys(name for name in names if not name.startswith("_")))
