@@ -12,7 +12,7 @@ from kedro.runner import SequentialRunner
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes
 from mm_ldlm.pipelines.evaluation.pipeline import create_pipeline
-from mm_ldlm.pipelines.sampling.nodes import TASKS
+from mm_ldlm.sampling.config import TASKS
 
 
 def test_the_parameters_of_base_are_of_the_right_type(project):

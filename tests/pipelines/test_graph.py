@@ -17,8 +17,8 @@ from mm_ldlm.pipeline_registry import ALONE
 from mm_ldlm.pipelines import MAIN
 from mm_ldlm.pipelines.evaluation.nodes import SUITES
 from mm_ldlm.pipelines.reporting.nodes import DATA_PLOTS, PLOTS
-from mm_ldlm.pipelines.sampling.nodes import TASKS
 from mm_ldlm.pipelines.validation import nodes as validation
+from mm_ldlm.sampling.config import TASKS
 
 MADE_BY_FACTORIES = {
     *(f"samples_{task}" for task in TASKS),

@@ -136,7 +136,7 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     answers = ("first", "second", "similar")
     meta = [json.dumps({"label": answers[i % 3], "pair": f"w{3 + i % 9} w4"}) for i in range(count)]
     writer.append({"id": ids, "text": [f"text {i}" for i in range(count)], "split": split, "meta": meta})
-    writer.finish()
+    records = writer.finish()
     everyone = np.arange(count)
     padded = rows.tokens(everyone, length=LONGEST)
     tokens = [padded[i, : rows.lengths[i]].tolist() for i in range(count)]
@@ -147,7 +147,7 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     writer.finish()
     writer = StoreWriter(directory / "latents", kind="latents", schema=latent_store.schema(DIM, "float32"))
     writer.append(latent_store.table(ids, rows.field("latents", everyone), dtype="float32"))
-    writer.finish(fingerprints={"encoder": "e"}, meta={"dim": DIM})
+    writer.finish(fingerprints={"records": records.fingerprint, "encoder": "e"}, meta={"dim": DIM})
     writer = StoreWriter(directory / "images", kind="latents", schema=latent_store.schema(16, "float32"))
     writer.append(latent_store.table(ids, rows.field("images", everyone), dtype="float32"))
     writer.finish(meta={"dim": 16, "image_size": list(IMAGE)})

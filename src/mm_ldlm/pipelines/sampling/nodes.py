@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.sampling.config import TASKS as TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
