@@ -167,6 +167,8 @@ def test_the_digits_have_captions_with_their_labels_and_references_to_their_pixe
     for number, row in enumerate(records.take(slice(None)).to_pylist()):
         meta = json.loads(row["meta"])
         assert meta["label"] == NAMES[labels[number]]
+        assert set(meta) == {"label", "image"}, "an image is no second text of a pair"
+        assert row["id"] == record_id(row["text"], image=meta["image"]["digest"])
         assert row["text"].split()[-1] == meta["label"]
         assert digest(read_image(meta["image"], limits=ImageLimits())) == meta["image"]["digest"]
     assert len(set(records.strings("text").take(slice(None)))) > 50

@@ -32,7 +32,7 @@ class DigitsSource:
         for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
             meta, key = meta_of({"digits": number}, pixels, label=NAMES[label])
             form = random.Random(f"{self.seed} {key}").choice(CAPTIONS)
-            yield Row(form.format(NAMES[label]), "digits", number + 1, None, meta, key)
+            yield Row(form.format(NAMES[label]), "digits", number + 1, meta=meta, image=key)
 
     def describe(self) -> Any:
         images, labels = digits()
