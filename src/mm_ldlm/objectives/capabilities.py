@@ -53,7 +53,7 @@ class Capabilities:
         reads_images: whether the examples of the run have images.
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
-        guided: the uses whose text samplers may have a guidance other than 1, given a latent, token states or an image.
+        guided: the uses whose text samplers accept a guidance other than 1, given a latent, token states or an image.
         token_states: whether the run generates a continuous state of each token beside a text.
         classifies: what `classify` receives: texts, latents, or pairs of texts; None without the use.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".

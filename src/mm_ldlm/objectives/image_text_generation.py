@@ -51,7 +51,7 @@ class ImageGeneration(GenerativeModel):
         return torch.log_softmax(self.model.length_logits(images_BP, null_B), dim=-1)
 
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
-        """Draw an image for each caption."""
+        """Generate an image for each caption."""
         denoiser = LatentDenoiser(
             predict=self._image(tokens_BL, null=False),
             unconditional=self._image(tokens_BL, null=True) if self.config.trains_null_text else None,

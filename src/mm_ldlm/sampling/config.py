@@ -191,7 +191,7 @@ class ImageTasksConfig:
             raise ValueError(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number")
         for name, sampler in (("image", self.image), ("caption", self.caption)):
             if (draws := getattr(sampler, "draws", 1)) > 1:
-                raise ValueError(f"{name}.draws is {draws}, but a mean of several draws is none of them: set it to 1")
+                raise ValueError(f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1")
 
 
 @config
