@@ -39,7 +39,7 @@ class DataShape:
 
     @property
     def image_dim(self) -> int:
-        """Numbers of an image: height · width · channels; 0 for data without images."""
+        """Number of values of an image: height · width · channels; 0 for data without images."""
         return 0 if self.image_size is None else math.prod(self.image_size)
 
     @property

@@ -4,7 +4,7 @@ An image enters as patches, one token each (ViT, arXiv:2010.11929). A caption en
 `image_mmdit_continuous`, as vectors that Gaussian noise can corrupt (CDCD, arXiv:2211.15089).
 
 B batch, L caption length, M chosen positions, V vocabulary, D model dimension, e dimension of a caption vector,
-P numbers of an image (height · width · channels), K patches, p numbers of a patch, N longest caption.
+P values of an image (height · width · channels), K patches, p values of a patch, N longest caption.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ USES: dict[Use, str] = {
     "search": "search for the text nearest to a latent",
     "score": "score texts without a latent",
     "score_given_latent": "score texts given their latents",
-    "classify": "assign texts or latents to classes",
+    "classify": "assign texts, latents or pairs of texts to classes",
     "caption_to_image": "generate images from captions",
     "image_to_caption": "write captions of images",
     "image_text": "generate images and captions together",
