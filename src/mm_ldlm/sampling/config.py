@@ -209,9 +209,9 @@ class SamplingConfig:
     """Number of tokens of one batch including pads; None: chosen by the size of the vocabulary"""
     split: Literal["train", "validation", "test"] = "test"
     rows: NonNegativeInt = 500
-    """Number of sentences of the split that l2t reconstructs and t2l embeds; the same seed gives the same sentences"""
+    """Number of examples of the split that l2t, t2l and the tasks on images read; the same seed gives the same ones"""
     text: Annotated[Any, TEXT_SAMPLERS]
-    """Sampler of all tasks except `unconditional`, which has its own"""
+    """Sampler of all text tasks except `unconditional`, which has its own, as captions of images have"""
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: str | int = "argmax"
