@@ -214,7 +214,7 @@ def test_a_kind_may_be_an_import_path() -> None:
 
 def test_an_entry_point_has_the_interface_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ("box", "shapes_of_a_test:Box"), ("nothing", "shapes_of_a_test"))
-    with pytest.raises(ConfigurationError, match=r"shapes_of_a_test:Box, which is none: it has no 'kind', 'corners'"):
+    with pytest.raises(ConfigurationError, match=r"_of_a_test:Box, which is not one: it has no 'kind', 'corners'"):
         parse_kind(SHAPES, {"kind": "box"}, at="shape")
     with pytest.raises(ConfigurationError, match="shapes_of_a_test cannot be imported"):
         parse_kind(SHAPES, {"kind": "nothing"}, at="shape")

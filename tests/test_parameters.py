@@ -280,7 +280,7 @@ def layers_named_in(text: str) -> set[str]:
          r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'confidence' needs a process whose only"),
         ("base", {"objective": {"process": None}}, r"'objective\.process': expected a mapping with the key 'kind'"),
         ("base", {"objective": {"kind": "mm_ldlm.models.mmdit:MMDiTConfig"}},
-         r"'objective\.kind': expected an objective, found mm_ldlm\.models\.mmdit:MMDiTConfig, which is none"),
+         r"'objective\.kind': expected an objective, found mm_ldlm\.models\.mmdit:MMDiTConfig, which is not one"),
         ("base", {"objective": {"length_weight": 0}}, None),  # tasks without a length are skipped, and the rest runs
         ("base", {"objective": {"length_weight": 0}, "sampling": {"tasks": ["l2t"]}},
          r"contains 'l2t', but this run has not learned the distribution of lengths"),

@@ -25,7 +25,7 @@ SEPARATOR = "+"
 
 
 class UnreadableConfiguration(ConfigurationError, click.ClickException):
-    """A refusal of the loader. Every Kedro command prints its message instead of a traceback."""
+    """An error of the loader. Every Kedro command prints its message instead of a traceback."""
 
 
 class LayeredConfigLoader(OmegaConfigLoader):
@@ -56,8 +56,8 @@ class LayeredConfigLoader(OmegaConfigLoader):
         """Read one type of configuration from all layers.
 
         Raises:
-            UnreadableConfiguration: the environment is not known, a file is not YAML, sets a key twice or is not a
-                mapping, or a reference `${...}` cannot be resolved.
+            UnreadableConfiguration: the environment is not known; a file is not YAML, sets a key twice or is not a
+                mapping; or a reference `${...}` cannot be resolved.
             MissingConfigException: (as in Kedro) there is no file for this type.
         """
         try:
@@ -68,7 +68,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
             raise UnreadableConfiguration(str(error)) from None
         except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
             reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
-            if isinstance(error.__context__, YAMLError):  # Kedro names the file, and YAML the fault in it
+            if isinstance(error.__context__, YAMLError):  # Kedro names the file, and its cause the fault in it
                 reason = f"{reason} ({error.__context__})"
             reason = " ".join(reason.split())
             raise UnreadableConfiguration(

@@ -74,7 +74,7 @@ class Kinds:
         has = {*dir(found), *getattr(found, "__dataclass_fields__", {})}
         if missing := [member for member in _members(self.interface) if member not in has]:
             raise ConfigurationError(
-                f"parameter '{at}': expected {_a(self.what)}, found {name}, which is none: it has no "
+                f"parameter '{at}': expected {_a(self.what)}, found {name}, which is not one: it has no "
                 f"{', '.join(repr(member) for member in missing)} ({self.interface.__module__}."
                 f"{self.interface.__name__}). Choose {_a(self.what)}: {', '.join(self.known)}."
             )

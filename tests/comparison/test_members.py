@@ -166,7 +166,7 @@ def test_a_parameter_that_is_set_twice_is_refused(planned: Any, params: Any) -> 
 
 @pytest.mark.parametrize("params", [{"model": {1: 2}}, {"": 1}, {"model.": 1}, {"model": {"a": {None: 1}}}])
 def test_a_key_that_is_no_name_is_refused(params: Any) -> None:
-    with pytest.raises(ConfigurationError, match="params: expected texts as keys, found"):
+    with pytest.raises(ConfigurationError, match="params: expected strings as keys, found"):
         parse(ComparisonConfig, {"members": [{"name": "ar", "params": params}]}, at="comparison")
 
 

@@ -110,4 +110,4 @@ def test_other_uses_of_a_classifier_and_classes_of_other_runs_are_refused(datase
         model.generate(2)
     scorer = SimpleNamespace(capabilities=Capabilities(uses=frozenset({"score"}), trained_as="a test"))
     found = suite.evaluate(scorer, dataset, config=ClassificationEvalConfig(), **OPTIONS)
-    assert "cannot assign texts or latents to classes" in found["skipped"]
+    assert "cannot assign texts, latents or pairs of texts to classes" in found["skipped"]

@@ -58,9 +58,9 @@ def test_an_argument_of_a_wrong_type_or_value_is_one_sentence(call, message, mod
 
 @pytest.mark.parametrize("sampler", [DdimConfig(), {"kind": "mm_ldlm.sampling.gaussian:DdimConfig"}])
 def test_a_sampler_of_latents_does_not_write_texts(sampler, model):
-    with pytest.raises(ConfigurationError, match=r"expected a text sampler, found .*DdimConfig, which is none"):
+    with pytest.raises(ConfigurationError, match=r"expected a text sampler, found .*DdimConfig, which is not one"):
         model.generate(1, sampler=sampler)
-    with pytest.raises(ConfigurationError, match="expected a latent sampler, found ConfidenceConfig, which is none"):
+    with pytest.raises(ConfigurationError, match="expected a latent sampler, found ConfidenceConfig, which is not one"):
         model.embed("w1", sampler=text_sampler("confidence"))
 
 

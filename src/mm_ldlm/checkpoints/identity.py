@@ -14,7 +14,7 @@ from mm_ldlm.models.registry import MODELS
 
 
 def identity_of(*, model: Any, shape: DataShape, objective: Any, fingerprints: Mapping[str, str]) -> dict[str, Any]:
-    """Make the identity of a run: model, shape and stores, and what its objective says that its outputs mean."""
+    """Make the identity of a run: its model, shape and stores, and what the outputs of its objective mean."""
     return {
         "model": to_dict(model),
         "shape": to_dict(shape),
@@ -29,7 +29,7 @@ def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) 
     """Raise CheckpointError with every field in which the identity of a checkpoint differs from that of a run."""
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{path}: expected the identity of its run, found {theirs!r}. Choose another checkpoint.")
-    # Parameters that newer versions added have their defaults here, which keep the earlier behaviour.
+    # A parameter that a newer version added gets its default here, which keeps the earlier behaviour.
     with contextlib.suppress(ConfigurationError, KeyError):
         theirs = {**theirs, "model": to_dict(parse_kind(MODELS, theirs["model"], at="model"))}
     if differing := differences(theirs, mine):

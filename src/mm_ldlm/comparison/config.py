@@ -27,11 +27,11 @@ class MemberConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ValueError(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}")
         if wrong := _wrong_keys(self.params):
-            raise ValueError(f"params: expected texts as keys, found {wrong[0]!r}")
+            raise ValueError(f"params: expected strings as keys, found {wrong[0]!r}")
 
 
 def _wrong_keys(params: Any) -> list[Any]:
-    """List the keys of nested mappings that are no texts, or have an empty part between dots."""
+    """List the keys of nested mappings that are not strings, or that have an empty part between dots."""
     if not isinstance(params, dict):
         return []
     own = [key for key in params if not isinstance(key, str) or not all(key.split("."))]

@@ -161,7 +161,7 @@ def fixed(member: MemberConfig, seed: int, budget: BudgetConfig | None) -> dict[
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with dots in their keys as nested mappings: {"model.dim": 64} becomes {"model": {"dim": 64}}.
+    """Convert parameters with dots in their keys to nested mappings: {"model.dim": 64} becomes {"model": {"dim": 64}}.
 
     Raises:
         ConfigurationError: a key is set to a value and to a mapping, or to two values.
@@ -190,7 +190,7 @@ def _overlap(one: str, two: str) -> bool:
 
 
 def _joined(one: Any, two: Any, *, at: str) -> Any:
-    """Two nested mappings of one member's parameters in one, which set different keys."""
+    """Merge two nested mappings of one member's parameters, which must set different keys."""
     if not (isinstance(one, dict) and isinstance(two, dict)):
         raise ConfigurationError(f"expected '{at}' once, found {one!r} and {two!r}. Remove one of them.")
     return {**one, **{key: _joined(one[key], value, at=f"{at}.{key}") if key in one else value

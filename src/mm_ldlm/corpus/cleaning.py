@@ -33,7 +33,7 @@ _SPLIT_NUMBER: dict[str, int] = {name: number for number, name in enumerate(SPLI
 
 
 class Candidate(NamedTuple):
-    """A row that passed the tests of its text: the number of its source, and `pair`, the second text of a pair."""
+    """A row whose text passed the tests; `source` is the number of its source, `pair` the second text of a pair."""
 
     source: int
     text: str

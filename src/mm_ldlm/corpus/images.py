@@ -27,7 +27,7 @@ from mm_ldlm.config import PositiveInt, config
 Pixels = npt.NDArray[np.uint8]
 """(H, W, C), C = 1 or 3"""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-"""Formats that are decoded, of an animation the first picture. Pillow reads others, some with a history of faults."""
+"""Formats that are decoded; of an animation only the first frame. Pillow reads more, and some have known weaknesses."""
 
 
 @config

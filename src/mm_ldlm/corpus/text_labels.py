@@ -6,7 +6,7 @@ MOST_WORDS = 99
 
 
 def num_words(text: str) -> str:
-    """Return the number of words in two digits, at most 99.
+    """Return the number of words as a string of two digits, at most 99.
 
     It is the probing task "sentence length" (SentLen) of Conneau et al. 2018, arXiv:1805.01070, with one class for each
     number.

@@ -29,14 +29,14 @@ FORMAT_VERSION = 1
 REQUIRED = ("records", "tokens", "index", "tokenizer")
 """Stores that every dataset has."""
 NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser", "images": "image_normaliser"}
-"""Store of vectors → the store of the normaliser that standardises them; a dataset with the one needs the other."""
+"""Store of vectors → the store of their normaliser; a dataset with the first also needs the second."""
 _FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
     "tokenizer": TextTokenizer, **dict.fromkeys(NORMALISERS.values(), Normaliser)
 }  # fmt: skip
 _KINDS = {name: name for name in ("records", "tokens", "index", "latents")} | {"token_vectors": "latents"}
 """Kind of the stores that the project itself reads"""
 _MADE_FROM = {"latents": "records", "token_vectors": "tokenizer", "token_clusters": "token_vectors"}
-"""The store that tells stores of one kind apart: latents of texts, and vectors of tokens"""
+"""The store that a store was made from, which distinguishes two of one kind: latents of texts, vectors of tokens"""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
 

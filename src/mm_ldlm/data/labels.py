@@ -76,8 +76,8 @@ def read_labels(records: ShardStore, *, key: str, answers: Sequence[str] | None 
 def with_labels(outcome: Outcome, labels: Labels, *, key: str) -> Outcome:
     """Add the records without a valid label to the result of validation.
 
-    They do not count against `validation.max_quarantine_fraction`, because a mixture of sources may have unlabelled
-    ones. Fewer than two classes fail the contract.
+    They do not count against `validation.max_quarantine_fraction`, because some sources of a mixture may have no
+    labels. Fewer than two classes fail the contract.
     """
     findings = [
         Finding(
@@ -166,7 +166,7 @@ def write_pair_tokens(records: ShardStore, tokenizer: TextTokenizer, workspace: 
 
 _WORDS = {
     NO_LABEL: "no label",
-    UNKNOWN_LABEL: "a label that does not occur in the training split or is no answer",
+    UNKNOWN_LABEL: "a label that does not occur in the training split or is not an answer",
     NO_PAIR: "no second text",
 }
 

@@ -1,4 +1,4 @@
-"""How much of a token's identity its noised state contains: the information that a joint diffusion gives to its text.
+"""Information about a token in its noised state, which a joint diffusion makes available to the prediction of the text.
 
 A state of the clean sequence nearly determines its token, so that the text loss given noised states says little about
 the model of the text. `identity_bits` measures a lower bound of the mutual information between a token and its state at
@@ -37,13 +37,13 @@ class IdentityBits:
     bits: float
     """H(X) − CE, a lower bound of the mutual information"""
     entropy_bits: float
-    """H(X): cross-entropy of the held-out tokens under their frequencies in the fitted ones, without a state"""
+    """H(X): cross-entropy of the held-out tokens under the token frequencies of the fit, without a state"""
     accuracy: float
-    """Fraction of held-out tokens that the classifier finds"""
+    """Fraction of held-out tokens that the classifier predicts correctly"""
 
 
 class Classifier:
-    """Gaussian classifier of tokens by their clean states; at a noise level its mean and covariance follow exactly."""
+    """Gaussian classifier fitted to clean states; its means and covariance at every noise level have a closed form."""
 
     def __init__(self, states_nd: Floats, ids_n: Ints, *, vocab_size: int) -> None:
         count_V = np.bincount(ids_n, minlength=vocab_size).astype(np.float64)
@@ -55,7 +55,7 @@ class Classifier:
         free = max(len(ids_n) - int((count_V > 0).sum()), 1)
         values, axes = np.linalg.eigh(inner_nd.T @ inner_nd / free)
         self.axes_dd, self.variance_d = axes, np.maximum(values, 1e-4)
-        # A mean of few states is uncertain, so it is drawn towards the mean of all tokens, 0.
+        # A mean of few states is uncertain, so it is shrunk towards the mean of all tokens, 0.
         self.mean_Vd = (sum_Vd / (count_V + 0.5)[:, None]) @ axes
 
     def log_likelihood(self, noised_nd: Floats, *, signal: float, noise: float) -> Floats:

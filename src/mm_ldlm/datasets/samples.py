@@ -1,4 +1,4 @@
-"""Catalog dataset of a table of samples, which a run of other tasks leaves alone."""
+"""Catalog dataset of a table of samples, which is kept when only other tasks are run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kedro_datasets.pandas import ParquetDataset
 KEEP = "keep_if_made_by"
 """Attribute of a table that was not requested: the checkpoint whose earlier table stays."""
 MADE_BY = "made_by"
-"""Attribute of a table: the checkpoint, with its weights, that the samples were made by."""
+"""Attribute of a table: the checkpoint, and which of its weights, that made the samples."""
 
 
 class SamplesDataset(ParquetDataset):

@@ -203,7 +203,7 @@ class ImagesSuiteConfig:
     """Parameters of the images suite.
 
     Attributes:
-        classifier_rows: largest number of training images of the classifier, and of test images that it is checked on.
+        classifier_rows: maximum number of training images of the classifier, and of held-out images that measure it.
         pictures: number of images of each task that the report shows.
     """
 

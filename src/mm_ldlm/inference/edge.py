@@ -101,7 +101,7 @@ class Edge:
             isinstance(targets, Sequence) and len(targets) > 0 and isinstance(targets[0], str)
         ):
             listed = inputs.check_texts(targets)
-            # The encoder reads every word, but the model can write those of its vocabulary only.
+            # The encoder reads every word, but the model can only write words of its vocabulary.
             inputs.warn_of_unknown(self.tokenizer.encode(listed), listed, unk_id=self.tokenizer.unk_id)
             return list(listed), inputs.check_latents(self.encoder.encode(listed), dim=self.dim, what="encoder")
         raw_nd = inputs.check_latents(targets, dim=self.dim)

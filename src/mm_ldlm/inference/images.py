@@ -27,7 +27,7 @@ from mm_ldlm.sampling.lengths import Length
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
 
 VALUES_PER_TOKEN = 4
-"""Numbers of an image that count as one token in the size of a batch."""
+"""Number of values of an image that count as one token in the size of a batch."""
 
 
 class ImageWriter:
@@ -61,7 +61,7 @@ class ImageWriter:
     def draw(
         self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0
     ) -> Images:
-        """Draw an image for each caption.
+        """Generate an image for each caption.
 
         Raises:
             SamplingError: the run cannot, or a caption is empty or too long.
@@ -81,7 +81,7 @@ class ImageWriter:
         steps: int | None = None,
         seed: int = 0,
     ) -> Images:
-        """Draw an image for each tokenised caption (of 1..max_length ids); see `draw`."""
+        """Generate an image for each tokenised caption (of 1..max_length ids); see `draw`."""
         self.capabilities.require("caption_to_image")
         shape = self.model.shape
         inputs.check_tokens(ids, captions, shape=shape)
@@ -124,7 +124,7 @@ class ImageWriter:
         )
 
     def generate(self, n: int, *, steps: int = 50, length: Length = "sample", seed: int = 0) -> Images:
-        """Draw `n` images and their captions together from noise, in `steps` model calls."""
+        """Generate `n` images and their captions together from noise, in `steps` model calls."""
         self.capabilities.require("image_text")
         if n < 1:
             raise SamplingError(f"n must be at least 1, found {n}.")
@@ -139,7 +139,10 @@ class ImageWriter:
     def _image_sampler(self, sampler: Any, steps: int | None) -> Any:
         config = latent_config(sampler, steps, None)
         if config.draws > 1:
-            raise SamplingError(f"expected an image sampler with draws 1, found {config.draws}: a mean is no image.")
+            raise SamplingError(
+                f"expected an image sampler with draws 1, found {config.draws}: a mean of images is not a sample. "
+                "Set draws to 1."
+            )
         return config
 
     def _pixels(self, vectors_nP: torch.Tensor) -> npt.NDArray[np.float32]:

@@ -71,7 +71,7 @@ def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_i
 
 
 def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, shape: DataShape) -> None:
-    """Refuse rows of ids unless there is one for each text, of 1..max_length ids of words."""
+    """Raise SamplingError unless each text has a row of 1..max_length ids of words, and there is at least one."""
     if len(ids) != len(texts):
         raise SamplingError(f"expected one row of ids for each of {len(texts)} texts, found {len(ids)} rows.")
     if len(ids) == 0:

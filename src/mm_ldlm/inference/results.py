@@ -62,12 +62,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class Images:
-    """Images that a sampler drew, with their captions."""
+    """Generated images with their captions."""
 
     pixels: npt.NDArray[np.float32] = field(repr=False)
     """(n, height, width, channels) between 0 and 1"""
     captions: tuple[str, ...]
-    """The captions that were given, or those that were drawn with the images"""
+    """The captions that were given, or that were generated with the images"""
     model_calls: Ints
 
     def __len__(self) -> int:

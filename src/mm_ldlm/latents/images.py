@@ -2,7 +2,7 @@
 
 Images are cropped to the shape of the store around their centre, resized, and scaled to 0 (black) … 1 (white).
 
-H height, W width, C channels, P = H · W · C numbers of an image.
+H height, W width, C channels, P = H · W · C values of an image.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class DataShape:
 
     @property
     def image_dim(self) -> int:
-        """Numbers of an image: height · width · channels; 0 for data without images."""
+        """Number of values of an image: height · width · channels; 0 for data without images."""
         return 0 if self.image_size is None else math.prod(self.image_size)
 
     @property
@@ -104,13 +104,13 @@ class ModelConfig(Protocol):
 
 
 class FeatureModel(Protocol):
-    """A model that gives features for a head: those of interface text_denoiser, text_and_latent_denoiser and
+    """A model that computes features for a head; its interface is text_denoiser, text_and_latent_denoiser or
     latent_features."""
 
     feature_dim: int
     """Dimension of the features"""
     feature_parts: frozenset[str]
-    """Parts that the features depend on; a head alone gives the others no gradient."""
+    """Parts that the features depend on; the other parts get no gradient from a head."""
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute features (B, feature_dim) float32 of clean texts (B, L), or of standardised latents (B, d)."""

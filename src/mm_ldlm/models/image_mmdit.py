@@ -1,10 +1,10 @@
-"""MMDiT (SD3, arXiv:2403.03206) for captions and images: two streams with joint attention, a timestep for each of them.
+"""MMDiT (SD3, arXiv:2403.03206) for captions and images: two streams with joint attention and separate timesteps.
 
 An image enters as patches, one token each (ViT, arXiv:2010.11929). A caption enters as token ids, or, in
 `image_mmdit_continuous`, as vectors that Gaussian noise can corrupt (CDCD, arXiv:2211.15089).
 
 B batch, L caption length, M chosen positions, V vocabulary, D model dimension, e dimension of a caption vector,
-P numbers of an image (height · width · channels), K patches, p numbers of a patch, N longest caption.
+P values of an image (height · width · channels), K patches, p values of a patch, N longest caption.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ImageMMDiTOptions(ModulatedOptions, LatentOptions):
 
     Attributes:
         patch: side of a square patch in pixels; it divides the height and the width of the images.
-        pooled_conditions: add to c an MLP of the mean vector of the known caption tokens (SD3 adds a pooled text too)
-            and an MLP of the image, so that each modality reaches the other without attention. A short training needs
-            it.
+        pooled_conditions: add to c an MLP of the mean vector of the known caption tokens (SD3 also adds a pooled text)
+            and an MLP of the image, so that each modality influences the other without attention. Short trainings
+            need it.
     """
 
     kind: str
@@ -94,7 +94,9 @@ class ContinuousImageMMDiTConfig(ImageMMDiTOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tied_embeddings:
-            raise ValueError("tied_embeddings must be false: the vectors have dimension caption_dim, the output dim")
+            raise ValueError(
+                "tied_embeddings must be false: token vectors have caption_dim dimensions, the hidden states have dim"
+            )
 
     @property
     def vector_dim(self) -> int | None:
@@ -124,8 +126,8 @@ class Patches(nn.Module):
         self.position_KD = nn.Parameter(torch.empty(self.num_patches, dim))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        # As large as the embedded noise: behind smaller ones the patches of a noisy image are alike for many steps,
-        # and the image ignores its caption.
+        # As large as the embedded noise. With smaller ones the model cannot tell the patches of a noisy image apart for
+        # many steps, and the image ignores its caption.
         trunc_normal_(self.position_KD, std=1.0, generator=generator)
 
     def split(self, images_BP: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ class Patches(nn.Module):
         return grid.transpose(2, 3).reshape(-1, self.num_patches, self.patch_dim)
 
     def join(self, patches_BKp: Tensor) -> Tensor:
-        """Put patches (B, K, p) together to images (B, P); the inverse of `split`."""
+        """Join patches (B, K, p) to images (B, P); the inverse of `split`."""
         (height, width, channels), side = self.size, self.patch
         grid = patches_BKp.reshape(-1, height // side, width // side, side, side, channels)
         return grid.transpose(2, 3).reshape(-1, height * width * channels)
@@ -264,7 +266,7 @@ class ImageMMDiT(nn.Module):
         return Output(logits, found_BP, length_logits_BN)
 
     def length_logits(self, images_BP: Tensor, null_image_B: Tensor | None = None) -> Tensor:
-        """(B, N) float32 unnormalised log-probabilities of the lengths 1..N given the image, or given none."""
+        """Return unnormalised log-probabilities (B, N) float32 of the lengths 1..N, given the image or without one."""
         found_BN: Tensor = self.length_head(self.null_image.replace(images_BP.float(), null_image_B))
         return found_BN
 

@@ -30,7 +30,7 @@ USES: dict[Use, str] = {
     "search": "search for the text nearest to a latent",
     "score": "score texts without a latent",
     "score_given_latent": "score texts given their latents",
-    "classify": "assign texts or latents to classes",
+    "classify": "assign texts, latents or pairs of texts to classes",
     "caption_to_image": "generate images from captions",
     "image_to_caption": "write captions of images",
     "image_text": "generate images and captions together",
@@ -53,7 +53,7 @@ class Capabilities:
         reads_images: whether the examples of the run have images.
         process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
             model.
-        guided: the uses whose text samplers may have a guidance other than 1, given a latent, token states or an image.
+        guided: the uses whose text samplers accept a guidance other than 1, given a latent, token states or an image.
         token_states: whether the run generates a continuous state of each token beside a text.
         classifies: what `classify` receives: texts, latents, or pairs of texts; None without the use.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".

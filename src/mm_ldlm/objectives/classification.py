@@ -41,7 +41,7 @@ class ClassificationConfig:
         label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
             write `label_column` under "label"; the starter corpus has "shape".
         label_smoothing: fraction of the target that is divided equally among all classes.
-        with_latents: keep the latents in the dataset also if the features do not need them. A text model that has
+        with_latents: keep the latents in the dataset even if the features do not need them. A text model that has
             latents (`mmdit`) needs them to be built, and the evaluation compares with logistic regression on them.
     """
 
@@ -53,7 +53,10 @@ class ClassificationConfig:
 
     def __post_init__(self) -> None:
         if self.with_latents and self.features == "latents":
-            raise ValueError("'with_latents' is for features of a text model; features 'latents' has the latents")
+            raise ValueError(
+                "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
+                "latents. Remove it"
+            )
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ class ClassificationConfig:
         """Build the objective.
 
         Raises:
-            ConfigurationError: a compiled text model is asked for.
+            ConfigurationError: the parameters require a compiled text model.
         """
         refuse_compiled(fixed_shapes and self.features != "latents")
         return Classification(self, shape, label_names=stores["label_names"])

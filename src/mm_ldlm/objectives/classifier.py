@@ -1,4 +1,4 @@
-"""Trained classifier as a `GenerativeModel`: it assigns texts, latents or pairs of texts to classes, and no more.
+"""Trained classifier as a `GenerativeModel`: it only assigns texts, latents or pairs of texts to classes.
 
 B examples, L positions, d latent dimension, K classes.
 """

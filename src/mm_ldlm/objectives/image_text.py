@@ -5,7 +5,7 @@ Images follow a Gaussian process over standardised pixels. Kind `image_text`: ca
 text head rounds them to tokens (CDCD, arXiv:2211.15089). A timestep of 0 means that a modality is given
 (UniDiffuser, arXiv:2303.06555).
 
-B examples, L positions, M scored positions, V vocabulary, P numbers of an image, e dimension of a caption vector.
+B examples, L positions, M scored positions, V vocabulary, P values of an image, e dimension of a caption vector.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In the interface `GenerativeModel` an image takes the place of a latent: a stand
 null image or null caption represents an unknown condition.
 
 B examples, L positions of the canvas, A examples of one model call, M positions whose logits are needed, V vocabulary,
-P numbers of an image, e dimension of a caption vector.
+P values of an image, e dimension of a caption vector.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ImageGeneration(GenerativeModel):
 
     @property
     def dim(self) -> int:
-        """Numbers P of an image."""
+        """Number P of values of an image."""
         return self.shape.image_dim
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
@@ -51,7 +51,7 @@ class ImageGeneration(GenerativeModel):
         return torch.log_softmax(self.model.length_logits(images_BP, null_B), dim=-1)
 
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
-        """Draw an image for each caption."""
+        """Generate an image for each caption."""
         denoiser = LatentDenoiser(
             predict=self._image(tokens_BL, null=False),
             unconditional=self._image(tokens_BL, null=True) if self.config.trains_null_text else None,

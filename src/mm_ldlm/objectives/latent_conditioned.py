@@ -36,8 +36,8 @@ class LatentConditionedConfig(TextDiffusionConfig):
 
     Attributes:
         condition_dropout: fraction of examples whose latent is dropped. At 0 there is no null latent, and therefore no
-            text and no score without a latent, and no guidance. At 1 the model sees no latent, and therefore writes and
-            scores no text given one.
+            text and no score without a latent, and no guidance. At 1 no latent is ever given, and therefore the model
+            writes and scores no text given one.
     """
 
     kind: str = "latent_conditioned"

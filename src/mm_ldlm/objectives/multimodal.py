@@ -78,7 +78,7 @@ class MultimodalConfig(MultimodalOptions):
                 f"{model.self_condition}. Set both to the same value: a model can read its previous estimate only if "
                 "the objective trains it to."
             )
-        # A mode whose condition is always dropped never sees it.
+        # A mode whose condition is always dropped is never trained with it.
         given = set(self.modes) if self.condition_dropout < 1 else set(self.modes) & {"unconditional"}
         both = "unconditional" in self.modes
         unknown_latent, unknown_text = both or self.trains_null_latent, both or self.trains_null_text

@@ -73,14 +73,14 @@ class PairwiseClassificationConfig:
         """Build the objective.
 
         Raises:
-            ConfigurationError: a class is no answer, or a compiled model is asked for.
+            ConfigurationError: a class is not an answer, or the parameters require a compiled model.
         """
         refuse_compiled(fixed_shapes)
         return PairwiseClassification(self, shape, label_names=stores["label_names"])
 
 
 class PairwiseClassification(HeadObjective):
-    """See the module. The logits are those of `ANSWERS`, in this order, also if an answer does not occur."""
+    """See the module. The logits are those of `ANSWERS`, in this order, even if an answer does not occur."""
 
     def __init__(self, config: PairwiseClassificationConfig, shape: DataShape, *, label_names: Tensor) -> None:
         super().__init__(

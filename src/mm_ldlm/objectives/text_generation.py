@@ -117,7 +117,7 @@ class TextGeneration(DenoiserGeneration):
     """Sampling and likelihoods of texts with a text-only denoiser.
 
     Args:
-        config: configuration of the objective, which says whether lengths were trained.
+        config: configuration of the objective, which determines whether lengths were trained.
     """
 
     def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any) -> None:

@@ -56,7 +56,7 @@ def wanted(*, model: Parameters, objective: Parameters) -> frozenset[str]:
 
 
 def not_needed(store: str, reason: str) -> NotNeeded:
-    """Return the marker of a store that this run does not make; the log says so below the name of the node."""
+    """Return the marker of a store that this run does not make, and log the reason below the name of the node."""
     log.info("%s (not needed): %s", store, reason)
     return NOT_NEEDED
 

@@ -191,7 +191,7 @@ class ImageTasksConfig:
             raise ValueError(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number")
         for name, sampler in (("image", self.image), ("caption", self.caption)):
             if (draws := getattr(sampler, "draws", 1)) > 1:
-                raise ValueError(f"{name}.draws is {draws}, but a mean of several draws is none of them: set it to 1")
+                raise ValueError(f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1")
 
 
 @config
@@ -209,9 +209,9 @@ class SamplingConfig:
     """Number of tokens of one batch including pads; None: chosen by the size of the vocabulary"""
     split: Literal["train", "validation", "test"] = "test"
     rows: NonNegativeInt = 500
-    """Number of sentences of the split that l2t reconstructs and t2l embeds; the same seed gives the same sentences"""
+    """Number of examples of the split that l2t, t2l and the tasks on images read; the same seed gives the same ones"""
     text: Annotated[Any, TEXT_SAMPLERS]
-    """Sampler of all tasks except `unconditional`, which has its own"""
+    """Sampler of all text tasks except `unconditional`, which has its own, as captions of images have"""
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: str | int = "argmax"

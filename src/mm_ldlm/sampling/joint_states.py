@@ -28,7 +28,7 @@ from mm_ldlm.sampling.joint import JointDenoiser, together
 class JointStatesConfig(DiffusionSampler):
     """Joint sampler of tokens and their states, for runs of the objective `ccdd`.
 
-    Tokens that are given stay; the states of all positions start from noise.
+    Given tokens do not change; the states of all positions start from noise.
 
     Attributes:
         eta: of the DDIM steps of the states; 0 is deterministic, 1 has DDPM's variance.
@@ -52,7 +52,7 @@ class JointStatesConfig(DiffusionSampler):
         """See `TextSampler.sample`.
 
         Raises:
-            SamplingError: the model has no states, or guidance is asked of a model that never dropped them.
+            SamplingError: the model has no states, or guidance is requested and training never dropped them.
         """
         process = require_process(self, process)
         states = denoise.states

@@ -22,7 +22,7 @@ CAPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class DigitsSource:
-    """The digits in the order of scikit-learn; their split follows from the hash of the image."""
+    """The digits in the order of scikit-learn; the hash of an image decides its split."""
 
     config: SourceConfig
     seed: int

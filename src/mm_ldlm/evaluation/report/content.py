@@ -80,7 +80,7 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
         ),
         _fraction(metrics, "caption_to_image.accuracy", "Image of the caption", _classified(metrics)),
         _fraction(metrics, "image_to_caption.accuracy", "Caption of the image", "with the label of the held-out image"),
-        _fraction(metrics, "image_text.agreement", "Image and caption agree", "drawn together, by the classifier"),
+        _fraction(metrics, "image_text.agreement", "Image and caption agree", "generated together, by the classifier"),
     ]
     return [card for card in found if card is not None]
 

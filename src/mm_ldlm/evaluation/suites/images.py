@@ -1,9 +1,9 @@
 """Evaluation of images and captions: accuracy by an independent classifier, captions of held-out images, pictures.
 
 The classifier is a support vector machine of scikit-learn, trained on real images of the training split with the labels
-of their records. It shares nothing with the model. Without labels only the pictures remain.
+of their records. It shares nothing with the model. Without labels the report only shows the images.
 
-n images, P numbers of an image.
+n images, P values of an image.
 """
 
 from __future__ import annotations

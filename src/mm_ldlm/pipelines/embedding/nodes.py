@@ -1,4 +1,4 @@
-"""Nodes of `embedding`: encoder's vectors of records and tokens, and pixels, as far as the configuration uses them."""
+"""Nodes of `embedding`: encoder vectors of records and tokens, and pixels, where the configuration uses them."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def evaluate_images(
     evaluation: Parameters,
     seed: int,
 ) -> Metrics:
-    """Score the images and captions that `sampling` drew, by a classifier trained on real images."""
+    """Score the images and captions that `sampling` generated, by a classifier trained on real images."""
     from mm_ldlm.evaluation.suites import images as suite
 
     tables = (samples_caption_to_image, samples_image_to_caption, samples_image_text)

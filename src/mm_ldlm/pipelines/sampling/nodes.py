@@ -159,7 +159,7 @@ def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataF
 def sample_images(
     model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Draw images of held-out captions, write captions of held-out images, and draw both together."""
+    """Generate images of held-out captions, captions of held-out images, and both together."""
     config = _config(sampling)
     how = config.images
     drawn, written, both = [], [], []

@@ -168,7 +168,7 @@ def index_labels(
     label_names_workspace: Path,
     pair_tokens_workspace: Path,
 ) -> dict[str, Manifest | NotNeeded]:
-    """Write the class of every record, the names of the classes and the tokens of second texts, as far as used."""
+    """Write the class of every record, the names of the classes and the tokens of second texts, where they are used."""
     needed = {*fields_of(objective), *stores_of_objective(objective)}
     found: dict[str, Manifest | NotNeeded] = dict.fromkeys(LABEL_STORES, NOT_NEEDED)
     if not needed & set(LABEL_STORES):
