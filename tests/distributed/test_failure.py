@@ -1,28 +1,37 @@
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mm_ldlm.distributed import failure
+from mm_ldlm.distributed import failure, launch
 from mm_ldlm.errors import TrainingDiverged, WorkerFailed
 
 
-def recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, *, rank: int) -> None:
+def recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, *, rank: int, noted: bool = True) -> None:
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "TORCHELASTIC_ERROR_FILE": path}.items():
         monkeypatch.setenv(name, str(value))
     try:
         raise error
     except Exception as caught:
-        failure.record(caught, step=7)
+        if noted:
+            failure.note(caught, step=7)
+        failure.record(caught)
 
 
-def test_the_first_failure_is_reported_and_lost_peers_come_last(
+def test_the_error_that_was_raised_first_is_reported_whichever_was_recorded_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded(tmp_path / "0/error.json", RuntimeError("Connection closed by peer [127.0.0.1]"), monkeypatch, rank=0)
-    recorded(tmp_path / "1/error.json", ValueError("the cause"), monkeypatch, rank=1)
-    recorded(tmp_path / "2/error.json", ValueError("later"), monkeypatch, rank=2)
+    cause, lost = ValueError("the cause"), RuntimeError("a peer is gone, in any words")
+    failure.note(cause, step=7)  # then its group closes, and the other rank loses it
+    time.sleep(0.01)
+    recorded(tmp_path / "0/error.json", lost, monkeypatch, rank=0)
+    recorded(tmp_path / "1/error.json", cause, monkeypatch, rank=1)
+    recorded(tmp_path / "2/error.json", ValueError("later"), monkeypatch, rank=2, noted=False)
     first = failure.first_failure(tmp_path, since=0)
     assert first is not None
     assert first.error_class == "ValueError"
@@ -51,3 +60,25 @@ def test_signals_are_named_and_sigterm_comes_last() -> None:
     assert "memory" in text
     assert "b.log" in text
     assert failure.describe_signals([]) is None
+
+
+def test_an_error_of_this_project_comes_before_others_that_were_raised_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "0/error.json", RuntimeError("from a host whose clock is slow"), monkeypatch, rank=0)
+    time.sleep(0.01)
+    recorded(tmp_path / "1/error.json", TrainingDiverged("too far"), monkeypatch, rank=1)
+    first = failure.first_failure(tmp_path, since=0)
+    assert first is not None
+    assert first.rank == 1
+
+
+def test_signals_of_the_agent_and_of_the_watchdog_are_no_cause() -> None:
+    def ended(number: int, second: int) -> Any:
+        return SimpleNamespace(exitcode=number, timestamp=second)
+
+    plain, killed = ended(1, 100), ended(-signal.SIGKILL, 100)
+    assert launch._killed_first({0: plain, 1: killed}) == {1}
+    assert launch._killed_first({0: plain, 1: ended(-signal.SIGSEGV, 101)}) == {1}
+    assert launch._killed_first({0: plain, 1: ended(-signal.SIGKILL, 130)}) == set(), "a hung rank, by the agent"
+    assert launch._killed_first({0: plain, 1: ended(-signal.SIGTERM, 100), 2: ended(-signal.SIGABRT, 100)}) == set()

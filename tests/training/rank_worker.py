@@ -30,7 +30,7 @@ def main(path: str) -> None:
             wrap_objective=(lambda inner: faults.Faulty(inner, **fault)) if fault else None,
         )
     except BaseException as error:
-        failure.record(error, step=error.__dict__.get("mm_ldlm_step"))
+        failure.record(error)
         raise
 
 

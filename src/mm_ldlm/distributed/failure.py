@@ -14,17 +14,7 @@ from pathlib import Path
 from mm_ldlm.distributed import environment
 from mm_ldlm.errors import MMLDLMError
 
-# gloo raises a bare RuntimeError when a peer is gone, so that only PyTorch's text distinguishes it.
-_LOST_PEER = (
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "socket timeout",
-    "remote process exited",
-    "nccl communicator was aborted",
-    "application timeout caused pair closure",
-)
+_NOTED = "mm_ldlm_raised"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +26,7 @@ class Failure:
         message: text of the exception.
         location: file and line that raised it; "" for errors of this project, whose message is enough.
         is_ours: whether it is an error of this project.
-        lost_peer: whether the rank only lost the connection to another rank.
-        time: seconds since the epoch.
+        time: when the error was raised, in seconds since the epoch.
         log: file with the error stream of the rank; known to the launcher only.
     """
 
@@ -49,7 +38,6 @@ class Failure:
     message: str
     location: str
     is_ours: bool
-    lost_peer: bool
     time: float
     log: str = ""
 
@@ -62,8 +50,19 @@ class Failure:
         )
 
 
-def record(error: BaseException, *, step: int | None) -> None:
+def note(error: BaseException, *, step: int | None) -> None:
+    """Note step and time of an error where it is caught first, before the process group closes.
+
+    Other ranks lose the connection to this one only when its group closes. Their errors are therefore later than this
+    one, and need not be told apart by their texts, which is all that gloo's bare RuntimeError would offer.
+    """
+    error.__dict__.setdefault(_NOTED, (step, time.time()))
+
+
+def record(error: BaseException) -> None:
     """Write the error to the file that the elastic agent reads; do nothing when no agent started this process."""
+    note(error, step=None)
+    step, raised = error.__dict__[_NOTED]
     path = environment.error_file()
     if path is None:
         return
@@ -80,8 +79,7 @@ def record(error: BaseException, *, step: int | None) -> None:
         message=text,
         location=f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames and not is_ours else "",
         is_ours=is_ours,
-        lost_peer=not is_ours and any(sign in text.lower() for sign in _LOST_PEER),
-        time=time.time(),
+        time=raised,
     )
     message = {
         "message": text,
@@ -99,9 +97,10 @@ def record(error: BaseException, *, step: int | None) -> None:
 
 
 def first_failure(log_directory: Path, *, since: float) -> Failure | None:
-    """Read the record of the rank that failed first, written after `since` (seconds since the epoch).
+    """Read the record of the rank that failed first, after `since` (seconds since the epoch).
 
-    Ranks that only lost a peer are considered last, because the error or signal of the peer is the cause.
+    An error of this project is never the consequence of a lost rank, so it comes before others; this also holds between
+    hosts whose clocks differ.
     """
     found: list[Failure] = []
     for path in log_directory.rglob("error.json"):
@@ -112,7 +111,7 @@ def first_failure(log_directory: Path, *, since: float) -> Failure | None:
             continue
         if failure.time >= since:
             found.append(failure)
-    return min(found, key=lambda failure: (failure.lost_peer, failure.time), default=None)
+    return min(found, key=lambda failure: (not failure.is_ours, failure.time), default=None)
 
 
 def describe_signals(exit_codes: Iterable[tuple[int, int, str]]) -> str | None:

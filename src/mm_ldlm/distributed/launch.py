@@ -24,6 +24,8 @@ from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
 from mm_ldlm.distributed import environment, failure, interfaces
 from mm_ldlm.errors import WorkerFailed
 
+_AGENT_KILLS_AFTER = 30
+"""Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -162,18 +164,33 @@ def _worker_failed(error: Any, log_directory: Path, started: float, config: Laun
         for rank, item in error.failures.items()
         if item.exitcode < 0
     ]
-    killed = failure.describe_signals(ended)
+    killed = _killed_first(error.failures)
     error_class = ""
-    if first is not None and (killed is None or not first.lost_peer):
+    if first is not None and (first.is_ours or not killed):
         text, error_class = str(first), first.error_class
-    elif killed is not None:
-        text = killed
+    elif (signals := failure.describe_signals([item for item in ended if item[0] in killed] or ended)) is not None:
+        text = signals
     else:
         rank, item = error.get_first_failure()
         last = _last_line(log_directory, started)
         text = f"rank {rank} ended with exit code {item.exitcode}{last}\nThe logs are in {log_directory}"
     again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
     return WorkerFailed(text + again, error_class=error_class)
+
+
+def _killed_first(failures: dict[int, Any]) -> set[int]:
+    """Return the ranks that a signal from outside ended, whose loss is the cause of the errors of other ranks.
+
+    The agent ends the remaining ranks itself, with SIGTERM and much later with SIGKILL; NCCL's watchdog ends a rank
+    whose peer is gone with SIGABRT.
+    """
+    begin = min((item.timestamp for item in failures.values()), default=0)
+    consequences = {0, signal.SIGTERM, signal.SIGABRT}
+    return {
+        rank
+        for rank, item in failures.items()
+        if item.exitcode < 0 and -item.exitcode not in consequences and item.timestamp < begin + _AGENT_KILLS_AFTER / 2
+    }
 
 
 def _log_of(log_directory: Path, local_rank: int) -> str:

@@ -148,5 +148,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except BaseException as error:  # the launcher reports it as one readable error
-        failure.record(error, step=None)
+        failure.record(error)
         raise

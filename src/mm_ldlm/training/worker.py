@@ -100,7 +100,7 @@ def train(
             return Result(directory, ending, parts.state.step, newest, metrics)
         except BaseException as error:
             step = None if parts is None else parts.state.step
-            error.__dict__.setdefault("mm_ldlm_step", step)
+            failure.note(error, step=step)
             if isinstance(error, MMLDLMError):
                 write_failure(directory, process.rank_info.run_id, error)
             tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         spec = TrainingSpec.read(given.spec)
         result = train(spec, root=given.root or given.spec.resolve().parent)
     except BaseException as error:
-        failure.record(error, step=error.__dict__.get("mm_ldlm_step"))
+        failure.record(error)
         if isinstance(error, MMLDLMError):
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1
