@@ -25,6 +25,7 @@ from mm_ldlm.models.layers import EPSILON, Block, Linear, rope_table, trunc_norm
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner, sinusoid
 from mm_ldlm.models.transformer_options import LatentOptions, ModulatedOptions
+from mm_ldlm.models.two_streams import drop_text, joint_key_mask
 
 Head = Literal["text", "image", "length"]
 HEADS: tuple[Head, ...] = ("text", "image", "length")
@@ -246,7 +247,7 @@ class ImageMMDiT(nn.Module):
         words_BLD = self._read(tokens_BL, captions_BLe, signal_B).float()
         text_BLD = words_BLD + self.positions.weight[:L]
         if null_text_B is not None:
-            text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
+            text_BLD, valid_BL = drop_text(text_BLD, valid_BL, null_text_B, null_text=self.null_text.value)
         c_BC = self.text_time(sinusoid(t_text_B)) + self.image_time(sinusoid(t_image_B))
         if self.pooled_text is not None and self.pooled_image is not None:
             known_BL = (tokens_BL != self.shape.pad_id) if captions_BLe is not None else self._known(tokens_BL)
@@ -256,7 +257,9 @@ class ImageMMDiT(nn.Module):
             pooled_BD = F.layer_norm(sum_BD, sum_BD.shape[-1:], eps=EPSILON)  # zeros if no token is known
             c_BC = c_BC + self.pooled_text(pooled_BD) + self.pooled_image(given_BP)
         silu_c_BC = F.silu(c_BC)
-        text_BLD, image_BKD = self._trunk(text_BLD, image_BKD, silu_c_BC, self._key_mask(valid_BL), wanted)
+        text_BLD, image_BKD = self._trunk(
+            text_BLD, image_BKD, silu_c_BC, joint_key_mask(valid_BL, others=self.image_encoder.num_patches), wanted
+        )
         logits = self._vocabulary(text_BLD, silu_c_BC, logits_at) if wanted[0] else None
         found_BP = None
         if wanted[1]:
@@ -285,23 +288,6 @@ class ImageMMDiT(nn.Module):
 
     def _known(self, tokens_BL: Tensor) -> Tensor:
         return (tokens_BL != self.shape.mask_id) & (tokens_BL != self.shape.pad_id)
-
-    def _without_text(self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace a dropped caption by one null token at position 0 and padding after it."""
-        text_BLD = torch.where(null_B[:, None, None], self.null_text.value, text_BLD)
-        shape, device = text_BLD.shape[:2], text_BLD.device
-        valid_BL = torch.ones(shape, dtype=torch.bool, device=device) if valid_BL is None else valid_BL
-        first_L = torch.arange(shape[1], device=device) == 0
-        return text_BLD, torch.where(null_B[:, None], first_L, valid_BL)
-
-    def _key_mask(self, valid_BL: Tensor | None) -> Tensor | None:
-        """Make the mask (B, 1, 1, L+K) that excludes padding; patches are always read, so no row lacks a key."""
-        if valid_BL is None:
-            return None
-        # On a GPU this check would wait for the device, and it would break a compiled graph.
-        if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
-            return None
-        return F.pad(valid_BL, (0, self.image_encoder.num_patches), value=True)[:, None, None, :]
 
     def _trunk(
         self,

@@ -21,6 +21,7 @@ from mm_ldlm.models.mmdit_options import MMDiTOptions, latent_dim
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.timestep_embedding import Conditioning
 from mm_ldlm.models.token_vectors import set_token_vectors
+from mm_ldlm.models.two_streams import drop_text, joint_key_mask
 
 Head = Literal["text", "latent", "length"]
 HEADS: tuple[Head, ...] = ("text", "latent", "length")
@@ -199,7 +200,7 @@ class MMDiT(nn.Module):
         if self.config.direct_views:
             text_BLD = text_BLD + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
         if null_text_B is not None:
-            text_BLD, valid_BL = self._without_text(text_BLD, valid_BL, null_text_B)
+            text_BLD, valid_BL = drop_text(text_BLD, valid_BL, null_text_B, null_text=self.null_text.value)
 
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
         if self.pooled_text is not None:
@@ -207,24 +208,9 @@ class MMDiT(nn.Module):
             known_BL = known_BL if valid_BL is None else known_BL & valid_BL
             known_BL = known_BL if null_text_B is None else known_BL & ~null_text_B[:, None]
             latent_BKD = latent_BKD + self.pooled_text(vectors_BLe, known_BL)
-        return self._trunk(text_BLD, latent_BKD, silu_c_BC, self._key_mask(valid_BL), wanted)
-
-    def _without_text(self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace a dropped text by one null token at position 0 and padding after it."""
-        text_BLD = torch.where(null_B[:, None, None], self.null_text.value, text_BLD)
-        shape, device = text_BLD.shape[:2], text_BLD.device
-        valid_BL = torch.ones(shape, dtype=torch.bool, device=device) if valid_BL is None else valid_BL
-        first_L = torch.arange(shape[1], device=device) == 0
-        return text_BLD, torch.where(null_B[:, None], first_L, valid_BL)
-
-    def _key_mask(self, valid_BL: Tensor | None) -> Tensor | None:
-        """Make the mask (B, 1, 1, L+K) that excludes padding; latent tokens are always read, so no row lacks a key."""
-        if valid_BL is None:
-            return None
-        # The check is cheap on the CPU; on a GPU it would wait for the device, and it would break a compiled graph.
-        if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
-            return None
-        return F.pad(valid_BL, (0, self.config.latent_tokens), value=True)[:, None, None, :]
+        return self._trunk(
+            text_BLD, latent_BKD, silu_c_BC, joint_key_mask(valid_BL, others=self.config.latent_tokens), wanted
+        )
 
     def _trunk(
         self,
