@@ -149,10 +149,13 @@ def test_it_trains_is_killed_and_resumed_bit_for_bit_samples_and_evaluates(envir
         metrics = evaluation.evaluate_classification(run, dataset, given["evaluation"], seed=0)
         assert "skipped" not in metrics
         return
-    tasks = given["sampling"]["tasks"] or tuple(SAMPLE)
-    sampled = [task for task in tasks if task in SAMPLE and task in run.capabilities]
-    assert sampled, "the environment names a task that its run can do"
-    assert len(SAMPLE[sampled[-1]](run, dataset, quick_sampling(given["sampling"]), seed=0))
+    if "image_text" in run.capabilities:
+        assert run.images.generate(2, steps=2).pixels.shape == (2, *helpers.IMAGE)
+    else:
+        tasks = given["sampling"]["tasks"] or tuple(SAMPLE)
+        sampled = [task for task in tasks if task in SAMPLE and task in run.capabilities]
+        assert sampled, "the environment names a task that its run can do"
+        assert len(SAMPLE[sampled[-1]](run, dataset, quick_sampling(given["sampling"]), seed=0))
     rows, metrics = evaluation.evaluate_likelihood(run, dataset, given["evaluation"], seed=0)
     if "score" in run.capabilities or "score_given_latent" in run.capabilities:
         assert len(rows)
