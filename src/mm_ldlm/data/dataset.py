@@ -23,6 +23,7 @@ from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.store import Manifest, ShardStore, atomic
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.needs import MADE_FROM
 
 NAME = "dataset.json"
 FORMAT_VERSION = 1
@@ -35,7 +36,7 @@ _FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
 }  # fmt: skip
 _KINDS = {name: name for name in ("records", "tokens", "index", "latents")} | {"token_vectors": "latents"}
 """Kind of the stores that the project itself reads"""
-_MADE_FROM = {"latents": "records", "token_vectors": "tokenizer", "token_clusters": "token_vectors"}
+_MADE_FROM = MADE_FROM | {"latents": "records", "token_vectors": "tokenizer"}
 """The store that a store was made from, which distinguishes two of one kind: latents of texts, vectors of tokens"""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 

@@ -9,7 +9,8 @@ B examples, L positions, D dimension of the features, K classes.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +32,39 @@ TRUNKS = ("text_denoiser", "text_and_latent_denoiser")
 
 
 @config
-class ClassificationConfig:
+class HeadConfig:
+    """Keys and queries of all objectives that train a head on the features of a model.
+
+    Attributes:
+        label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
+            write `label_column` under "label"; the starter corpus has "shape".
+        label_smoothing: fraction of the target that is divided equally among all classes.
+    """
+
+    label: str = "label"
+    label_smoothing: Fraction = 0.05
+
+    stores: ClassVar[tuple[str, ...]] = ("label_names",)
+
+    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
+        """Return 0: no noise enters the texts."""
+        return 0
+
+
+@config
+class ClassificationConfig(HeadConfig):
     """Kind `classification`: the class of a text or of a latent.
 
     Attributes:
         features: latents: those of a model over stored latents (`latent_mlp`); trunk: the mean hidden state of a text
             model on the clean text, fine-tuned; frozen_trunk: the same with the weights of `training.init_from`, of
             which only the head is trained.
-        label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
-            write `label_column` under "label"; the starter corpus has "shape".
-        label_smoothing: fraction of the target that is divided equally among all classes.
         with_latents: keep the latents in the dataset even if the features do not need them. A text model that has
             latents (`mmdit`) needs them to be built, and the evaluation compares with logistic regression on them.
     """
 
     kind: str = "classification"
     features: Features = "latents"
-    label: str = "label"
-    label_smoothing: Fraction = 0.05
     with_latents: bool = False
 
     def __post_init__(self) -> None:
@@ -61,13 +77,6 @@ class ClassificationConfig:
     @property
     def fields(self) -> tuple[str, ...]:
         return ("labels", "latents") if self.with_latents or self.features == "latents" else ("labels",)
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return ("label_names",)
-
-    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
-        return 0
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -98,7 +107,7 @@ class ClassificationConfig:
         return Classification(self, shape, label_names=stores["label_names"])
 
 
-class HeadObjective(nn.Module):
+class HeadObjective(nn.Module, ABC):
     """Cross-entropy of a head on the features of the model; subclasses make the head and its logits."""
 
     kinds: tuple[str, ...] = ("classes",)
@@ -112,16 +121,17 @@ class HeadObjective(nn.Module):
         self._frozen_parts: frozenset[str] = frozenset()
 
     @property
+    @abstractmethod
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_head(self, feature_dim: int) -> nn.Module:
-        raise NotImplementedError
+        """Make the head on features of `feature_dim` dimensions."""
 
+    @abstractmethod
     def batch_logits(self, model: Any, batch: Batch) -> Tensor:
         """Compute the logits (B, K) of a batch."""
-        raise NotImplementedError
 
     def targets(self, batch: Batch) -> Tensor:
         """Return the class (B,) of each example."""

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, PositiveInt, config
+from mm_ldlm.config import PositiveInt, config
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.heads import ComparisonHead
 from mm_ldlm.objectives.base import Batch, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.classification import HeadObjective, decode_names, refuse_compiled
+from mm_ldlm.objectives.classification import HeadConfig, HeadObjective, decode_names, refuse_compiled
 
 ANSWERS = ("first", "second", "similar")
 TRUNKS = ("text_denoiser",)
@@ -27,34 +27,23 @@ TRUNKS = ("text_denoiser",)
 
 
 @config
-class PairwiseClassificationConfig:
+class PairwiseClassificationConfig(HeadConfig):
     """Kind `pairwise_classification`: records of pairs (`pair_column`) with the label first, second or similar.
 
     Attributes:
         features: trunk: the mean hidden state of a text model on the clean text, fine-tuned; frozen_trunk: the same
             with the weights of `training.init_from`, of which only the head is trained.
-        label: key of a record's `meta` that is the answer.
-        label_smoothing: fraction of the target that is divided equally among the answers.
         hidden_dim: dimension of the head's hidden layer.
     """
 
     answers: ClassVar[tuple[str, ...]] = ANSWERS
     kind: str = "pairwise_classification"
     features: Literal["trunk", "frozen_trunk"] = "trunk"
-    label: str = "label"
-    label_smoothing: Fraction = 0.05
     hidden_dim: PositiveInt = 128
 
     @property
     def fields(self) -> tuple[str, ...]:
         return ("labels", "pair_tokens")
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return ("label_names",)
-
-    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
-        return 0
 
     @property
     def identity(self) -> dict[str, Any]:
