@@ -17,17 +17,17 @@ STEPS, ROUNDS = 40, 5
 VOCAB, DIM, LONGEST = 1000, 384, 24
 
 
-class _Rows:
+class Sentences:
     """Synthetic sentences of 6 to 24 tokens and random latents."""
 
     pad_id = 0
 
-    def __init__(self, count: int = 4000) -> None:
+    def __init__(self, vocab: int = VOCAB, count: int = 4000) -> None:
         import numpy as np
 
         draw = np.random.default_rng(0)
         self.lengths = draw.integers(6, LONGEST + 1, count)
-        self._ids = draw.integers(3, VOCAB, (count, LONGEST))
+        self._ids = draw.integers(3, vocab, (count, LONGEST))
         self._latents = draw.standard_normal((count, DIM)).astype(np.float32)
 
     def tokens(self, rows: Any, *, length: int) -> Any:
@@ -41,6 +41,13 @@ class _Rows:
         return self._latents[rows]
 
 
+def batch() -> Any:
+    """The batches of a step: 1,024 tokens."""
+    from mm_ldlm.training.config import BatchConfig
+
+    return BatchConfig(tokens=1024)
+
+
 def _shape() -> Any:
     from mm_ldlm.models.base import DataShape
 
@@ -50,7 +57,7 @@ def _shape() -> Any:
 def _spec(steps: int) -> Any:
     from mm_ldlm.models.mmdit import MMDiTConfig
     from mm_ldlm.objectives.multimodal import MultimodalConfig
-    from mm_ldlm.training.config import BatchConfig, CheckpointConfig, LaunchConfig, TrainingConfig
+    from mm_ldlm.training.config import CheckpointConfig, LaunchConfig, TrainingConfig
     from mm_ldlm.training.spec import TrainingSpec
 
     return TrainingSpec(
@@ -61,7 +68,7 @@ def _spec(steps: int) -> Any:
         model=MMDiTConfig(dim=192, depth=4, heads=6, latent_tokens=4, conditioning_dim=128),
         objective=MultimodalConfig(mode="l2t"),
         training=TrainingConfig(
-            max_steps=steps, batch=BatchConfig(tokens=1024), launch=LaunchConfig(), preflight=False, device="cpu",
+            max_steps=steps, batch=batch(), launch=LaunchConfig(), preflight=False, device="cpu",
             checkpoint=CheckpointConfig(every_steps=None, every_minutes=None), run_name="run",
         ),
     )  # fmt: skip
@@ -75,7 +82,7 @@ def _parts(root: Path) -> tuple[Any, Any]:
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
 
-    data = Data(train=_Rows(), validation=None, shape=_shape(), folders={})
+    data = Data(train=Sentences(), validation=None, shape=_shape(), folders={})
     process = Process(RankInfo(), choose_device("cpu"), None)
     return tuple(
         build(_spec(100_000), root=root, data=data, process=process, tracker=JsonlTracker(root / f"{name}.jsonl"))
@@ -83,7 +90,7 @@ def _parts(root: Path) -> tuple[Any, Any]:
     )  # type: ignore[return-value]
 
 
-def _bare(parts: Any, steps: int) -> float:
+def bare_steps(parts: Any, steps: int) -> float:
     """Seconds a step of: batch, forward, backward, AdamW."""
     from mm_ldlm.training.losses import total
 
@@ -125,11 +132,11 @@ def run() -> list[dict[str, Any]]:
         no_ema = dataclasses.replace(full.ema.config, enabled=False)
         full.ema.config, full.ema.values = no_ema, {}  # the average is part of training, not of watching it
         full.checkpointer.save = lambda line: None
-        _bare(bare, 10)
+        bare_steps(bare, 10)
         _loop(full, 10)
         pairs = []
         for _ in range(ROUNDS):
-            a, b = _bare(bare, STEPS), _loop(full, STEPS)
+            a, b = bare_steps(bare, STEPS), _loop(full, STEPS)
             pairs.append((a, b))
         waited = full.loader.waited / max(full.state.seconds, 1e-9)
     step, whole = (statistics.median(values) for values in zip(*pairs, strict=True))
