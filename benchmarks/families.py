@@ -84,7 +84,8 @@ def _build(name: str, root: Path) -> Any:
     spec = TrainingSpec(
         seed=0, dataset="", fingerprints={}, shape=shape, model=typed["model"], objective=typed["objective"],
         training=dataclasses.replace(
-            typed["training"], max_steps=100_000, validate_every=0, batch=training.batch(), preflight=False, device="cpu", run_name=name
+            typed["training"], max_steps=100_000, validate_every=0, batch=training.batch(), preflight=False,
+            device="cpu", run_name=name,
         ),
     )  # fmt: skip
     data = Data(train=training.Sentences(VOCAB), validation=None, shape=shape, folders={}, stores=stores)
