@@ -2,6 +2,7 @@
 
 import logging
 import os
+from typing import Any
 
 # Set before the tools are imported: each reads its variable when it is imported.
 os.environ["KEDRO_DISABLE_TELEMETRY"] = "1"
@@ -19,7 +20,7 @@ HOOKS = (ProjectHooks(),)
 # An environment may have several layers (--env=tatoeba+mdlm). Kedro's default merge replaces whole top-level keys; the
 # soft merge of parameters and globals changes only the keys that a layer sets (docs/configuration.md).
 CONFIG_LOADER_CLASS = LayeredConfigLoader
-CONFIG_LOADER_ARGS = {
+CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     "merge_strategy": {"parameters": "soft", "globals": "soft"},
