@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from mm_ldlm.config import PositiveInt, config
 from mm_ldlm.corpus import pretrained
+from mm_ldlm.corpus.detokenising import detokenise
 from mm_ldlm.errors import ConfigurationError, StoreError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import fingerprint
@@ -167,6 +168,8 @@ class TextTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Decode ids to text. Pads are left out; mask and unknown tokens stay visible unless `skip_special`.
 
+        Where the vocabulary does not record spaces, they are written as in English (`detokenising`).
+
         Raises:
             StoreError: An id is outside the vocabulary.
         """
@@ -181,7 +184,14 @@ class TextTokenizer:
             if len(ours) and (ours.min() < 0 or ours.max() >= self.vocab_size):
                 raise StoreError(f"expected ids 0..{self.vocab_size - 1} to decode, found {ours.min()}..{ours.max()}.")
             rows.append(self.kept_V[ours].tolist())
-        return list(self.base.decode_batch(rows, skip_special_tokens=False))
+        texts = list(self.base.decode_batch(rows, skip_special_tokens=False))
+        return [detokenise(text) for text in texts] if self._loses_spaces else texts
+
+    @functools.cached_property
+    def _loses_spaces(self) -> bool:
+        """Whether the vocabulary is WordPiece, which does not record where the spaces of a text were."""
+        decoder = json.loads(self.base.to_str()).get("decoder")
+        return decoder is not None and decoder["type"] == "WordPiece"
 
     def token(self, index: int) -> str:
         """Return the token with this id as the vocabulary spells it."""
