@@ -1,8 +1,14 @@
-# The first call of `make run` or `make test` installs everything; later calls install nothing.
+# Each target installs what it needs when it is first called: `make run` the package, the others their extra besides.
+# Later calls install nothing. `uv` installs if it is on the machine, else pip.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+BENCH  := $(VENV)/.installed-bench
+LAB    := $(VENV)/.installed-notebook
+UV     := $(shell command -v uv 2>/dev/null)
+PIP    := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) -c constraints.txt
 ENV    ?= local
 ARGS   ?=
 
@@ -14,18 +20,30 @@ export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow check lint types bench viz mlflow clean
+.PHONY: help install run test test-slow check lint types bench viz notebook mlflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## create .venv and install (the other targets call it)
+install: $(DEV) ## create .venv and install for development (the other targets install what they need)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("MM-LDLM needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(BENCH): $(STAMP)
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+$(LAB): $(STAMP)
+	$(PIP) -e '.[notebook]'
+	@touch $@
 
 run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for other environments, ARGS='--params ...')
 	$(BIN)/kedro run --env=$(ENV) $(ARGS)
@@ -33,24 +51,27 @@ run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for oth
 test: check ## lint, import contracts and types, then every test that is not slow
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-slow: $(STAMP) ## run fault campaigns and long tests
+test-slow: $(DEV) ## run fault campaigns and long tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: lint types ## check style, import contracts and types
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-bench: $(STAMP) ## run every benchmark; writes benchmarks/results.json
+bench: $(BENCH) ## run every benchmark; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks $(ARGS)
 
 viz: $(STAMP) ## show the pipelines in the browser (ENV=..., ARGS=...)
 	$(BIN)/kedro viz run --env=$(ENV) $(ARGS)
+
+notebook: $(LAB) ## open notebooks/ with the catalog of ENV in the browser
+	$(BIN)/kedro jupyter lab --env=$(ENV) $(ARGS)
 
 mlflow: $(STAMP) ## show curves and parameters of all runs in the browser
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///data/mlflow.db $(ARGS)
