@@ -195,7 +195,7 @@ def test_wikitext103_with_atat_has_the_published_values(project: Path) -> None:
     assert (objective.estimator.dim, objective.estimator.depth, objective.estimator.heads) == (256, 2, 4)
     assert (objective.importance, objective.importance_weight) == ("full", 0.1)
     assert (training.max_steps, training.batch.examples, training.validate_every) == (50_000, 64, 5_000)
-    assert objective.curriculum.steps == 50_000
+    assert (objective.curriculum.pace, objective.curriculum.steps) == ("linear", None)  # all 50,000 steps
     assert (sampler.kind, sampler.steps) == ("ddpm_cache", 128)
     assert not typed["model"].time_conditioning  # ddpm_cache refuses a model that reads the time
     assert typed["sanity"].max_steps == 100

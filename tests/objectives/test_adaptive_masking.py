@@ -197,6 +197,18 @@ def test_the_dynamic_curriculum_follows_the_observed_loss():
     assert "plateau_4" in made.state_dict()
 
 
+def test_a_curriculum_without_steps_lasts_as_long_as_the_training():
+    made = objective(curriculum={}, warmup_steps=0)
+    with pytest.raises(AssertionError, match="set_training_length"):
+        losses_of(made, batch(TEXTS), step=0)
+    made.set_training_length(90)
+    stages = [ratio(losses_of(made, batch(TEXTS), step=step)["curriculum_stage"]) for step in (0, 29, 30, 59, 60, 89)]
+    assert stages == [1, 1, 2, 2, 3, 3]
+    fixed = objective(curriculum={"steps": 30}, warmup_steps=0)
+    fixed.set_training_length(90)
+    assert ratio(losses_of(fixed, batch(TEXTS), step=29)["curriculum_stage"]) == 3
+
+
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 V, N = 20, 8

@@ -14,7 +14,7 @@ VALID = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()
 
 
 def curriculum(pace="step", **keys):
-    return Curriculum(CurriculumConfig(steps=400, pace=pace, **keys), warmup_steps=100)
+    return Curriculum(CurriculumConfig(pace=pace, **keys), warmup_steps=100, steps=400)
 
 
 @pytest.mark.parametrize("pace", ["step", "linear", "exponential", "dynamic"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import helpers
 import pytest
 
-from mm_ldlm.config import to_dict
+from mm_ldlm.config import parse_kind, to_dict
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.tracking.jsonl import read_metrics
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
@@ -73,3 +76,16 @@ def test_a_seed_of_the_training_replaces_that_of_the_project(stores: Path) -> No
     assert [planned(seed).seed for seed in (None, 0, 3)] == [7, 0, 3]
     assert len({planned(seed).fingerprint for seed in (None, 0, 3)}) == 3
     assert planned(7).fingerprint == planned(None).fingerprint
+
+
+def test_the_curriculum_of_adaptive_masking_ends_with_the_budget(stores: Path) -> None:
+    planned = helpers.planned(stores, max_steps=1000, max_tokens=500, run_name="curriculum")
+    objective = parse_kind(
+        OBJECTIVES,
+        {"kind": "adaptive_masking", "importance": "none", "curriculum": {"pace": "step"}, "warmup_steps": 0},
+        at="objective",
+    )
+    model = parse_kind(MODELS, {"kind": "dit", "dim": 16, "depth": 1, "heads": 2}, at="model")
+    train(dataclasses.replace(planned, objective=objective, model=model), root=stores / "runs")
+    lines = read_metrics(stores / "runs" / "curriculum" / "training_log.jsonl")
+    assert [lines[place]["curriculum_stage"] for place in (0, len(lines) // 2, -1)] == [1, 2, 3]

@@ -124,7 +124,8 @@ class AdaptiveMasking(nn.Module):
             self.register_buffer("prior_V", torch.full((ids,), torch.nan))
         self.curriculum: Curriculum | None = None
         if config.curriculum is not None:
-            self.curriculum = Curriculum(config.curriculum, config.warmup_steps)
+            if config.curriculum.steps is not None:
+                self.set_training_length(config.curriculum.steps)
             if config.curriculum.pace == "dynamic":
                 self.register_buffer("plateau_4", plateau_start())
         self._collapsed = False
@@ -154,6 +155,11 @@ class AdaptiveMasking(nn.Module):
         if self.config.importance in ("full", "frequency_only"):
             self.prior_V.copy_(frequency_prior(counts(), mask_id=self.shape.mask_id))
 
+    def set_training_length(self, steps: int) -> None:
+        """See `objectives.base.UsesTrainingLength`."""
+        if (course := self.config.curriculum) is not None:
+            self.curriculum = Curriculum(course, self.config.warmup_steps, course.steps or steps)
+
     def importance(self, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
         """Compute the importance (B, L), float32 in [0, 1], of every token of clean or of partly masked texts."""
         mode = self.config.importance
@@ -182,7 +188,8 @@ class AdaptiveMasking(nn.Module):
             masked_BL = (uniform_BL < rates.probability_BL) & batch.valid_BL
             noisy_BL = batch.tokens_BL.masked_fill(masked_BL, self.shape.mask_id)
             weight_BL, stage = rates.weight_BL.float(), 0
-            if self.curriculum is not None and self.training:
+            if self.config.curriculum is not None and self.training:
+                assert self.curriculum is not None, "the length of the training is not known: set_training_length"
                 stage = self.curriculum.stage(step, reached=self._reached)
                 weight_BL = weight_BL * self.curriculum.factors(
                     importance_BL, batch.valid_BL, step=step, reached=self._reached

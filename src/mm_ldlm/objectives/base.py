@@ -142,6 +142,15 @@ class UsesTokenCounts(Protocol):
 
 
 @runtime_checkable
+class UsesTrainingLength(Protocol):
+    """An objective that changes in the course of training."""
+
+    def set_training_length(self, steps: int) -> None:
+        """Take the number of steps of the run, as its budget allows. Called once, before training."""
+        ...
+
+
+@runtime_checkable
 class ObservesSteps(Protocol):
     """An objective that follows its own losses."""
 

@@ -38,12 +38,12 @@ class CurriculumConfig:
 
     Attributes:
         pace: see above.
-        steps: length of the training; set it to `${training.max_steps}`.
+        steps: steps until p is 1; null: those of the run, also where a budget of tokens decides how many they are.
         window: of `dynamic`: steps that a mean loss is taken over.
         plateau: of `dynamic`: a stage ends when a window's mean loss is not this fraction below the one before.
     """
 
-    steps: PositiveInt
+    steps: PositiveInt | None = None
     pace: Pace = "linear"
     window: PositiveInt = 100
     plateau: PositiveFloat = 0.02
@@ -51,14 +51,15 @@ class CurriculumConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """A curriculum that begins after `warmup_steps` steps, in which all tokens count alike."""
+    """A curriculum of `steps` steps that begins after `warmup_steps` of them, in which all tokens count alike."""
 
     config: CurriculumConfig
     warmup_steps: int
+    steps: int
 
     def difficulty(self, step: int) -> float:
         """Compute d in [0, 1] as a function of the step alone."""
-        progress = (step - self.warmup_steps) / max(self.config.steps - self.warmup_steps, 1)
+        progress = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
         progress = min(max(progress, 0.0), 1.0)
         return math.expm1(-RATE * progress) / math.expm1(-RATE) if self.config.pace == "exponential" else progress
 

@@ -18,7 +18,7 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import init_weights
 from mm_ldlm.models.freezing import freeze
-from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts
+from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.batches import BatchPlan, Loader
@@ -109,6 +109,8 @@ def _trainable_root(
         init_weights(objective, generator)
     if isinstance(objective, UsesTokenCounts):
         objective.set_token_counts(lambda: token_counts(data.train, data.shape))
+    if isinstance(objective, UsesTrainingLength):
+        objective.set_training_length(spec.training.max_steps)
     if wrap_objective is not None:
         objective = wrap_objective(objective)
     trainable = TrainableRoot(model, objective)
