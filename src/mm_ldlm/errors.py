@@ -8,7 +8,13 @@ from __future__ import annotations
 
 
 class MMLDLMError(Exception):
-    """Base of all errors raised on purpose; the message is written for the user."""
+    """Base of all errors raised on purpose; the message is written for the user.
+
+    Bytes of a path that are not UTF-8 are escaped in the message, so that every terminal and log accepts it.
+    """
+
+    def __str__(self) -> str:
+        return super().__str__().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class ConfigurationError(MMLDLMError):
@@ -17,6 +23,25 @@ class ConfigurationError(MMLDLMError):
 
 class SourceError(MMLDLMError):
     """A source of text is missing, unreadable, empty, or contains too large a fraction of bad rows."""
+
+
+class UnsafePathError(MMLDLMError):
+    """A name in a file, which should name another file of the same folder, leads out of it or is no file name.
+
+    Attributes:
+        detail: what is wrong, without the folder.
+    """
+
+    def __init__(self, root: object, name: object, fault: str) -> None:
+        self._made_of = (root, name, fault)
+        self.detail = f"the name {ascii(name):.200} {fault}"
+        super().__init__(
+            f"{root}: expected the name of a file inside this folder, but {self.detail}. Correct the name, or copy the "
+            "file into the folder."
+        )
+
+    def __reduce__(self) -> tuple[type[UnsafePathError], tuple[object, object, str]]:
+        return type(self), self._made_of
 
 
 class StoreError(MMLDLMError):

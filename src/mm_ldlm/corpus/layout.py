@@ -8,6 +8,8 @@
 
 Rows are numbered from 0 within their split, in the order of the records. Paths in the lists are relative to the folder.
 Without the lists, texts/<split>/*.txt are read in the order of their names. The folder may also be a .zip file.
+
+A name that leads out of the folder is refused, also through a symbolic link, and a text that no list names is reported.
 """
 
 from __future__ import annotations
@@ -15,23 +17,27 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import zipfile
+import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, meta_value, record_id
+from mm_ldlm.corpus.json_text import parse_json
+from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, is_storable, meta_text, meta_value, record_id
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS
 from mm_ldlm.corpus.sources.files import explain_decoding
 from mm_ldlm.corpus.splits import SPLITS
 from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
-from mm_ldlm.errors import SourceError, StoreError
+from mm_ldlm.errors import SourceError, StoreError, UnsafePathError
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.store.paths import check_name, inside, problem
 
 _BATCH = 4096
 _LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
@@ -39,7 +45,10 @@ _LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of the layout. The paths are relative; None marks a missing part."""
+    """One row of the layout. The paths are relative; None marks a missing part.
+
+    `fault` is (reason, detail) of a row that cannot be read: an item of the wrong type, or a text that no list names.
+    """
 
     split: str
     text_path: str | None
@@ -49,6 +58,7 @@ class Entry:
     text: str | None = None
     source: str | None = None
     meta: str | None = None
+    fault: tuple[str, str] | None = None
 
 
 def paths_of(split: str, number: int) -> dict[str, str]:
@@ -66,20 +76,20 @@ class Folder:
     def __init__(self, path: str | Path, mode: Literal["r", "w", "a"] = "r") -> None:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
-        if mode == "r" and not self.path.exists():
+        fault = problem(self.path) if mode == "r" else "is a folder"
+        if fault not in (None, "is a folder"):
             raise SourceError(
-                f"{self.path} does not exist (working directory {Path.cwd()}). "
-                "Give a folder or a .zip of the folder layout."
+                f"{self.path} {fault} (working directory {Path.cwd()}). Give a folder or a .zip of the folder layout."
             )
-        if mode == "r" and self.path.is_file() and self.path.suffix != ".zip":
+        if fault is None and self.path.suffix != ".zip":
             raise SourceError(
                 f"{self.path} is neither a folder nor a .zip. Give a folder or a .zip of the folder layout."
             )
-        if self.path.suffix == ".zip":
+        if self.path.suffix == ".zip" and not self.path.is_dir():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._zip = zipfile.ZipFile(self.path, mode)
-            except zipfile.BadZipFile as error:
+            except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                 raise SourceError(f"{self.path}: the archive is damaged ({error}). Fetch it again.") from None
 
     def __enter__(self) -> Folder:
@@ -91,14 +101,32 @@ class Folder:
         if self._zip is not None:
             self._zip.close()
 
-    def read(self, name: str) -> bytes:
-        """Read a file; FileNotFoundError when it does not exist."""
+    def read(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a file, at most `max_bytes` + 1 bytes of it.
+
+        Raises:
+            FileNotFoundError: It does not exist.
+            UnsafePathError: The name leads out of the folder, or is not that of a regular file.
+            OSError: The file or its place in the archive is damaged.
+        """
+        limit = -1 if max_bytes is None else max_bytes + 1
         if self._zip is None:
-            return (self.path / name).read_bytes()
+            path = inside(self.path, name)
+            fault = problem(path)
+            if fault == "does not exist":
+                raise FileNotFoundError(name)
+            if fault is not None:
+                raise UnsafePathError(self.path, name, fault)
+            with open(path, "rb") as file:
+                return file.read(limit)
+        check_name(self.path, name)
         try:
-            return self._zip.read(name)
+            with self._zip.open(name) as member:
+                return member.read(limit)
         except KeyError:
             raise FileNotFoundError(name) from None
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise OSError(f"the archive is damaged there, encrypted or of an unknown compression ({error})") from None
 
     def write(self, name: str, data: bytes) -> None:
         """Write one file."""
@@ -109,47 +137,73 @@ class Folder:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
 
-    def names(self) -> list[str]:
-        """List all files, sorted."""
+    def names(self, below: str = "") -> list[str]:
+        """List everything that is not a folder, sorted; `below` limits it to a folder, such as "texts/"."""
         if self._zip is not None:
-            return sorted(name for name in self._zip.namelist() if not name.endswith("/"))
-        return sorted(path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file())
+            return sorted(name for name in self._zip.namelist() if name.startswith(below) and not name.endswith("/"))
+        found = (self.path / below).rglob("*")
+        return sorted(path.relative_to(self.path).as_posix() for path in found if not path.is_dir())
 
     def entries(self) -> Iterator[Entry]:
         """Yield the rows in order, held-out splits first; without lists they are taken from the names of the texts.
 
+        Texts that no list names, or that belong to no split, follow with a `fault`.
+
         Raises:
             SourceError: A list is not a JSON list of objects, or there are no texts.
         """
-        found = False
-        for split in reversed(SPLITS):
-            try:
-                raw = self.read(_LISTS[split])
-            except FileNotFoundError:
-                continue
-            found = True
-            yield from (self._entry(item, split) for item in _parse_list(raw, f"{self.path}/{_LISTS[split]}"))
-        if found:
-            return
-        texts = [name for name in self.names() if name.startswith("texts/") and name.endswith(".txt")]
-        if not texts:
+        lists = self._lists()
+        texts = self.names("texts/")
+        read: set[str] = set()
+        for split, items in lists:
+            for item in items:
+                entry = _entry(item, split)
+                if entry.text_path is not None:
+                    read.add(PurePosixPath(entry.text_path).as_posix())
+                yield entry
+        for name in [] if lists else texts:
+            folder, stem = name.split("/")[1], name.removeprefix("texts/").removesuffix(".txt")
+            if folder in SPLIT_WORDS and name.endswith(".txt"):
+                read.add(name)
+                yield Entry(SPLIT_WORDS[folder], name, f"tokens/{stem}.npz", f"latents/{stem}.npy")
+        if not lists and not read:
             raise SourceError(
                 f"{self.path}: expected {', '.join(_LISTS.values())} or texts/<split>/*.txt, found neither. Check that "
                 "the path points to a folder layout."
             )
+        why = "no list names this file" if lists else f"expected texts/<split>/*.txt with {', '.join(SPLIT_WORDS)}"
         for name in texts:
-            folder, stem = name.split("/")[1], name.removeprefix("texts/").removesuffix(".txt")
-            if folder in SPLIT_WORDS:
-                yield Entry(SPLIT_WORDS[folder], name, f"tokens/{stem}.npz", f"latents/{stem}.npy")
+            if name not in read:
+                yield Entry("train", name, fault=("unlisted_file", f"{why}: it is not read"))
 
-    def _entry(self, item: dict[str, Any], split: str) -> Entry:
-        known = {field.name for field in dataclasses.fields(Entry)} - {"split", "meta"}
-        meta = item.get("meta")
-        return Entry(
-            split=split,
-            meta=None if meta is None else meta if isinstance(meta, str) else json.dumps(meta),
-            **{name: item.get(name) for name in known},
-        )
+    def _lists(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Read the lists that exist, as (split, items)."""
+        found = []
+        for split in reversed(SPLITS):
+            name = f"{self.path}/{_LISTS[split]}"
+            try:
+                found.append((split, _parse_list(self.read(_LISTS[split]), name)))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SourceError(f"{name}: cannot be read ({error}). Write the list again.") from None
+        return found
+
+
+def _entry(item: dict[str, Any], split: str) -> Entry:
+    """Return the row that an item of a list describes, with a `fault` where a value has the wrong type."""
+    known = [field.name for field in dataclasses.fields(Entry) if field.name not in ("split", "meta", "fault")]
+    values = {name: item.get(name) for name in known}
+    for name, value in values.items():
+        if value is not None and not (isinstance(value, str) and is_storable(value)):
+            return Entry(split, None, fault=("wrong_type", f"'{name}' contains {value!r:.80}, expected text"))
+    meta = item.get("meta")
+    try:
+        as_text = meta_text(parse_json(meta) if isinstance(meta, str) and meta else meta or {})
+    except ValueError as error:
+        return Entry(split, None, fault=("wrong_type", f"'meta' contains no JSON object ({error})"))
+    kept = meta if isinstance(meta, str) and is_storable(meta) else as_text
+    return Entry(split=split, meta=kept if meta else None, **values)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -229,21 +283,34 @@ def read_tokens(folder: Folder, entry: Entry) -> npt.NDArray[np.int32]:
     """
     name = entry.token_path or ""
     try:
-        with np.load(io.BytesIO(folder.read(name)), allow_pickle=False) as arrays:
-            return np.asarray(arrays["input_ids"]).reshape(-1).astype(np.int32)
+        data = folder.read(name) if name else None
     except FileNotFoundError:
-        raise SourceError(f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}.") from None
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        data = None
+    if data is None:
+        raise SourceError(f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}.")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            ids = np.asarray(arrays["input_ids"]).reshape(-1)
+    except Exception as error:  # numpy and zipfile raise many types for damaged files
         raise SourceError(f"{folder.path}/{name}: no array 'input_ids' can be read from it ({error}).") from None
+    limits = np.iinfo(np.int32)
+    if ids.dtype.kind not in "iu" or (len(ids) and not limits.min <= ids.min() <= ids.max() <= limits.max):
+        raise SourceError(
+            f"{folder.path}/{name}: expected int32 in the array 'input_ids', found {ids.dtype} with values that int32 "
+            "cannot represent exactly. Write the tokens again."
+        )
+    return ids.astype(np.int32)
 
 
 def describe_layout(path: str | Path) -> dict[str, Any]:
     """Describe the texts by the digest of the archive, or of the lists and the sizes of all texts."""
     place = Path(path)
-    if place.is_file():
+    if os.path.isfile(place):
         return {"fingerprint": file_sha256(place)}
-    lists = {name: file_sha256(place / name) for name in _LISTS.values() if (place / name).is_file()}
-    texts = [(item.relative_to(place).as_posix(), item.stat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]
+    if problem(place) != "is a folder":  # opening it explains why
+        return {"fingerprint": ""}
+    lists = {name: file_sha256(place / name) for name in _LISTS.values() if os.path.isfile(place / name)}
+    texts = [(item.relative_to(place).as_posix(), item.lstat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]
     return {"fingerprint": fingerprint([lists, texts])}
 
 
@@ -274,16 +341,23 @@ def _import_batch(
 
 
 def _text_of(folder: Folder, entry: Entry) -> str:
+    if entry.fault is not None:
+        raise SourceError(
+            f"{folder.path}/{entry.text_path or f'{entry.split} list'}: {entry.fault[1]}. Correct the lists, or remove "
+            "the file, or use a source of kind `layout`, which puts such rows into quarantine."
+        )
     if entry.text_path is None and entry.text is not None:
         return entry.text
     try:
         return folder.read(entry.text_path or "").decode("utf-8")
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise SourceError(
             f"{folder.path}: {entry.text_path} is in the {entry.split} list, but does not exist."
         ) from None
     except UnicodeDecodeError as error:
         raise SourceError(f"{folder.path}/{entry.text_path}: {explain_decoding(error, 'utf-8', 0)}.") from None
+    except OSError as error:
+        raise SourceError(f"{folder.path}/{entry.text_path}: cannot be read ({error}).") from None
 
 
 def _npz(ids: npt.NDArray[np.int32]) -> bytes:
@@ -294,7 +368,7 @@ def _npz(ids: npt.NDArray[np.int32]) -> bytes:
 
 def _parse_list(raw: bytes, name: str) -> list[dict[str, Any]]:
     try:
-        value = json.loads(raw)
+        value = parse_json(raw)
     except ValueError as error:
         raise SourceError(f"{name}: not readable as JSON ({error}). Write the list again.") from None
     if isinstance(value, dict) and isinstance(value.get("data"), list):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ RECORD_SCHEMA = pa.schema(
 is the name of the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
 LABEL, PAIR = "label", "pair"
 """Keys of `meta` for the label of a record, and for the second text of a pair."""
+META_DEPTH = 64
+"""Most levels of lists and mappings in `meta`: Python reads JSON by recursion, whose depth depends on the caller."""
 
 
 def text_digest(text: str, image: str | None = None) -> bytes:
@@ -52,6 +55,42 @@ def label_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return json.dumps(value)
     return (str(value).strip() or None) if isinstance(value, (str, int)) else None
+
+
+def is_storable(text: str) -> bool:
+    """Return whether a text contains neither NUL nor a lone surrogate, which no store accepts."""
+    try:
+        return "\0" not in text and (text.isascii() or bool(text.encode("utf-8")))
+    except UnicodeEncodeError:
+        return False
+
+
+def meta_text(fields: Any) -> str:
+    """Return `meta` of a record as JSON.
+
+    Raises:
+        ValueError: `fields` is no mapping, has keys that are no texts, or is nested deeper than `META_DEPTH`.
+    """
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"expected a mapping, found {type(fields).__name__}")
+    try:
+        text = json.dumps(fields, ensure_ascii=True, default=str)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not representable as JSON: {error}") from None
+    if text.count("[") + text.count("{") > META_DEPTH and _depth(fields) > META_DEPTH:
+        raise ValueError(f"nested deeper than {META_DEPTH} levels")
+    return text
+
+
+def _depth(value: Any) -> int:
+    """Return how deeply lists and mappings are nested, without recursion."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, (Mapping, list, tuple))]:
+        depth += 1
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, Mapping) else item)
+        ]
+    return depth
 
 
 def meta_value(meta: str | None, key: str) -> Any:

@@ -104,23 +104,37 @@ def _first(records: ShardStore) -> tuple[str, str, int]:
 
 
 def _paths(folder: Folder) -> dict[str, str]:
-    """Map ids to latent paths, from the lists that contain ids."""
-    listed = ((entry.id, entry.latent_path) for entry in folder.entries())
-    return {identity: path for identity, path in listed if identity is not None and path is not None}
+    """Map ids to latent paths, from the lists that contain ids.
+
+    Raises:
+        StoreError: The lists name two latents for one id.
+    """
+    paths: dict[str, str] = {}
+    for entry in folder.entries():
+        if entry.id is None or entry.latent_path is None:
+            continue
+        if paths.setdefault(entry.id, entry.latent_path) != entry.latent_path:
+            raise StoreError(
+                f"{folder.path}: expected one latent for record {entry.id}, found {paths[entry.id]} and "
+                f"{entry.latent_path} in the lists. Remove the wrong one."
+            )
+    return paths
 
 
 def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, number: int) -> npt.NDArray[Any]:
     name = paths.get(identity) if paths else paths_of(split, number)["latent_path"]
     try:
-        if name is None:
-            raise FileNotFoundError
-        found = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
+        data = None if name is None else folder.read(name)
     except FileNotFoundError:
+        data = None
+    if data is None:
         raise StoreError(
             f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). A "
             "missing latent is not replaced: embed the record, or remove it."
-        ) from None
-    except (ValueError, OSError, EOFError) as error:
+        )
+    try:
+        found = np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    except Exception as error:  # numpy raises many types for damaged files
         raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}). Write it again.") from None
     squeezed = found.reshape(-1)
     if found.size != max(found.shape, default=0):

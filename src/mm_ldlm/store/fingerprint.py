@@ -18,8 +18,11 @@ def canonical_json(value: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Return the first 32 hexadecimal digits of the sha256 of the canonical JSON."""
-    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()[:32]
+    """Return the first 32 hexadecimal digits of the sha256 of the canonical JSON.
+
+    Names of files whose bytes are not UTF-8 have lone surrogates, which are encoded as they are.
+    """
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def file_sha256(path: str | Path) -> str:

@@ -9,7 +9,7 @@ EXCERPT_CHARACTERS = 160
 
 DAMAGE = (
     "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
-    "broken_image", "unsafe_path",
+    "broken_image", "unsafe_path", "unreadable_file", "filter_error",
 )  # fmt: skip
 """Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
 
@@ -54,7 +54,10 @@ def excerpt(value: Any) -> str:
     """Return the beginning of a value in printable form."""
     if isinstance(value, bytes):
         value = value[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace")
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError, OverflowError) as error:  # deep nesting, or numbers and dates without a form
+        text = f"{type(value).__name__} ({error})"
     return printable(text[:EXCERPT_CHARACTERS])
 
 

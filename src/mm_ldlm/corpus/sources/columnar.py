@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mm_ldlm.corpus.sources.arrow_files import FAULTS, arrow_batches, parquet_batches
 from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.sources.fields import Undecodable, rows_of
+from mm_ldlm.corpus.sources.fields import Undecodable, Unreadable, refuse_duplicates, rows_of
 from mm_ldlm.corpus.sources.files import damaged, describe_files, find_files
 
 BATCH_ROWS = 1024
@@ -27,14 +28,16 @@ class ColumnarSource:
     def rows(self) -> Iterator[Row | BadRow]:
         for path in find_files(self.config):
             number = 0
-            try:
-                for batch in (
-                    _parquet(path, self.config) if self.config.kind == "parquet" else _arrow(path, self.config)
-                ):
-                    yield from batch_rows(batch, config=self.config, file=str(path), start=number)
-                    number += batch.num_rows
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-                raise damaged(path, number, error) from None
+            batches = _parquet(path, self.config) if self.config.kind == "parquet" else _arrow(path, self.config)
+            while True:
+                try:
+                    batch = next(batches, None)
+                except FAULTS as error:
+                    raise damaged(path, number, error) from None
+                if batch is None:
+                    break
+                yield from batch_rows(batch, config=self.config, file=str(path), start=number)
+                number += batch.num_rows
 
     def describe(self) -> Any:
         return describe_files(find_files(self.config))
@@ -57,43 +60,38 @@ def batch_rows(
 def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     try:
         return list(column.to_pylist())
-    except UnicodeDecodeError:
-        raw = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()).to_pylist()
-        return [_text(value) for value in raw]
+    except Exception:  # text that is not UTF-8, dates that Python cannot represent, structs with two equal names, ...
+        return [_value(scalar) for scalar in column]
 
 
-def _text(value: bytes | None) -> Any:
+def _value(scalar: pa.Scalar) -> Any:
     try:
-        return None if value is None else value.decode("utf-8")
+        return scalar.as_py()
     except UnicodeDecodeError:
-        return Undecodable(value or b"")
+        if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
+            return Undecodable(scalar.as_buffer().to_pybytes())
+        return Unreadable(f"a {scalar.type} with bytes that are not valid UTF-8")
+    except Exception as error:
+        return Unreadable(f"{type(error).__name__}: {error}")
 
 
 def _parquet(path: Path, config: SourceConfig) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
-        names = _present(file.schema_arrow.names, config)
-        yield from file.iter_batches(BATCH_ROWS, columns=names or None)
+        names = _present(file.schema_arrow.names, config, path)
+    yield from parquet_batches(path, rows=BATCH_ROWS, columns=names or None)
 
 
 def _arrow(path: Path, config: SourceConfig) -> Iterator[pa.RecordBatch]:
-    """Read the Arrow file format, or the stream format that the `datasets` library writes."""
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_file(source)
-            batches: Iterator[pa.RecordBatch] = (reader.get_batch(i) for i in range(reader.num_record_batches))
-            schema = reader.schema
-        except pa.ArrowInvalid:
-            source.seek(0)
-            stream = pa.ipc.open_stream(source)
-            batches, schema = iter(stream), stream.schema
-        names = _present(schema.names, config)
-        for batch in batches:
-            batch = batch.select(names) if names else batch
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+    schema, batches = arrow_batches(path)
+    names = _present(schema.names, config, path)
+    for batch in batches:
+        batch = batch.select(names) if names else batch
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            yield batch.slice(start, BATCH_ROWS)
 
 
-def _present(names: list[str], config: SourceConfig) -> list[str]:
+def _present(names: list[str], config: SourceConfig, path: Path) -> list[str]:
+    refuse_duplicates(names, config, str(path))
     if any(column not in names for column in config.columns):
         return []  # a column is missing: read all, so that the message can list the others
     return [name for name in config.read_columns if name in names]

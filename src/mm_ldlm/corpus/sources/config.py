@@ -60,7 +60,7 @@ class SourceConfig:
         split: the split of every row of this source, instead of the hash split.
         split_column: a column that contains train, validation or test.
         unit: text only: one document per "line" or per "file".
-        encoding: any encoding in which a line break is one byte.
+        encoding: any encoding of text in which ASCII characters are single bytes.
         delimiter, header: csv only.
         image_column: image_folder only: the column that contains the path of the image.
         max_samples: maximum number of rows read from this source, bad rows included.
@@ -124,9 +124,10 @@ class SourceConfig:
     def _check_encoding(self) -> None:
         try:
             name = codecs.lookup(self.encoding).name
-        except LookupError:
-            raise ValueError(f"encoding '{self.encoding}' is unknown to Python") from None
-        if "\n".encode(name)[-1:] != b"\n" or len("\n".encode(name)) != 1:
+            line_break, letter = "\n".encode(name), "a".encode(name)
+        except (LookupError, ValueError) as error:  # ValueError: NUL, a lone surrogate, an encoding of host names
+            raise ValueError(f"encoding {self.encoding!a} cannot be used: {error}") from None
+        if line_break != b"\n" or letter != b"a":
             raise ValueError(
                 f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)"
             )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mm_ldlm.corpus.record import LABEL, label_text
+from mm_ldlm.corpus.record import LABEL, is_storable, label_text, meta_text
 from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
+from mm_ldlm.errors import SourceError
 
 
 class Undecodable:
@@ -16,6 +16,27 @@ class Undecodable:
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
+
+
+class Unreadable:
+    """A cell whose value Python cannot represent, such as a date after the year 9999, and the reason."""
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+
+
+def refuse_duplicates(names: Sequence[str], config: SourceConfig, file: str) -> None:
+    """Refuse a table in which a column that is read occurs twice.
+
+    Raises:
+        SourceError: which column.
+    """
+    for name in config.read_columns:
+        if (count := list(names).count(name)) > 1:
+            raise SourceError(
+                f"{file}: expected one column '{name}', found {count}. Rename or remove the others, because the source "
+                "would have to choose one of them."
+            )
 
 
 def rows_of(
@@ -33,6 +54,12 @@ def rows_of(
                 yield BadRow(file, line, reason, detail, excerpt(dict(fields)))
             return
     kept = {name: fields[name] for name in config.meta_columns if name in fields}
+    for name, value in kept.items():
+        if isinstance(value, (Unreadable, Undecodable)):
+            why = value.detail if isinstance(value, Unreadable) else "its bytes are not valid UTF-8"
+            for _ in config.columns:
+                yield BadRow(file, line, "wrong_type", f"column '{name}' contains a value that cannot be read: {why}")
+            return
     if config.label_column is not None:
         label, fault = label_of(fields, config)
         if fault is not None:
@@ -46,7 +73,12 @@ def rows_of(
         detail = f"column '{config.pair_column}' contains no second text"
         yield BadRow(file, line, reason, detail, excerpt(dict(fields)))
         return
-    meta = json.dumps(kept, ensure_ascii=True, default=str) if config.meta_columns or LABEL in kept else None
+    try:
+        meta = meta_text(kept) if config.meta_columns or LABEL in kept else None
+    except ValueError as error:
+        for _ in config.columns:
+            yield BadRow(file, line, "wrong_type", f"the columns of 'meta': {error}", excerpt(kept))
+        return
     for column in config.columns:
         value = fields.get(column)
         if isinstance(value, str):
@@ -54,6 +86,8 @@ def rows_of(
         elif isinstance(value, Undecodable):
             detail = f"column '{column}' has the type text, but its bytes are not valid UTF-8"
             yield BadRow(file, line, "encoding", detail, excerpt(value.raw))
+        elif isinstance(value, Unreadable):
+            yield BadRow(file, line, "wrong_type", f"column '{column}' cannot be read: {value.detail}")
         elif column not in fields:
             found = ", ".join(list(fields)[:12]) or "nothing"
             yield BadRow(file, line, "missing_column", f"no column '{column}'; found {found}", excerpt(dict(fields)))
@@ -71,7 +105,7 @@ def label_of(fields: Mapping[str, Any], config: SourceConfig) -> tuple[str | Non
     if value is None or (isinstance(value, str) and not value.strip()):
         return None, ("no_label", f"column '{name}' is empty")
     label = label_text(value)
-    if label is None:
+    if label is None or not is_storable(label):
         detail = f"column '{name}' contains {type(value).__name__}, expected a label: text or a whole number"
         return None, ("wrong_type", detail)
     if config.labels is not None and label not in config.labels:

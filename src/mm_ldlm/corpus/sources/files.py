@@ -5,15 +5,17 @@ from __future__ import annotations
 import glob
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from mm_ldlm.corpus.sources.base import BadRow, excerpt
+from mm_ldlm.corpus.sources.base import BadRow, excerpt, printable
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.errors import SourceError
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.paths import problem
 
 _BUFFER = 1 << 20
 _BOMS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -26,16 +28,30 @@ class Line(NamedTuple):
     text: str
 
 
+class BadLine(BadRow):
+    """A line that cannot be read; `quotes` counts its quotation marks, for readers of quoted fields."""
+
+    quotes: int = 0
+
+
 def find_files(config: SourceConfig) -> list[Path]:
     """List files in the order of the parameters; the files of a glob are sorted.
 
     Raises:
-        SourceError: A file is missing, or a glob matches nothing.
+        SourceError: A file is missing or no regular file, or a glob matches nothing.
     """
     found: list[Path] = []
     for pattern in config.paths:
-        if glob.has_magic(pattern) and not Path(pattern).exists():
-            matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True)) if Path(match).is_file()]
+        if glob.has_magic(pattern) and not os.path.lexists(pattern):
+            matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
+            faults = {match: problem(match) for match in matches}
+            matches = [match for match in matches if faults[match] != "is a folder"]
+            for match in matches:
+                if faults[match] is not None:
+                    raise SourceError(
+                        f"source '{config.label}': {match}, which {pattern!r} matches, {faults[match]}. Remove it, or "
+                        "correct the source's 'path'."
+                    )
             if not matches:
                 raise SourceError(
                     f"source '{config.label}': no file matches {pattern!r} (looked from {Path.cwd()}). "
@@ -44,13 +60,14 @@ def find_files(config: SourceConfig) -> list[Path]:
             found += matches
             continue
         path = Path(pattern)
-        if path.is_dir():
+        fault = problem(path)
+        if fault == "is a folder":
             raise SourceError(
                 f"source '{config.label}': {pattern} is a folder, expected a file. For example, write {pattern}/*.txt."
             )
-        if not path.is_file():
+        if fault is not None:
             raise SourceError(
-                f"source '{config.label}': file {pattern} does not exist (looked from {Path.cwd()}). "
+                f"source '{config.label}': file {pattern} {fault} (looked from {Path.cwd()}). "
                 "Correct the source's 'path' or put the file there."
             )
         found.append(path)
@@ -59,7 +76,12 @@ def find_files(config: SourceConfig) -> list[Path]:
 
 def describe_files(paths: list[Path]) -> list[dict[str, Any]]:
     """Describe each file by name, size and sha256, without its location or time."""
-    return [{"name": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths]
+    try:
+        return [
+            {"name": printable(path.name), "bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths
+        ]
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read ({error.strerror}). Correct the permissions.") from None
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -74,14 +96,14 @@ def open_bytes(path: Path) -> BinaryIO:
     return open(path, "rb", buffering=_BUFFER)
 
 
-def read_lines(path: Path, *, encoding: str, max_bytes: int) -> Iterator[Line | BadRow]:
+def read_lines(path: Path, *, encoding: str, max_bytes: int) -> Iterator[Line | BadLine]:
     """Yield the lines of a text file. Line breaks are LF or CR LF; a UTF-8 byte order mark is dropped.
 
-    A line that cannot be decoded, contains NUL or exceeds `max_bytes` is yielded as a `BadRow`; a line that is too long
-    is never held in memory whole.
+    A line that cannot be decoded, contains NUL or exceeds `max_bytes` is yielded as a `BadLine`; a line that is too
+    long is never held in memory whole.
 
     Raises:
-        SourceError: The file is truncated (a damaged archive) or is UTF-16 or UTF-32.
+        SourceError: The file is truncated (a damaged archive), is UTF-16 or UTF-32, or its size changed meanwhile.
     """
     name, number, offset = str(path), 0, 0
     try:
@@ -93,20 +115,21 @@ def read_lines(path: Path, *, encoding: str, max_bytes: int) -> Iterator[Line | 
                     _refuse_wide(path, raw)
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 if size > max_bytes and raw[-1:] != b"\n":
-                    beginning = excerpt(raw)
-                    size += _skip_line(file)
-                    yield BadRow(
-                        name, number, "oversized", f"{size} bytes in one line, at most {max_bytes} are read", beginning
-                    )
+                    skipped, quotes = _skip_line(file)
+                    size += skipped
+                    detail = f"{size} bytes in one line, at most {max_bytes} are read"
+                    yield _bad_line(name, number, "oversized", detail, raw, quotes)
                 elif b"\x00" in raw:
-                    at = offset + raw.index(b"\x00")
-                    yield BadRow(name, number, "nul", f"NUL byte at byte {at} of the file", excerpt(raw))
+                    detail = f"NUL byte at byte {offset + raw.index(bytes(1))} of the file"
+                    yield _bad_line(name, number, "nul", detail, raw)
                 else:
                     try:
                         yield Line(number, raw.rstrip(b"\r\n").decode(encoding))
-                    except UnicodeDecodeError as error:
-                        yield BadRow(name, number, "encoding", explain_decoding(error, encoding, offset), excerpt(raw))
+                    except UnicodeError as error:
+                        yield _bad_line(name, number, "encoding", explain_decoding(error, encoding, offset), raw)
                 offset += size
+            if path.suffix not in (".gz", ".zst") and offset != (found := path.stat().st_size):
+                raise OSError(f"{offset} bytes were read, but the file has {found} now: it changed while it was read")
     except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
         raise damaged(path, number, error) from None
 
@@ -126,18 +149,16 @@ def read_document(path: Path, *, encoding: str, max_bytes: int) -> Line | BadRow
         return BadRow(str(path), 1, "nul", f"NUL byte at byte {raw.index(bytes(1))} of the file", excerpt(raw))
     try:
         return Line(1, raw.decode(encoding))
-    except UnicodeDecodeError as error:
-        return BadRow(
-            str(path),
-            1 + raw[: error.start].count(b"\n"),
-            "encoding",
-            explain_decoding(error, encoding, 0),
-            excerpt(raw),
-        )
+    except UnicodeError as error:
+        start = error.start if isinstance(error, UnicodeDecodeError) else 0
+        line = 1 + raw[:start].count(b"\n")
+        return BadRow(str(path), line, "encoding", explain_decoding(error, encoding, 0), excerpt(raw))
 
 
-def explain_decoding(error: UnicodeDecodeError, encoding: str, offset: int) -> str:
+def explain_decoding(error: UnicodeError, encoding: str, offset: int) -> str:
     """Explain which byte cannot be decoded, where it is, and what to do."""
+    if not isinstance(error, UnicodeDecodeError) or error.start >= len(error.object):
+        return f"the bytes from byte {offset} of the file are not {encoding} ({error}): set the source's 'encoding'"
     byte = error.object[error.start]
     return (
         f"byte 0x{byte:02x} at byte {offset + error.start} of the file is not {encoding}: convert the file "
@@ -153,13 +174,21 @@ def damaged(path: Path, number: int, error: Exception) -> SourceError:
     )
 
 
-def _skip_line(file: BinaryIO) -> int:
-    skipped = 0
+def _bad_line(file: str, number: int, reason: str, detail: str, raw: bytes, more_quotes: int = 0) -> BadLine:
+    line = BadLine(file, number, reason, detail, excerpt(raw))
+    line.quotes = raw.count(b'"') + more_quotes
+    return line
+
+
+def _skip_line(file: BinaryIO) -> tuple[int, int]:
+    """Skip the rest of a line; return the numbers of its bytes and of its quotation marks."""
+    skipped = quotes = 0
     while piece := file.readline(_BUFFER):
         skipped += len(piece)
+        quotes += piece.count(b'"')
         if piece[-1:] == b"\n":
             break
-    return skipped
+    return skipped, quotes
 
 
 def _refuse_wide(path: Path, beginning: bytes) -> None:

@@ -36,7 +36,7 @@ def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int, images: 
         case "hub" | "disk":
             return DatasetSource(config)
         case "layout":
-            return LayoutSource(config)
+            return LayoutSource(config, max_row_bytes)
         case "digits":
             return DigitsSource(config, seed)
         case "image_folder":
