@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.paths import inside
 
 MARKER = "COMPLETE"
 FORMAT_VERSION = 2
@@ -102,7 +103,10 @@ def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
             "another checkpoint."
         )
     for name, promised in files.items():
-        file = path / name
+        try:
+            file = inside(path, name)
+        except UnsafePathError as error:
+            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. Choose another checkpoint.") from None
         if not file.is_file():
             raise CheckpointError(f"{path}: {name} is missing.")
         if (size := file.stat().st_size) != promised["bytes"]:
@@ -145,7 +149,7 @@ def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
     damaged: list[str] = []
     for path in reversed(all_in(directory)):
         try:
-            check(path)
+            check(_own(directory, path.name))
             return path, damaged
         except CheckpointError as error:
             damaged.append(str(error))
@@ -183,7 +187,7 @@ def find(path: Path, *, which: str = "latest") -> Path:
             )
         return directory / name
     try:
-        found = directory / name_of(int(which))
+        found = _own(directory, name_of(int(which)))
     except ValueError:
         raise CheckpointError(
             f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it."
@@ -212,12 +216,33 @@ def point(directory: Path, pointer: str, path: Path) -> None:
 
 
 def pointer(directory: Path, name: str) -> str | None:
-    """Return the folder that a pointer names, if both exist."""
+    """Return the folder that a pointer names, if both exist.
+
+    Raises:
+        CheckpointError: The pointer names a folder elsewhere, or is no readable text file.
+    """
     try:
         target = (directory / name).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
-    return target if (directory / target / MARKER).is_file() else None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory / name}: not readable ({error}). Remove it.") from None
+    return target if (_own(directory, target) / MARKER).is_file() else None
+
+
+def _own(directory: Path, name: str) -> Path:
+    """Return the folder `name` of this run; CheckpointError if it leads elsewhere, also through a symbolic link."""
+    try:
+        path = inside(directory, name)
+        if path.parent == directory:
+            return path
+        fault = f"the name {name!r} contains a folder"
+    except UnsafePathError as error:
+        fault = error.detail
+    raise CheckpointError(
+        f"{directory}: expected the name of a checkpoint of this run, but {fault}. Correct or remove the link, or the "
+        "file `best` or `latest` that contains the name."
+    )
 
 
 def remove(path: Path) -> None:
@@ -230,7 +255,10 @@ def remove(path: Path) -> None:
 
 def apply_retention(directory: Path, *, last: int, every: int | None) -> list[int]:
     """Remove all but the newest `last` checkpoints, multiples of `every` and the best; return the removed steps."""
-    best = pointer(directory, "best")
+    try:
+        best = pointer(directory, "best")
+    except CheckpointError:  # the pointer names no checkpoint of this run; requesting `best` explains it
+        best = None
     removed = []
     for path in all_in(directory)[:-last]:
         step = step_of(path)

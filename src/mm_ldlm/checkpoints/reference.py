@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.errors import CheckpointError, UnsafePathError
+from mm_ldlm.store.paths import inside
 
 
 def run_folder(runs: Path, reference: Any) -> Path:
@@ -15,9 +16,13 @@ def run_folder(runs: Path, reference: Any) -> Path:
         CheckpointError: It names no run, or one outside `runs`.
     """
     name = reference.get("name") if isinstance(reference, dict) else None
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+    try:
+        found = inside(runs, name)
+    except UnsafePathError:
+        found = Path()
+    if found.parent != Path(runs):
         raise CheckpointError(
             f"expected the name of a folder in {runs} in run.json, found {name!r}. Run `kedro run "
             "--pipelines=training`."
         )
-    return Path(runs) / name
+    return found

@@ -115,9 +115,16 @@ class Cleaner:
         if (refusal := config.length.refuse(text)) is not None:
             self._refuse(source, row.file, row.line, *refusal, text)
             return None
-        if self._keep_language is not None and not self._keep_language(text):
-            self._refuse(source, row.file, row.line, "language", f"refused by {config.language_filter}", text)
-            return None
+        if self._keep_language is not None:
+            try:
+                kept = bool(self._keep_language(text))
+            except Exception as error:  # code of the user; many detectors raise for texts without letters
+                detail = f"{config.language_filter} raised {type(error).__name__}: {error}"
+                self._refuse(source, row.file, row.line, "filter_error", detail, text)
+                return None
+            if not kept:
+                self._refuse(source, row.file, row.line, "language", f"refused by {config.language_filter}", text)
+                return None
         return text
 
     def _check_num_tokens(
@@ -177,7 +184,7 @@ class Cleaner:
         for number, (piece, length) in enumerate(pieces):
             meta = json.loads(candidate.row.meta) if candidate.row.meta else {}
             meta |= {"piece_of": whole, "piece": number, "pieces": len(pieces)}
-            part = Candidate(candidate.source, piece, candidate.row._replace(meta=json.dumps(meta, ensure_ascii=False)))
+            part = Candidate(candidate.source, piece, candidate.row._replace(meta=json.dumps(meta, ensure_ascii=True)))
             if length > limits.max_length:
                 self._refuse_row(part, "too_many_tokens", f"{length} tokens in a piece that cannot be split further")
             elif length < limits.min_length:

@@ -72,6 +72,10 @@ def load_function(dotted: str, *, at: str) -> Callable[..., Any]:
         raise ConfigurationError(
             f"{at}: module {module_name!r} cannot be imported ({error}). Install it first."
         ) from None
+    except Exception as error:  # a module of the user may fail in any way
+        raise ConfigurationError(
+            f"{at}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}). Correct it."
+        ) from None
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigurationError(f"{at}: {module_name!r} has no callable {name!r}. Correct the name.")

@@ -69,7 +69,9 @@ def decode(data: bytes, *, limits: ImageLimits) -> Pixels:
             upright = ImageOps.exif_transpose(image)
             grey = image.mode in ("1", "L", "LA")
             values = np.asarray(upright.convert("L" if grey else "RGB"), np.uint8)
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except UnusableImage:
+        raise
+    except Exception as error:  # Pillow raises many types for damaged files
         raise UnusableImage("broken_image", f"not a readable image ({type(error).__name__}: {error})") from None
     return values if values.ndim == 3 else values[:, :, None]
 
@@ -99,7 +101,7 @@ def read_image(reference: Mapping[str, Any], *, limits: ImageLimits) -> Pixels:
         raise UnusableImage("missing_file", f"{path}: {error.strerror or error}") from None
 
 
-def meta_of(reference: Mapping[str, Any], pixels: Pixels, **more: Any) -> tuple[str, str]:
+def meta_of(reference: Mapping[str, Any], pixels: Pixels, /, **more: Any) -> tuple[str, str]:
     """Return (`meta` of a record with this image, digest of the image)."""
     key = digest(pixels)
     return json.dumps({**more, "image": {**reference, "digest": key}}, ensure_ascii=True, default=str), key

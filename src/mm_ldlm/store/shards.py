@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError
+from mm_ldlm.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError, UnsafePathError
 from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.manifest import Manifest
+from mm_ldlm.store.paths import inside, problem
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes that a store may touch before it releases its pages."""
@@ -45,11 +47,35 @@ def _map_shard(path: str | Path) -> tuple[pa.RecordBatch, pa.Buffer]:
         reader = pa.ipc.open_file(pa.BufferReader(mapped))
         if reader.num_record_batches != 1:
             raise StoreError(f"{path}: expected one record batch, found {reader.num_record_batches}. {_REMEDY}")
-        return reader.get_batch(0), mapped
+        batch = reader.get_batch(0)
+        batch.validate()
+        if len(set(batch.schema.names)) != len(batch.schema.names):
+            raise StoreError(f"{path}: two columns have one name ({_describe(batch.schema)}). Remove it. {_REMEDY}")
+        return batch, mapped
     except FileNotFoundError:
         raise MissingShardError(f"{path}: this shard is missing. {_REMEDY}") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError) as error:
         raise StoreError(f"{path}: not a readable shard ({error}). Remove it. {_REMEDY}") from None
+
+
+def _validate(array: pa.Array, *, path: Path, column: str) -> None:
+    """Check that the offsets of a column stay inside its buffers; reading a damaged one could end the process.
+
+    Only texts may be null. Numbers and vectors are not read here: `ShardStore.verify` compares their checksums.
+
+    Raises:
+        StoreError: The column is damaged.
+    """
+    try:
+        array.validate(full=True)
+        parts = [array]
+        while parts[-1].type.num_fields == 1:
+            parts.append(parts[-1].values)
+        nulls = sum(part.null_count for part in parts if not pa.types.is_string(part.type))
+    except (pa.ArrowException, UnicodeError, AttributeError) as error:
+        raise StoreError(f"{path}: column {column!r} is damaged ({error}). Remove this shard. {_REMEDY}") from None
+    if nulls:
+        raise StoreError(f"{path}: expected no nulls in column {column!r}, found {nulls}. Remove this shard. {_REMEDY}")
 
 
 class ShardStore:
@@ -64,6 +90,7 @@ class ShardStore:
         self._starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)], dtype=np.int64)
         self._names = [shard.name for shard in manifest.shards]
         self._sizes = [shard.bytes for shard in manifest.shards]
+        self._batches: dict[int, pa.RecordBatch] = {}
         self._opened: dict[int, dict[str, pa.Array]] = {}
         self._spans: dict[int, tuple[int, int]] = {}
         self._touched: dict[int, int] = {}
@@ -98,10 +125,17 @@ class ShardStore:
         for shard in self.manifest.shards:
             path = self.directory / shard.name
             try:
-                size = path.stat().st_size
+                about = path.lstat()
+                if stat.S_ISLNK(about.st_mode):
+                    about = inside(self.directory, shard.name).stat()
             except FileNotFoundError:
                 wrong.append(MissingShardError(f"{path}: this shard is missing ({shard.rows} rows)"))
                 continue
+            except (OSError, UnsafePathError) as error:
+                raise StoreError(f"{path}: this shard cannot be read ({error}). {_REMEDY}") from None
+            if not stat.S_ISREG(about.st_mode):
+                raise StoreError(f"{path}: expected a shard, but it {problem(path)}. Remove it. {_REMEDY}")
+            size = about.st_size
             if size != shard.bytes:
                 what = "truncated shard, " if size < shard.bytes else ""
                 text = f"{path}: {what}expected {shard.bytes} bytes, found {size}"
@@ -146,7 +180,12 @@ class ShardStore:
                 self._schema = read_shard(self.directory / self._names[0]).schema
             else:
                 path = self.directory / "schema.arrow"
-                self._schema = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
+                try:
+                    found = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
+                    found.names  # noqa: B018  # raises where a name is not UTF-8
+                except (pa.ArrowException, OSError, UnicodeError) as error:
+                    raise StoreError(f"{path}: not a readable schema ({error}). {_REMEDY}") from None
+                self._schema = found
         return self._schema
 
     # -- columns ------------------------------------------------------------------------------------------------------
@@ -222,7 +261,10 @@ class ShardStore:
         self._resident += after - before
         if self._resident > RESIDENT_BYTES and len(self._touched) > 1:
             self.release(keep=shard)
-        return opened[column]
+        found = opened.get(column)
+        if found is None:
+            found = opened[column] = self._column_of(shard, column)
+        return found
 
     def release(self, *, keep: int | None = None) -> None:
         """Release the mapped pages; the data remain readable and are mapped again on the next read."""
@@ -232,6 +274,7 @@ class ShardStore:
             address, length = self._spans[shard]
             if not _drop_pages(address, length):
                 self._opened.pop(shard, None)  # unmapped with the last view of it
+                self._batches.pop(shard, None)
         self._touched = {shard: count for shard, count in self._touched.items() if shard == keep}
         self._resident = sum(self._touched.values())
 
@@ -247,7 +290,6 @@ class ShardStore:
                 f"{self.directory / self._names[shard]}: expected the columns of the first shard, "
                 f"{_describe(self.schema)}, found {_describe(batch.schema)}. Remove the wrong shard. {_REMEDY}"
             )
-        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         # Only pages of the file may be dropped: dropping anonymous memory would silently replace it by zeros.
         inside = all(
             mapped.address <= buffer.address and buffer.address + buffer.size <= mapped.address + mapped.size
@@ -255,8 +297,15 @@ class ShardStore:
             for buffer in _all_buffers(column)
         )
         self._spans[shard] = (mapped.address, mapped.size) if inside else (0, 0)
-        self._opened[shard] = arrays
-        return arrays
+        self._batches[shard] = batch
+        self._opened[shard] = {}
+        return self._opened[shard]
+
+    def _column_of(self, shard: int, column: str) -> pa.Array:
+        """Return a column of an opened shard after validating it, once."""
+        array = self._batches[shard].column(column)
+        _validate(array, path=self.directory / self._names[shard], column=column)
+        return array
 
     def take(self, rows: Rows) -> Any:
         """Return the requested rows in order: a table here, other types in the readers of a kind."""

@@ -121,7 +121,10 @@ class Checkpointer:
 
     def latest(self) -> str:
         self.wait()
-        name = folder.pointer(self.directory, "latest")
+        try:
+            name = folder.pointer(self.directory, "latest")
+        except CheckpointError as error:
+            return str(error)
         return "none yet" if name is None else str(self.directory / name)
 
     def _report(self, step: int, seconds: float, error: CheckpointError | None) -> None:

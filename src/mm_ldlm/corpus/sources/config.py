@@ -126,10 +126,14 @@ class SourceConfig:
             name = codecs.lookup(self.encoding).name
             line_break, letter = "\n".encode(name), "a".encode(name)
         except (LookupError, ValueError) as error:  # ValueError: NUL, a lone surrogate, an encoding of host names
-            raise ValueError(f"encoding {self.encoding!a} cannot be used: {error}") from None
+            raise ValueError(
+                f"encoding {self.encoding!a} is unknown to Python, or is no encoding of text ({error}). Use utf-8 or "
+                "another encoding of text"
+            ) from None
         if line_break != b"\n" or letter != b"a":
             raise ValueError(
-                f"a line break in '{self.encoding}' is not one byte: convert the file to UTF-8 first (iconv)"
+                f"a line break in '{self.encoding}' is not one byte, or its letters differ from ASCII: convert the file to "
+                "UTF-8 first (iconv)"
             )
 
     @property

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from mm_ldlm.corpus.sources.arrow_files import FAULTS, arrow_batches
 from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.columnar import BATCH_ROWS, batch_rows
 from mm_ldlm.corpus.sources.config import BY_HASH, SPLIT_WORDS, SourceConfig
-from mm_ldlm.corpus.sources.fields import rows_of
-from mm_ldlm.errors import SourceError
+from mm_ldlm.corpus.sources.fields import refuse_duplicates, rows_of
+from mm_ldlm.corpus.sources.files import damaged
+from mm_ldlm.errors import SourceError, UnsafePathError
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.paths import problem
 
 _HELD_OUT_FIRST = ("test", "validation", BY_HASH, "train")
 """Order in which splits are read. A text that occurs in two splits stays in the one read first, so that it is removed
@@ -69,9 +71,10 @@ class DatasetSource:
 
     def _folder(self) -> Path:
         folder = Path(self.config.paths[0])
-        if not folder.is_dir():
+        fault = problem(folder)
+        if fault != "is a folder":
             raise SourceError(
-                f"source '{self.config.label}': folder {folder} does not exist (looked from {Path.cwd()}). "
+                f"source '{self.config.label}': folder {folder} {fault or 'is a file'} (looked from {Path.cwd()}). "
                 "Expected a folder that Dataset.save_to_disk wrote."
             )
         return folder
@@ -82,7 +85,7 @@ class DatasetSource:
         folder = self._folder()
         try:
             found = datasets.load_from_disk(str(folder))
-        except (OSError, ValueError, pa.ArrowInvalid) as error:
+        except Exception as error:  # the library raises many types for damaged files
             raise SourceError(
                 f"source '{self.config.label}': {folder} is not a data set written by save_to_disk, or is damaged "
                 f"({error}). Correct the source's 'path' or save the data set again."
@@ -90,10 +93,29 @@ class DatasetSource:
         return dict(found) if isinstance(found, datasets.DatasetDict) else _Single(train=found)
 
     def _disk_rows(self, name: str, split: str | None, place: str) -> Iterator[Row | BadRow]:
-        number = 0
-        for table in self._loaded()[name].with_format("arrow").iter(batch_size=BATCH_ROWS):
+        number, data = 0, self._loaded()[name]
+        self._check_files(data, place)
+        refuse_duplicates(data.column_names, self.config, place)
+        for table in data.with_format("arrow").iter(batch_size=BATCH_ROWS):
             yield from batch_rows(table, config=self.config, file=place, start=number, split=split)
             number += table.num_rows
+
+    def _check_files(self, data: Any, place: str) -> None:
+        """Check the files of a split: they are in the folder, valid, and end with their end marker.
+
+        The library maps them without checks. It reads fewer rows from a file that ends early.
+        """
+        folder = Path(os.path.realpath(self._folder()))
+        for about in data.cache_files:
+            path = Path(os.path.realpath(about["filename"]))
+            if not path.is_relative_to(folder):
+                raise UnsafePathError(folder, about["filename"], f"of a file of {place} leads out of the folder")
+            number = 0
+            try:
+                for batch in arrow_batches(path)[1]:
+                    number += batch.num_rows
+            except FAULTS as error:
+                raise damaged(path, number, error) from None
 
     # -- hub ----------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.sources.delimited import CsvSource, JsonlSource
 from mm_ldlm.corpus.sources.files import describe_files, find_files
+from mm_ldlm.errors import UnsafePathError
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.paths import inside, problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +54,10 @@ class ImageFolderSource:
         if not isinstance(name, str) or not name:
             detail = f"column '{self.config.image_column}' contains {name!r}, expected the path of an image"
             return BadRow(row.file, row.line, "missing_column", detail, excerpt(row.text))
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            detail = f"image {name!r} is outside the folder of the caption file"
-            return BadRow(row.file, row.line, "unsafe_path", detail, excerpt(row.text))
+        try:
+            path = inside(folder, name)
+        except UnsafePathError as error:
+            return BadRow(row.file, row.line, "unsafe_path", f"image: {error.detail}", excerpt(row.text))
         return with_image(row, {"file": str(path)}, path, self.limits, fields)
 
     def describe(self) -> Any:
@@ -64,8 +67,8 @@ class ImageFolderSource:
         for path in files:
             for row in self._captions(path):
                 name = json.loads(row.meta or "{}").get(self.config.image_column) if isinstance(row, Row) else None
-                if isinstance(name, str) and (found := path.parent / name).is_file():
-                    about = found.stat()
+                with contextlib.suppress(UnsafePathError, OSError):  # `rows` puts them into quarantine
+                    about = inside(path.parent, name).stat()
                     images.append([name, about.st_size, about.st_mtime_ns])
         return {"captions": describe_files(files), "images": fingerprint(images)}
 
@@ -74,6 +77,8 @@ def with_image(
     row: Row, reference: Mapping[str, Any], path: Path, limits: ImageLimits, fields: Mapping[str, Any]
 ) -> Row | BadRow:
     """Return the row with the image file as its image, or a `BadRow` if the image cannot be used."""
+    if (fault := problem(path)) is not None:
+        return BadRow(row.file, row.line, "missing_file", f"image {path.name!r} {fault}", excerpt(row.text))
     try:
         with open(path, "rb") as file:
             pixels = decode(file.read(limits.max_bytes + 1), limits=limits)
@@ -81,6 +86,6 @@ def with_image(
         return BadRow(row.file, row.line, error.reason, f"image {path.name!r}: {error.detail}", excerpt(row.text))
     except OSError as error:
         detail = f"image {path.name!r}: {error.strerror or error}"
-        return BadRow(row.file, row.line, "missing_file", detail, excerpt(row.text))
+        return BadRow(row.file, row.line, "unreadable_file", detail, excerpt(row.text))
     meta, key = meta_of(reference, pixels, **fields)
     return row._replace(meta=meta, image=key)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, meta_of
+from mm_ldlm.corpus.json_text import parse_json
 from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.sources.fields import rows_of
@@ -60,7 +61,9 @@ class WebDatasetSource:
                         members = []
                     key = own
                     members.append(member)
-        except (tarfile.TarError, EOFError, OSError) as error:
+                end = archive.offset
+            _check_end(path, end)
+        except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
             raise damaged(path, number, error) from None
         if members:
             yield key, members
@@ -111,18 +114,37 @@ class WebDatasetSource:
                 )
             try:
                 text = _read(path, member).decode("utf-8")
-                found = {self.config.columns[0]: text} if kind == "txt" else json.loads(text)
+                found = {self.config.columns[0]: text} if kind == "txt" else parse_json(text)
             except UnicodeDecodeError as error:
                 raise UnusableImage("encoding", f".{kind} is not UTF-8 ({error})") from None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise UnusableImage("broken_json", f".{kind}: {error}") from None
             if not isinstance(found, dict):
                 raise UnusableImage("wrong_type", f".{kind} contains a {type(found).__name__}, expected an object")
+            if twice := fields.keys() & found.keys():
+                raise UnusableImage("wrong_type", f"both .json and .txt contain {', '.join(sorted(twice))}")
             fields |= found
         return fields
 
     def describe(self) -> Any:
         return describe_files(find_files(self.config))
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Check that nothing but zeros follows the last member: `tarfile` takes a damaged header for the end.
+
+    Raises:
+        OSError: The archive has no end marker, or goes on after it.
+    """
+    with open(path, "rb") as file:
+        file.seek(end)
+        found = 0
+        while piece := file.read(1 << 20):
+            if piece.strip(b"\0"):
+                raise OSError(f"after byte {end} follows neither a member nor the end of the archive")
+            found += len(piece)
+    if found < tarfile.BLOCKSIZE:
+        raise OSError(f"the archive ends at byte {end + found} without its end marker, so members may be missing")
 
 
 def _read(path: Path, member: tarfile.TarInfo) -> bytes:
