@@ -1,4 +1,4 @@
-"""Damages files and reads them, case by case: `python tests/damage_worker.py KIND FIRST LAST FOLDER`.
+"""Damages files and reads them, case by case: `python tests/damage_worker.py FIRST LAST FOLDER`.
 
 It runs in a process of its own, because a damaged Arrow file may end the process by a signal. One line per case is
 printed before and one after reading it, so that the test that started it knows which case was fatal.
@@ -67,13 +67,14 @@ ORIGINALS: dict[str, Callable[[], bytes]] = {
     "parquet": parquet_file,
     "snappy": lambda: parquet_file("snappy"),
 }
+KINDS = (*ORIGINALS, "store")
 
 
 def damaged(original: bytes, case: int) -> bytes:
     """Return the bytes with one of several kinds of damage."""
     draw, data = random.Random(case), bytearray(original)
     place = draw.randrange(len(data))
-    kind = case % 6
+    kind = draw.randrange(6)
     if kind == 0:
         for _ in range(draw.choice((1, 1, 4, 32))):
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -109,8 +110,8 @@ def read_source(path: Path, kind: str) -> int:
     return found
 
 
-def store(folder: Path) -> Path:
-    """Write a store with a column of each reader; return its second shard."""
+def write_store(folder: Path) -> None:
+    """Write a store with a column for each reader, in two shards."""
     numbers = list(range(ROWS))
     schema = pa.schema([
         ("id", pa.string()), ("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("v", pa.list_(pa.float32(), 3))
@@ -119,7 +120,6 @@ def store(folder: Path) -> Path:
     ids = [[n] * (n % 5) for n in numbers]
     writer.append({"id": [f"r{n}" for n in numbers], "row": numbers, "ids": ids, "v": [[n, 1.0, 2.0] for n in numbers]})
     writer.finish()
-    return folder / f"part-00000{random.Random(str(folder)).randrange(2)}.arrow"
 
 
 def read_store(folder: Path) -> None:
@@ -139,15 +139,24 @@ def read_store(folder: Path) -> None:
         table.to_pylist()
 
 
-def attempt(kind: str, case: int, folder: Path) -> str:
+def read_damaged_store(folder: Path, case: int) -> str:
+    """Damage one shard without a change of its size, which opening a store would find; read it and restore it."""
+    path = folder / f"part-00000{case // len(KINDS) % 2}.arrow"
+    original = path.read_bytes()
+    path.write_bytes(damaged(original, case)[: len(original)].ljust(len(original), b"\0"))
+    try:
+        read_store(folder)
+        return "ok"
+    finally:
+        path.write_bytes(original)
+
+
+def attempt(case: int, folder: Path) -> str:
     """Return the outcome of one case: ok, refused, or unexpected with the exception."""
+    kind = KINDS[case % len(KINDS)]
     try:
         if kind == "store":
-            path = store(folder)
-            size, data = path.stat().st_size, damaged(path.read_bytes(), case)
-            path.write_bytes(data[:size].ljust(size, b"\0"))  # another size is found when the store is opened
-            read_store(folder)
-            return "ok"
+            return read_damaged_store(folder / "store", case)
         path = folder / "data"
         path.write_bytes(damaged(ORIGINALS[kind](), case))
         found = read_source(path, "parquet" if kind in ("parquet", "snappy") else "arrow")
@@ -160,12 +169,13 @@ def attempt(kind: str, case: int, folder: Path) -> str:
 
 
 def main() -> None:
-    kind, first, last, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    first, last, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    write_store(folder / "store")
     for case in range(first, last):
         print("begin", case, flush=True)
-        print("end", case, attempt(kind, case, folder), flush=True)
+        print("end", case, attempt(case, folder), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Names in files stay inside their folder, and a path that is no regular file says what it is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.errors import UnsafePathError
+from mm_ldlm.store.paths import inside, problem
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files, and links that stay inside, lead out, lead nowhere and form a loop."""
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret").write_text("secret")
+    root = tmp_path_factory.mktemp("root")
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("fine")
+    (root / "a/good").symlink_to(root / "a/b/file")
+    (root / "out").symlink_to(outside)
+    (root / "a/leak").symlink_to(outside / "secret")
+    (root / "a/nothing").symlink_to(outside / "nothing")
+    (root / "a/up").symlink_to("../..")
+    (root / "a/loop").symlink_to("loop")
+    return root
+
+
+PARTS = st.sampled_from(
+    ["a", "b", "file", "good", "out", "leak", "nothing", "up", "loop", "secret", "..", ".", "", "/", "x" * 300, "\0", "~", "\ud800"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(name=st.lists(PARTS, max_size=5).map("/".join) | st.text(max_size=8))
+@example(name="/etc/hostname")
+@example(name="../secret")
+@example(name="a/../a/b/file")
+@example(name="a/good")
+def test_a_name_never_leads_out(root: Path, name: str) -> None:
+    try:
+        path = inside(root, name)
+    except UnsafePathError as error:
+        assert str(error).count("\n") == 0
+        assert name != "a/good", "a link that stays inside is followed"
+        return
+    assert ".." not in path.parts
+    assert Path(os.path.realpath(path)).is_relative_to(root.resolve())
+
+
+@pytest.mark.parametrize("name", [None, 5, ["a"], b"a"])
+def test_a_name_that_is_no_text_is_refused(root: Path, name: object) -> None:
+    with pytest.raises(UnsafePathError, match="instead of text"):
+        inside(root, name)
+
+
+def test_the_error_survives_a_process_boundary(root: Path) -> None:
+    with pytest.raises(UnsafePathError) as caught:
+        inside(root, "../x")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.detail) == (str(caught.value), caught.value.detail)
+
+
+def test_what_is_no_regular_file_is_named(root: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(tmp_path)  # the address of a socket has at most 108 bytes
+        try:
+            server.bind("socket")
+        finally:
+            os.chdir(here)
+    expected = {
+        root / "a/b/file": None,
+        root / "a/good": None,
+        root / "a": "is a folder",
+        root / "missing": "does not exist",
+        root / "a/b/file/x": "a part of its path is a file",
+        root / "a/nothing": "symbolic link to a file that does not exist",
+        root / "a/loop": "loop of symbolic links",
+        tmp_path / "pipe": "named pipe",
+        tmp_path / "socket": "socket",
+        Path("/dev/null"): "device",
+        tmp_path / ("x" * 300): "too long",
+        tmp_path / "a\0b": "not a valid path",
+        tmp_path / "a\ud800": "not a valid path",
+    }
+    for path, words in expected.items():
+        found = problem(path)
+        assert found is None if words is None else words in (found or ""), (path, found)
