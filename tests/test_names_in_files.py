@@ -24,7 +24,20 @@ from mm_ldlm.latents.layout import _paths, _read
 from mm_ldlm.store import ShardStore, StoreWriter
 
 SECRET = "the secret of the machine"
-NAMES = ["/etc/hostname", "../secret", "link", "texts/../../secret", "", ".", "x" * 300, "a\0b", "loop", "\ud800", "folder", "pipe"]  # fmt: skip
+NAMES = [
+    "/etc/hostname",
+    "../secret",
+    "link",
+    "texts/../../secret",
+    "",
+    ".",
+    "x" * 300,
+    "a\0b",
+    "loop",
+    "\ud800",
+    "folder",
+    "pipe",
+]
 
 
 @pytest.fixture
@@ -102,7 +115,10 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("pointer", ["../../other/checkpoints/step-00000003", "{other}/step-00000003", "step-00000009", "..", "a\0b", "x" * 300, "."])  # fmt: skip
+@pytest.mark.parametrize(
+    "pointer",
+    ["../../other/checkpoints/step-00000003", "{other}/step-00000003", "step-00000009", "..", "a\0b", "x" * 300, "."],
+)
 def test_best_names_a_checkpoint_of_its_run(run: Path, pointer: str) -> None:
     directory = run / "checkpoints"
     name = pointer.format(other=run.parent / "other/checkpoints")
@@ -193,7 +209,9 @@ def test_a_shard_is_a_file_of_its_store(tmp_path: Path, change: Callable[[Path],
     ("name", "message"),
     [("pipe", "named pipe"), ("loop", "loop of symbolic links"), ("x" * 300, "too long"), ("a\0b", "not a valid path")],
 )
-@pytest.mark.parametrize("kind", ["text", "jsonl", "csv", "parquet", "arrow", "layout", "disk", "webdataset", "image_folder"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["text", "jsonl", "csv", "parquet", "arrow", "layout", "disk", "webdataset", "image_folder"]
+)
 def test_a_path_that_is_no_file_is_named_and_never_opened(root: Path, kind: str, name: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         read(kind=kind, path=str(root / name))

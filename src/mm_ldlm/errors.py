@@ -34,7 +34,7 @@ class UnsafePathError(MMLDLMError):
 
     def __init__(self, root: object, name: object, fault: str) -> None:
         self._made_of = (root, name, fault)
-        self.detail = f"the name {ascii(name):.200} {fault}"
+        self.detail = f"the name {name!a:.200} {fault}"
         super().__init__(
             f"{root}: expected the name of a file inside this folder, but {self.detail}. Correct the name, or copy the "
             "file into the folder."

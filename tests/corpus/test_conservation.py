@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import io
 import json
@@ -109,7 +108,9 @@ def test_the_first_row_is_never_promoted_to_the_header(tmp_path: Path, header: b
 
 def test_duplicate_columns_are_refused_and_duplicate_keys_quarantined(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n,text\na,1,b\n")
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "text": "b"}\n{"text": "c", "m": {"x": 1, "x": 2}}\n{"text": "d"}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a", "text": "b"}\n{"text": "c", "m": {"x": 1, "x": 2}}\n{"text": "d"}\n'
+    )
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pq.write_table(twice, tmp_path / "a.parquet")
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), twice.schema) as writer:
@@ -229,7 +230,10 @@ def test_every_text_of_a_layout_is_a_row(tmp_path: Path, lists: bool, packed: bo
     assert len(rows) == 5 + lists
     assert len(texts(rows)) == (1 if lists else 2)
     assert reasons(rows).count("unlisted_file") == (4 if lists else 3)
-    assert {row.file for row in rows if isinstance(row, BadRow)} >= {f"{place}/texts/other/c.txt", f"{place}/texts/d.txt"}
+    assert {row.file for row in rows if isinstance(row, BadRow)} >= {
+        f"{place}/texts/other/c.txt",
+        f"{place}/texts/d.txt",
+    }
     with pytest.raises(SourceError, match=r"expected text|no list names|expected texts/<split>"):
         import_layout(place, records=tmp_path / "r")
 
@@ -277,7 +281,12 @@ def test_lists_of_any_values_lose_no_item(tmp_path: Path, items: list[dict[str, 
 def test_any_json_object_gives_a_row_or_a_bad_row(tmp_path: Path, fields: dict[str, Any]) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(fields) + "\n")
     keys = {"kind": "jsonl", "path": str(tmp_path / "a.jsonl")}
-    for more in ({"meta_columns": ["m"]}, {"label_column": "label"}, {"pair_column": "pair"}, {"split_column": "split"}):
+    for more in (
+        {"meta_columns": ["m"]},
+        {"label_column": "label"},
+        {"pair_column": "pair"},
+        {"split_column": "split"},
+    ):
         (row,) = read(**keys, **more)
         if isinstance(row, Row):
             assert row.text == fields["text"]
@@ -286,18 +295,21 @@ def test_any_json_object_gives_a_row_or_a_bad_row(tmp_path: Path, fields: dict[s
                 json.loads(row.meta or "")["label"].encode("utf-8")
 
 
-@pytest.mark.parametrize("depth", [60, 80, 900, 5000])
+@pytest.mark.parametrize("depth", [60, 80, 400, 5000])
 def test_deep_json_is_quarantined(tmp_path: Path, depth: int) -> None:
     value = "[" * depth + "]" * depth
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "m": {value}}}\n{{"text": {value}, "m": 1}}\n{{"text": "b", "m": 2}}\n')
+    (tmp_path / "a.jsonl").write_text(
+        f'{{"text": "a", "m": {value}}}\n{{"text": {value}, "m": 1}}\n{{"text": "b", "m": 2}}\n'
+    )
     rows = read(10**6, kind="jsonl", path=str(tmp_path / "a.jsonl"), meta_columns=["m"])
     assert len(rows) == 3
     assert texts(rows) == (["a", "b"] if depth < 64 else ["b"])
     (tmp_path / "train_data.json").write_text(f'[{{"text": "a", "meta": {{"m": {value}}}}}, {{"text": "b"}}]')
-    try:
+    if depth < 500:
         assert "b" in texts(read(kind="layout", path=str(tmp_path)))
-    except SourceError as error:
-        assert "nested too deeply" in str(error)
+    else:
+        with pytest.raises(SourceError, match="nested too deeply"):
+            read(kind="layout", path=str(tmp_path))
 
 
 def test_values_that_python_cannot_represent_are_quarantined(tmp_path: Path) -> None:
@@ -322,9 +334,11 @@ def test_values_that_python_cannot_represent_are_quarantined(tmp_path: Path) -> 
     assert datetime.date.max.year == 9999
 
 
-@pytest.mark.parametrize("encoding", ["base64", "rot13", "zlib", "undefined", "utf-16", "klingon", "", "a\0", "\ud800", "cp037"])  # fmt: skip
+@pytest.mark.parametrize(
+    "encoding", ["base64", "rot13", "zlib", "undefined", "utf-16", "klingon", "", "a\0", "\ud800", "cp037"]
+)
 def test_encodings_that_are_none_are_refused(encoding: str) -> None:
-    with pytest.raises(ConfigurationError, match="encoding|line break"):
+    with pytest.raises(ConfigurationError, match=r"encoding|line break"):
         parse(SourceConfig, {"kind": "text", "path": "a", "encoding": encoding}, at="source")
 
 
@@ -349,7 +363,9 @@ def test_a_filter_that_raises_costs_its_rows_and_stops_a_hopeless_run(
     tmp_path: Path, ingested: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "my_filter.py"
-    module.write_text("def keep(text):\n    if text == 'bad':\n        raise RuntimeError('no features')\n    return True\n")
+    module.write_text(
+        "def keep(text):\n    if text == 'bad':\n        raise RuntimeError('no features')\n    return True\n"
+    )
     (tmp_path / "broken_filter.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a.txt").write_text("good\nbad\nalso good\n")
@@ -357,8 +373,8 @@ def test_a_filter_that_raises_costs_its_rows_and_stops_a_hopeless_run(
     out = ingested(source, language_filter="my_filter:keep", max_bad_fraction=0.5)
     assert out.report["quarantined_by_reason"] == {"filter_error": 1}
     assert "my_filter:keep raised RuntimeError: no features" in out.quarantined[0]["detail"]
-    with pytest.raises(SourceError, match="1 of 3 rows are damaged .*no features"):
+    with pytest.raises(SourceError, match=r"1 of 3 rows are damaged .*no features"):
         ingested(source, language_filter="my_filter:keep")
     for wrong in ("broken_filter:keep", ":keep", "..:keep"):
-        with pytest.raises(ConfigurationError, match="ingestion.language_filter"):
+        with pytest.raises(ConfigurationError, match=r"ingestion\.language_filter"):
             ingested(source, language_filter=wrong)

@@ -32,9 +32,29 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+FINE = ("a/good", "a/b/file", "missing", "a/b")
 PARTS = st.sampled_from(
-    ["a", "b", "file", "good", "out", "leak", "nothing", "up", "loop", "secret", "..", ".", "", "/", "x" * 300, "\0", "~", "\ud800"]
-)  # fmt: skip
+    [
+        "a",
+        "b",
+        "file",
+        "good",
+        "out",
+        "leak",
+        "nothing",
+        "up",
+        "loop",
+        "secret",
+        "..",
+        ".",
+        "",
+        "/",
+        "x" * 300,
+        "\0",
+        "~",
+        "\ud800",
+    ]
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -43,12 +63,14 @@ PARTS = st.sampled_from(
 @example(name="../secret")
 @example(name="a/../a/b/file")
 @example(name="a/good")
+@example(name="a/b/file")
+@example(name="a/b")
+@example(name="missing")
 def test_a_name_never_leads_out(root: Path, name: str) -> None:
     try:
         path = inside(root, name)
-    except UnsafePathError as error:
-        assert str(error).count("\n") == 0
-        assert name != "a/good", "a link that stays inside is followed"
+    except UnsafePathError:
+        assert name not in FINE
         return
     assert ".." not in path.parts
     assert Path(os.path.realpath(path)).is_relative_to(root.resolve())

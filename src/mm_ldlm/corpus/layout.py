@@ -178,7 +178,7 @@ class Folder:
 
     def _lists(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """Read the lists that exist, as (split, items)."""
-        found = []
+        found: list[tuple[str, list[dict[str, Any]]]] = []
         for split in reversed(SPLITS):
             name = f"{self.path}/{_LISTS[split]}"
             try:

@@ -87,9 +87,7 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, (Mapping, list, tuple))]:
         depth += 1
-        level = [
-            inner for item in level for inner in (item.values() if isinstance(item, Mapping) else item)
-        ]
+        level = [inner for item in level for inner in (item.values() if isinstance(item, Mapping) else item)]
     return depth
 
 

@@ -23,59 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError, UnsafePathError
+from mm_ldlm.store import paths, shard_file
 from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.manifest import Manifest
-from mm_ldlm.store.paths import inside, problem
+from mm_ldlm.store.shard_file import REMEDY
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes that a store may touch before it releases its pages."""
 _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
-_REMEDY = "Run the pipeline that writes this store again; the embedding pipeline then writes only what is missing."
-
-
-def read_shard(path: str | Path) -> pa.RecordBatch:
-    """Memory-map the one record batch of a shard; StoreError when the file is missing or damaged."""
-    return _map_shard(path)[0]
-
-
-def _map_shard(path: str | Path) -> tuple[pa.RecordBatch, pa.Buffer]:
-    """Return the batch and the mapped bytes that contain it."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            mapped = file.read_buffer()
-        reader = pa.ipc.open_file(pa.BufferReader(mapped))
-        if reader.num_record_batches != 1:
-            raise StoreError(f"{path}: expected one record batch, found {reader.num_record_batches}. {_REMEDY}")
-        batch = reader.get_batch(0)
-        batch.validate()
-        if len(set(batch.schema.names)) != len(batch.schema.names):
-            raise StoreError(f"{path}: two columns have one name ({_describe(batch.schema)}). Remove it. {_REMEDY}")
-        return batch, mapped
-    except FileNotFoundError:
-        raise MissingShardError(f"{path}: this shard is missing. {_REMEDY}") from None
-    except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError) as error:
-        raise StoreError(f"{path}: not a readable shard ({error}). Remove it. {_REMEDY}") from None
-
-
-def _validate(array: pa.Array, *, path: Path, column: str) -> None:
-    """Check that the offsets of a column stay inside its buffers; reading a damaged one could end the process.
-
-    Only texts may be null. Numbers and vectors are not read here: `ShardStore.verify` compares their checksums.
-
-    Raises:
-        StoreError: The column is damaged.
-    """
-    try:
-        array.validate(full=True)
-        parts = [array]
-        while parts[-1].type.num_fields == 1:
-            parts.append(parts[-1].values)
-        nulls = sum(part.null_count for part in parts if not pa.types.is_string(part.type))
-    except (pa.ArrowException, UnicodeError, AttributeError) as error:
-        raise StoreError(f"{path}: column {column!r} is damaged ({error}). Remove this shard. {_REMEDY}") from None
-    if nulls:
-        raise StoreError(f"{path}: expected no nulls in column {column!r}, found {nulls}. Remove this shard. {_REMEDY}")
 
 
 class ShardStore:
@@ -127,14 +83,14 @@ class ShardStore:
             try:
                 about = path.lstat()
                 if stat.S_ISLNK(about.st_mode):
-                    about = inside(self.directory, shard.name).stat()
+                    about = paths.inside(self.directory, shard.name).stat()
             except FileNotFoundError:
                 wrong.append(MissingShardError(f"{path}: this shard is missing ({shard.rows} rows)"))
                 continue
             except (OSError, UnsafePathError) as error:
-                raise StoreError(f"{path}: this shard cannot be read ({error}). {_REMEDY}") from None
+                raise StoreError(f"{path}: this shard cannot be read ({error}). {REMEDY}") from None
             if not stat.S_ISREG(about.st_mode):
-                raise StoreError(f"{path}: expected a shard, but it {problem(path)}. Remove it. {_REMEDY}")
+                raise StoreError(f"{path}: expected a shard, but it {paths.problem(path)}. Remove it. {REMEDY}")
             size = about.st_size
             if size != shard.bytes:
                 what = "truncated shard, " if size < shard.bytes else ""
@@ -142,7 +98,7 @@ class ShardStore:
                 wrong.append(TruncatedShardError(text) if size < shard.bytes else StoreError(text))
         if wrong:
             more = f" ({len(wrong) - 1} more shards are wrong)" if len(wrong) > 1 else ""
-            raise type(wrong[0])(f"{wrong[0]}{more}. {_REMEDY}")
+            raise type(wrong[0])(f"{wrong[0]}{more}. {REMEDY}")
 
     def verify(self) -> None:
         """Read every byte and compare checksums.
@@ -153,7 +109,7 @@ class ShardStore:
         if damaged := self.damaged_shards():
             raise StoreError(
                 f"{self.directory}: checksum differs in {', '.join(damaged)} ({len(damaged)} of {len(self._names)} "
-                f"shards): the bytes on disk changed after they were written. Remove these shards. {_REMEDY}"
+                f"shards): the bytes on disk changed after they were written. Remove these shards. {REMEDY}"
             )
 
     def damaged_shards(self) -> list[str]:
@@ -177,14 +133,14 @@ class ShardStore:
         """The columns and their types, from the first shard."""
         if self._schema is None:
             if self._names:
-                self._schema = read_shard(self.directory / self._names[0]).schema
+                self._schema = shard_file.read(self.directory / self._names[0]).schema
             else:
                 path = self.directory / "schema.arrow"
                 try:
                     found = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
                     found.names  # noqa: B018  # raises where a name is not UTF-8
                 except (pa.ArrowException, OSError, UnicodeError) as error:
-                    raise StoreError(f"{path}: not a readable schema ({error}). {_REMEDY}") from None
+                    raise StoreError(f"{path}: not a readable schema ({error}). {REMEDY}") from None
                 self._schema = found
         return self._schema
 
@@ -279,16 +235,17 @@ class ShardStore:
         self._resident = sum(self._touched.values())
 
     def _open(self, shard: int) -> dict[str, pa.Array]:
-        batch, mapped = _map_shard(self.directory / self._names[shard])
+        batch, mapped = shard_file.map_file(self.directory / self._names[shard])
         expected = self.manifest.shards[shard].rows
         if batch.num_rows != expected:
             raise StoreError(
-                f"{self.directory / self._names[shard]}: expected {expected} rows, found {batch.num_rows}. {_REMEDY}"
+                f"{self.directory / self._names[shard]}: expected {expected} rows, found {batch.num_rows}. {REMEDY}"
             )
         if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
+            wanted, found = shard_file.describe(self.schema), shard_file.describe(batch.schema)
             raise ShardSchemaError(
-                f"{self.directory / self._names[shard]}: expected the columns of the first shard, "
-                f"{_describe(self.schema)}, found {_describe(batch.schema)}. Remove the wrong shard. {_REMEDY}"
+                f"{self.directory / self._names[shard]}: expected the columns of the first shard, {wanted}, "
+                f"found {found}. Remove the wrong shard. {REMEDY}"
             )
         # Only pages of the file may be dropped: dropping anonymous memory would silently replace it by zeros.
         inside = all(
@@ -304,7 +261,7 @@ class ShardStore:
     def _column_of(self, shard: int, column: str) -> pa.Array:
         """Return a column of an opened shard after validating it, once."""
         array = self._batches[shard].column(column)
-        _validate(array, path=self.directory / self._names[shard], column=column)
+        shard_file.validate(array, path=self.directory / self._names[shard], column=column)
         return array
 
     def take(self, rows: Rows) -> Any:
@@ -351,10 +308,6 @@ class ShardStore:
             table = pa.Table.from_arrays(arrays, schema=schema)
             for start in range(0, table.num_rows, batch_rows):
                 yield table.slice(start, batch_rows)
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _all_buffers(array: pa.Array) -> list[pa.Buffer]:

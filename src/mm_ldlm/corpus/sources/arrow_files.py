@@ -91,7 +91,9 @@ def _bytes_instead_of_text(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_string(kind):
         return pa.large_binary()
     if pa.types.is_struct(kind):
-        return pa.struct([kind.field(i).with_type(_bytes_instead_of_text(kind.field(i).type)) for i in range(len(kind))])
+        return pa.struct(
+            [kind.field(i).with_type(_bytes_instead_of_text(kind.field(i).type)) for i in range(len(kind))]
+        )
     for is_kind, make in (
         (pa.types.is_list, pa.list_),
         (pa.types.is_large_list, pa.large_list),

@@ -132,8 +132,8 @@ class SourceConfig:
             ) from None
         if line_break != b"\n" or letter != b"a":
             raise ValueError(
-                f"a line break in '{self.encoding}' is not one byte, or its letters differ from ASCII: convert the file to "
-                "UTF-8 first (iconv)"
+                f"a line break in '{self.encoding}' is not one byte, or its letters differ from ASCII: "
+                "convert the file to UTF-8 first (iconv)"
             )
 
     @property

@@ -51,7 +51,7 @@ class CsvRecords:
                     if lines.bad is None and lines.size <= self.max_bytes:
                         if self._width is None and values:
                             self._width = len(values)
-                        yield Record(lines.taken[0].number, values)
+                        yield Record(_number(lines.taken[0]), values)
                     else:
                         yield self._bad_record()
                     lines.begin()
@@ -111,7 +111,9 @@ class _Lines:
     def __init__(self, lines: Iterator[Line | BadLine], limit: int) -> None:
         self._lines, self.limit = lines, limit
         self._again: deque[Line | BadLine] = deque()
-        self.begin()
+        self.taken: list[Line | BadLine] = []
+        self.size = 0
+        self.bad: BadLine | None = None
 
     def __iter__(self) -> _Lines:
         return self
@@ -129,9 +131,7 @@ class _Lines:
 
     def begin(self) -> None:
         """Begin a record."""
-        self.taken: list[Line | BadLine] = []
-        self.size = 0
-        self.bad: BadLine | None = None
+        self.taken, self.size, self.bad = [], 0, None
 
     def balance(self) -> bool:
         """Take lines until the quotation marks of the record are balanced, or to the end; False at the limit."""

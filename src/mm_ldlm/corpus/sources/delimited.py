@@ -59,9 +59,7 @@ class CsvSource:
     def _read(self, path: Path) -> Iterator[Row | BadRow]:
         file, header = str(path), None
         lines = read_lines(path, encoding=self.config.encoding, max_bytes=self.max_row_bytes)
-        for record in CsvRecords(
-            lines, delimiter=self.config.delimiter, file=file, max_bytes=self.max_row_bytes
-        ):
+        for record in CsvRecords(lines, delimiter=self.config.delimiter, file=file, max_bytes=self.max_row_bytes):
             if isinstance(record, BadRow):
                 if self.config.header and header is None:
                     raise SourceError(
