@@ -19,7 +19,8 @@ from mm_ldlm.config import parse
 from mm_ldlm.corpus.layout import Folder, import_layout, read_tokens
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
 from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import CheckpointError, MMLDLMError, SourceError, StoreError
+from mm_ldlm.errors import CheckpointError, EvaluationError, MMLDLMError, SourceError, StoreError
+from mm_ldlm.evaluation.sts_sets import StsSource, load_sts
 from mm_ldlm.latents.layout import _paths, _read
 from mm_ldlm.store import ShardStore, StoreWriter
 
@@ -229,3 +230,9 @@ def test_names_that_are_not_utf8_are_read(root: Path) -> None:
     assert [row.text for row in rows if isinstance(row, Row)] == ["a line"]
     error = SourceError(f"{path}: wrong")
     assert str(error).encode("utf-8").endswith(b"caf\\udce9.txt: wrong")
+
+
+def test_a_set_of_sentence_pairs_that_is_no_file_is_named(root: Path) -> None:
+    for name, message in (("pipe", "named pipe"), ("loop", "loop of symbolic links"), ("x" * 300, "too long")):
+        with pytest.raises(EvaluationError, match=message):
+            load_sts(StsSource(format="stsb", name="dev", path=str(root / name)))

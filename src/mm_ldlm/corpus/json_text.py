@@ -13,7 +13,7 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: It is not JSON, a key occurs twice in one object, or it is nested too deeply to be read.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return _DECODER.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -25,3 +25,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r:.80} occurs {names.count(twice)} times in one object")
     return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+"""Made once: `json.loads` with a hook makes a decoder for every text."""

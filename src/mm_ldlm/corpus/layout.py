@@ -37,7 +37,7 @@ from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
 from mm_ldlm.errors import SourceError, StoreError, UnsafePathError
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.store.paths import check_name, inside, problem
+from mm_ldlm.store.paths import FOLDER, MISSING, check_name, inside, problem
 
 _BATCH = 4096
 _LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
@@ -76,8 +76,8 @@ class Folder:
     def __init__(self, path: str | Path, mode: Literal["r", "w", "a"] = "r") -> None:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
-        fault = problem(self.path) if mode == "r" else "is a folder"
-        if fault not in (None, "is a folder"):
+        fault = problem(self.path) if mode == "r" else FOLDER
+        if fault not in (None, FOLDER):
             raise SourceError(
                 f"{self.path} {fault} (working directory {Path.cwd()}). Give a folder or a .zip of the folder layout."
             )
@@ -113,7 +113,7 @@ class Folder:
         if self._zip is None:
             path = inside(self.path, name)
             fault = problem(path)
-            if fault == "does not exist":
+            if fault == MISSING:
                 raise FileNotFoundError(name)
             if fault is not None:
                 raise UnsafePathError(self.path, name, fault)
@@ -307,7 +307,7 @@ def describe_layout(path: str | Path) -> dict[str, Any]:
     place = Path(path)
     if os.path.isfile(place):
         return {"fingerprint": file_sha256(place)}
-    if problem(place) != "is a folder":  # opening it explains why
+    if problem(place) != FOLDER:  # opening it explains why
         return {"fingerprint": ""}
     lists = {name: file_sha256(place / name) for name in _LISTS.values() if os.path.isfile(place / name)}
     texts = [(item.relative_to(place).as_posix(), item.lstat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]

@@ -18,6 +18,7 @@ import numpy as np
 
 from mm_ldlm.config import config
 from mm_ldlm.errors import EvaluationError
+from mm_ldlm.store.paths import FOLDER, problem
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -117,8 +118,8 @@ def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
         return _hub(source)
     assert source.path is not None
     path = Path(source.path)
-    if not path.exists():
-        raise EvaluationError(f"STS set '{source.name}': {path} does not exist. Give the file (or folder) in `path`.")
+    if (fault := problem(path)) not in (None, FOLDER):
+        raise EvaluationError(f"STS set '{source.name}': {path} {fault}. Give the file (or folder) in `path`.")
     if source.format == "stsb":
         return read_stsb(path, name=source.name)
     if source.format == "sick":

@@ -10,15 +10,17 @@ from typing import Any
 
 from mm_ldlm.errors import UnsafePathError
 
+FOLDER, MISSING = "is a folder", "does not exist"
+"""The two answers of `problem` that callers treat separately."""
 _KINDS = (
-    (stat.S_ISDIR, "is a folder"),
+    (stat.S_ISDIR, FOLDER),
     (stat.S_ISFIFO, "is a named pipe (FIFO)"),
     (stat.S_ISSOCK, "is a socket"),
     (stat.S_ISBLK, "is a device"),
     (stat.S_ISCHR, "is a device"),
 )
 _ERRORS = {
-    errno.ENOENT: "does not exist",
+    errno.ENOENT: MISSING,
     errno.ENOTDIR: "does not exist: a part of its path is a file",
     errno.ELOOP: "is a loop of symbolic links",
     errno.ENAMETOOLONG: "has a name that is too long for the file system",

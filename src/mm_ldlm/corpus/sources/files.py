@@ -15,7 +15,7 @@ from mm_ldlm.corpus.sources.base import BadRow, excerpt, printable
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.errors import SourceError
 from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.store.paths import problem
+from mm_ldlm.store.paths import FOLDER, problem
 
 _BUFFER = 1 << 20
 _BOMS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -45,7 +45,7 @@ def find_files(config: SourceConfig) -> list[Path]:
         if glob.has_magic(pattern) and not os.path.lexists(pattern):
             matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
             faults = {match: problem(match) for match in matches}
-            matches = [match for match in matches if faults[match] != "is a folder"]
+            matches = [match for match in matches if faults[match] != FOLDER]
             for match in matches:
                 if faults[match] is not None:
                     raise SourceError(
@@ -61,7 +61,7 @@ def find_files(config: SourceConfig) -> list[Path]:
             continue
         path = Path(pattern)
         fault = problem(path)
-        if fault == "is a folder":
+        if fault == FOLDER:
             raise SourceError(
                 f"source '{config.label}': {pattern} is a folder, expected a file. For example, write {pattern}/*.txt."
             )

@@ -16,7 +16,7 @@ from mm_ldlm.corpus.sources.fields import refuse_duplicates, rows_of
 from mm_ldlm.corpus.sources.files import damaged
 from mm_ldlm.errors import SourceError, UnsafePathError
 from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.store.paths import problem
+from mm_ldlm.store.paths import FOLDER, problem
 
 _HELD_OUT_FIRST = ("test", "validation", BY_HASH, "train")
 """Order in which splits are read. A text that occurs in two splits stays in the one read first, so that it is removed
@@ -72,7 +72,7 @@ class DatasetSource:
     def _folder(self) -> Path:
         folder = Path(self.config.paths[0])
         fault = problem(folder)
-        if fault != "is a folder":
+        if fault != FOLDER:
             raise SourceError(
                 f"source '{self.config.label}': folder {folder} {fault or 'is a file'} (looked from {Path.cwd()}). "
                 "Expected a folder that Dataset.save_to_disk wrote."
