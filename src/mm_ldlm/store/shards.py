@@ -25,6 +25,7 @@ from mm_ldlm.errors import MissingShardError, ShardSchemaError, StoreError, Trun
 from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.manifest import Manifest
+from mm_ldlm.store.verified import verify_file
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes that a store may touch before it releases its pages."""
@@ -55,6 +56,7 @@ def _map_shard(path: str | Path) -> tuple[pa.RecordBatch, pa.Buffer]:
 class ShardStore:
     """A finished store, read by row number. Opening reads only the manifest and the sizes of the shards.
 
+    The first read of a shard compares its checksum and its number of rows with the manifest (`verified`).
     Safe in worker processes: a fork keeps the mappings, and a pickle contains only the path and the manifest.
     """
 
@@ -89,12 +91,17 @@ class ShardStore:
         return store
 
     def check_files(self) -> None:
-        """Check that every shard exists in its full size.
+        """Check that every shard exists in its full size, and that a manifest of no shards stands for an empty folder.
 
         Raises:
             MissingShardError, TruncatedShardError: for the first wrong shard; the message counts the others.
         """
         wrong: list[StoreError] = []
+        if not self._names and (unnamed := sorted(self.directory.glob("part-*.arrow"))):
+            raise StoreError(
+                f"{self.directory}: expected the shards of this folder in its manifest, found a manifest of no shards "
+                f"and {len(unnamed)} shards, the first of them {unnamed[0].name}. {_REMEDY}"
+            )
         for shard in self.manifest.shards:
             path = self.directory / shard.name
             try:
@@ -143,11 +150,20 @@ class ShardStore:
         """The columns and their types, from the first shard."""
         if self._schema is None:
             if self._names:
+                self._verify(0)
                 self._schema = read_shard(self.directory / self._names[0]).schema
             else:
-                path = self.directory / "schema.arrow"
-                self._schema = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
+                self._schema = self._schema_of_empty()
         return self._schema
+
+    def _schema_of_empty(self) -> pa.Schema:
+        path = self.directory / "schema.arrow"
+        if not path.is_file():
+            return pa.schema([])
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(f"{path}: not a readable schema ({error}). {_REMEDY}") from None
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -235,7 +251,12 @@ class ShardStore:
         self._touched = {shard: count for shard, count in self._touched.items() if shard == keep}
         self._resident = sum(self._touched.values())
 
+    def _verify(self, shard: int) -> None:
+        """Compare the checksum of a shard with the manifest, on its first use."""
+        verify_file(self.directory, self._names[shard], sha256=self.manifest.shards[shard].sha256, remedy=_REMEDY)
+
     def _open(self, shard: int) -> dict[str, pa.Array]:
+        self._verify(shard)
         batch, mapped = _map_shard(self.directory / self._names[shard])
         expected = self.manifest.shards[shard].rows
         if batch.num_rows != expected:
