@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.store import atomic
+from mm_ldlm.store.lock import try_lock
 
 log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"
@@ -46,11 +47,11 @@ def sole_writer(root: Path, name: str) -> Iterator[bool]:
     root.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + LOCK_SECONDS
     with _lock_file(root, name).open("a") as handle:
-        if not (held := _lock(handle)):
+        if not (held := try_lock(handle)):
             log.info("run %s: another process writes to it; waiting up to %.0f s for it to end", name, LOCK_SECONDS)
         while not held and time.monotonic() < give_up:
             time.sleep(0.2)
-            held = _lock(handle)
+            held = try_lock(handle)
         yield held
 
 
@@ -64,18 +65,6 @@ def taken(root: Path, name: str) -> str:
 
 def _lock_file(root: Path, name: str) -> Path:
     return root / f".{name}.lock"
-
-
-def _lock(handle: IO[str]) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 FAILURE = "failure.json"
