@@ -54,6 +54,8 @@ class TrainingSpec:
     def fingerprint(self) -> str:
         """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
         training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
+        if self.training.init_vocabulary == "same":  # earlier versions had no other: their runs keep their names
+            training.pop("init_vocabulary")
         training["batch"] = {key: value for key, value in training["batch"].items() if key != "prefetch"}
         return fingerprint(
             {"seed": self.seed, "fingerprints": self.fingerprints, "model": to_dict(self.model),
