@@ -96,10 +96,10 @@ def test_the_sessions_of_a_comparison_run_inside_its_folder(tmp_path: Path) -> N
 
 
 def test_a_refused_run_holds_no_lock(tmp_path: Path) -> None:
-    mine, theirs = FolderLocks(), FolderLocks()
-    mine.take(pipeline("training"), folders(tmp_path, "a"))
-    with pytest.raises(ConfigurationError):
-        theirs.take(pipeline("ingestion", "embedding", "validation", "training"), folders(tmp_path, "a"))
+    mine = take(pipeline("training"), folders(tmp_path, "a"))
+    with pytest.raises(ConfigurationError, match="the results in"):
+        take(pipeline("validation", "training"), folders(tmp_path, "a"))
+    mine.release()
     take(pipeline("ingestion"), folders(tmp_path, "b"))
 
 
