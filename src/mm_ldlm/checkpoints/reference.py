@@ -15,7 +15,7 @@ def run_folder(runs: Path, reference: Any) -> Path:
         CheckpointError: It names no run, or one outside `runs`.
     """
     name = reference.get("name") if isinstance(reference, dict) else None
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\0" in name:
         raise CheckpointError(
             f"expected the name of a folder in {runs} in run.json, found {name!r}. Run `kedro run "
             "--pipelines=training`."

@@ -20,6 +20,7 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.npy import read_npy
 
 _ROWS = 4096
 
@@ -114,13 +115,13 @@ def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, numb
     try:
         if name is None:
             raise FileNotFoundError
-        found = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
+        found = read_npy(folder.read(name))
     except FileNotFoundError:
         raise StoreError(
             f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). A "
             "missing latent is not replaced: embed the record, or remove it."
         ) from None
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError) as error:
         raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}). Write it again.") from None
     squeezed = found.reshape(-1)
     if found.size != max(found.shape, default=0):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.checkpoints import folder, legacy
-from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers
+from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.models.base import DataShape
@@ -112,6 +112,7 @@ def initialise(
         own = set()
     if not own:
         values = {name: value for name, value in values.items() if not name.startswith("objective.")}
+    refuse_non_finite(values, source, remedy="Choose another checkpoint for training.init_from.")
     if tokenizer is not None:
         mine = TextTokenizer.load(tokenizer)
         if vocabulary == "same":

@@ -95,8 +95,10 @@ class TrainingSpec:
                 encoder=dict(found.get("encoder") or {}),
                 tracking=dict(found.get("tracking") or {}),
             )
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(f"training spec: field missing or unknown ({error}). Plan it again.") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"training spec: field missing, unknown or of another type ({error}). Plan it again."
+            ) from None
 
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:
