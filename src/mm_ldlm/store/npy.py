@@ -24,7 +24,7 @@ def read_npy(source: str | Path | bytes) -> npt.NDArray[Any]:
         file.seek(0)
         try:
             found = np.lib.format.read_array(file, allow_pickle=False)
-        except (EOFError, MemoryError, TypeError, OverflowError) as error:
+        except (ValueError, EOFError, MemoryError, TypeError, OverflowError) as error:
             raise ValueError(str(error) or type(error).__name__) from None
     return np.asarray(found)
 
@@ -34,8 +34,9 @@ def _check_size(file: BinaryIO) -> None:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-    except (RecursionError, MemoryError, TypeError, OverflowError, SyntaxError) as error:
-        raise ValueError(f"its header cannot be read ({type(error).__name__})") from None
+    except Exception as error:  # numpy's parser of the header raises errors of tokenize, ast and struct, among others
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"its header cannot be read ({text[0]:.120})") from None
     if dtype.hasobject:
         raise ValueError("it contains pickled objects, which are never loaded")
     start, end = file.tell(), file.seek(0, os.SEEK_END)
