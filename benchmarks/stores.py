@@ -188,9 +188,12 @@ def _large(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
-    """Write 15 GB of latents that need little disk space, because zeros are holes in the files."""
+    """Write 15 GB of latents that need little disk space, because zeros are holes in the files.
+
+    They are recorded as verified: 15 GB are hashed once in the life of a store, and not whenever it is opened.
+    """
     from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.store import Manifest, Shard
+    from mm_ldlm.store import Manifest, Shard, verified
     from mm_ldlm.store.writer import shard_name
 
     folder.mkdir(parents=True)
@@ -200,6 +203,7 @@ def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
         path = folder / shard_name(number)
         _sparse_shard(path, number, count, latent_store.schema(DIM, "float32"))
         shards.append(Shard(name=path.name, rows=count, bytes=path.stat().st_size, sha256="not computed"))
+        verified.record(folder, path.name, sha256="not computed")
     Manifest(kind="latents", rows=rows, shards=tuple(shards), meta={"dim": DIM}).write(folder)
 
 

@@ -25,6 +25,8 @@ for _name, _value in {
 import pytest  # noqa: E402
 
 PROJECT = Path(__file__).resolve().parents[1]
+if (_here := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, _here)  # for `damage`, which several folders of tests import
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable
@@ -181,3 +182,15 @@ def test_the_help_explains_combined_environments_and_kedros_own_stays(project: P
     assert "--env=tatoeba+mdlm" in text
     assert "A name may omit its pipeline" in text
     assert all("+" not in str(getattr(each, "help", "")) for each in cli.kedro_run.params if each.name == "env")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "the disk is full at x.json"), (errno.EACCES, "with permission to read and write at x.json")],
+)
+def test_a_failed_write_anywhere_ends_in_one_sentence(number: int, words: str) -> None:
+    error = DatasetError("Failed while saving data to dataset JSONDataset(...)")
+    error.__cause__ = OSError(number, "why", "x.json")
+    assert words in str(cli.unwritable(error))
+    assert cli.unwritable(DatasetError("other")) is None
+    assert cli.unwritable(OSError(errno.ENOENT, "none")) is None

@@ -126,3 +126,11 @@ def test_the_dataset_that_is_being_loaded_is_known_while_it_loads_and_after_a_fa
     with pytest.raises(DatasetError):
         hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     assert hooks.loading == "timings"
+
+
+@pytest.mark.parametrize("runner", ["ThreadRunner", "<kedro.runner.parallel_runner.ParallelRunner object at 0x7f>"])
+def test_runners_that_run_nodes_at_the_same_time_are_refused(runner: str, tmp_path: Path) -> None:
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+    with pytest.raises(ConfigurationError, match=r"runner SequentialRunner, found (Thread|Parallel)Runner"):
+        hooks.before_pipeline_run(run_params={**RUN, "runner": runner}, pipeline=Pipeline([]), catalog=data)
+    hooks.before_pipeline_run(run_params={**RUN, "runner": "SequentialRunner"}, pipeline=Pipeline([]), catalog=data)

@@ -178,6 +178,8 @@ def test_kedro_run_leaves_every_artifact_and_the_headline_numbers(
     assert missing == others, "the objective of base reads none of them"
     metrics = catalog.load("metrics")
     assert set(metrics) >= HEADLINES, HEADLINES - set(metrics)
+    made_by = metrics.pop("made_by")
+    assert made_by["run"] == catalog.load("run")["name"]
     assert all(isinstance(value, (int, float)) for value in metrics.values()), metrics
     assert 0 <= metrics["l2t.token_accuracy"] <= 1
     assert metrics["sts.starter.encoder_spearman"] > 50  # × 100

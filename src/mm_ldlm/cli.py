@@ -19,11 +19,14 @@ from kedro.pipeline import Pipeline
 
 from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
 from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.store import atomic
 
 log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a run that SIGTERM ended."""
 HELP = {
     "env": "Environment: a folder below conf/, or several with + between them, each layered over the one before. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
@@ -45,12 +48,16 @@ def run(**options: Any) -> Any:
     if options.get("pipeline") and not options.get("pipelines"):
         options["pipelines"], options["pipeline"] = [options["pipeline"]], None
     # SIGTERM ends the run like Ctrl-C: the launcher stops its workers, and the MLflow run is closed as KILLED.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     assert kedro_run.callback is not None
     try:
         return kedro_run.callback(**check_names(options))
+    except SystemExit as ended:
+        if ended.code == TERMINATED:
+            log.warning("ended by SIGTERM; finished stores and checkpoints are kept, and the same command continues")
+        raise
     except Exception as error:
-        if (known := purposeful(error) or unreadable(error, _dataset_being_loaded())) is None:
+        if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
         raise click.ClickException(with_environment(str(known), options.get("env"))) from None
@@ -154,6 +161,16 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     place = f" ({first.filename})" if isinstance(first, FileNotFoundError) else ""
     commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
     return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
+
+
+def unwritable(error: BaseException) -> StoreError | None:
+    """Make the error for a full disk or a folder that cannot be written to; None if `error` has another cause."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and (reason := atomic.write_failure(link)) is not None:
+            return StoreError(reason)
+        link = link.__cause__ or link.__context__
+    return None
 
 
 def _dataset_being_loaded() -> str | None:

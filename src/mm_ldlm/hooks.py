@@ -1,4 +1,4 @@
-"""Kedro hooks of a run: check the parameters, open and close the MLflow run, count the seconds of each pipeline."""
+"""Kedro hooks of a run: check the parameters, lock the data folders, track the run in MLflow, count the seconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.io import DatasetError
 
+from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.pipelines import MAIN
 
@@ -52,6 +53,7 @@ class ProjectHooks:
         self._reported: set[str] = set()
         # Node name → when the node started, and the seconds that its pipeline had used before.
         self._started: dict[str, tuple[float, float]] = {}
+        self._locks = FolderLocks()
         atexit.register(self._close_killed)
 
     # -- before ------------------------------------------------------------------------------------
@@ -63,8 +65,11 @@ class ProjectHooks:
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Check all parameters, then open the MLflow run and save its address to the catalog."""
+        """Check all parameters, lock the folders, then open the MLflow run and save its address to the catalog."""
         from mm_ldlm.parameters import check_files, check_parameters
+
+        self._locks.release()
+        _refuse_concurrent(run_params.get("runner"))
 
         parameters = catalog.load("parameters")
         typed = check_parameters(parameters)
@@ -75,8 +80,22 @@ class ProjectHooks:
         self.loading = TIMINGS
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         self.loading = None
+
+        if self._first_host(typed) and (folders := self._folders()) is not None:
+            self._locks.take(pipeline, folders)
+        try:
+            self._begin(typed, parameters, run_params, plan)
+        except BaseException:
+            self._locks.release()
+            raise
+
+    def _begin(
+        self, typed: dict[str, Any], parameters: dict[str, Any], run_params: dict[str, Any], plan: dict[str, Any] | None
+    ) -> None:
         from mm_ldlm.distributed.environment import hosts
 
+        assert self._catalog is not None
+        catalog = self._catalog
         if hosts().node_rank:  # several hosts run this command; the first one tracks the run and writes the outputs
             log.info("host %s of %s: the first host records this run", hosts().node_rank, hosts().nodes)
             self._catalog = None
@@ -93,6 +112,29 @@ class ProjectHooks:
                 f"the data folder cannot be written to ({_first(error)}). Choose another one: `--params data=FOLDER`, "
                 "or 'data' in the environment's globals.yml."
             ) from None
+
+    # -- one run in a folder ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _first_host(typed: dict[str, Any]) -> bool:
+        """Return whether this is the only host of the run, or the first: the others work in the same folders."""
+        from mm_ldlm.distributed.launch import with_environment
+
+        if "training" not in typed:
+            return True
+        launch = with_environment(typed["training"].launch)
+        return launch.nodes == 1 or launch.node_rank == 0
+
+    def _folders(self) -> dict[str, Path] | None:
+        """Return the folder of each part; None where there is no catalog with all of them."""
+        loader: Any = getattr(self._context, "config_loader", None)
+        entries = {} if loader is None else loader["catalog"]
+        paths = {part: entries.get(name, {}).get("filepath") for part, name in FOLDERS.items()}
+        if not all(paths.values()):
+            return None
+        return {part: (self._project / path).parents[1] for part, path in paths.items()}
+
+    # -- MLflow and comparison -------------------------------------------------------------------------------------
 
     def _open_run(self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]) -> tuple[str, str]:
         from mm_ldlm.parameters import flatten
@@ -181,6 +223,7 @@ class ProjectHooks:
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         """Count the seconds of saving; log the headline numbers and the report to MLflow."""
         self._count(node)
+        self._locks.saved(dataset_name)
         self._reported |= {dataset_name} & FILES.keys()
         if self._run is None or dataset_name not in (METRICS, *FILES):
             return
@@ -231,12 +274,23 @@ class ProjectHooks:
         self._close("KILLED")
 
     def _close(self, status: str, *, reason: str | None = None) -> None:
+        self._locks.release()
         if self._run is None:
             return
         from mm_ldlm.tracking.mlflow import close_run
 
         (uri, run_id), self._run = self._run, None
         close_run(uri, run_id, status=status, reason=reason)
+
+
+def _refuse_concurrent(runner: Any) -> None:
+    """Refuse the runners that run nodes at the same time (docs/decisions/0125)."""
+    if found := [name for name in ("ThreadRunner", "ParallelRunner") if name in str(runner)]:
+        raise ConfigurationError(
+            f"expected the runner SequentialRunner, found {found[0]}: the nodes use all cores themselves, share one "
+            "model, and import libraries when they start. Leave --runner out; training.launch.processes and "
+            "embedding.processes set the number of processes."
+        )
 
 
 def _first(error: BaseException) -> BaseException:

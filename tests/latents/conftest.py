@@ -19,6 +19,7 @@ from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.store.verified import RECORD
 
 NOUNS = ("cat", "dog", "teacher", "sailor", "river", "house", "bird", "baker", "train", "king", "garden", "letter")
 VERBS = ("sees", "likes", "finds", "follows", "paints", "forgets", "remembers", "carries")
@@ -106,8 +107,9 @@ class Data:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, hidden ones too."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Every file of a folder, hidden ones too, but for the record of verified files, which has their times."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != RECORD)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def make(root: Path, encoder: EncoderConfig, *, rows: int = 230, shard_rows: int = 50) -> Data:

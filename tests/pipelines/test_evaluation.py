@@ -31,7 +31,7 @@ def test_the_parameters_of_base_are_of_the_right_type(project):
 def run_suites(capabilities, names, samples):
     """Run some nodes on a model of which only the capabilities are asked."""
     values = {
-        "evaluation_model": types.SimpleNamespace(capabilities=capabilities),
+        "evaluation_model": types.SimpleNamespace(capabilities=capabilities, parts=None),
         "dataset": "unused",
         **dict.fromkeys((f"samples_{task}" for task in TASKS), samples),
         "params:evaluation": {},

@@ -9,14 +9,20 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
 
+from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.folder import Contents
+from mm_ldlm.checkpoints.provenance import MADE_BY, weights_of
 from mm_ldlm.evaluation.report import theme
 from mm_ldlm.pipelines.reporting import nodes
 from mm_ldlm.pipelines.reporting.pipeline import create_pipeline
 
 
 def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
-    (tmp_path / "runs" / "x").mkdir(parents=True)
-    skipped = {"skipped": "not trained"}
+    run = tmp_path / "runs" / "x"
+    checkpoint = folder.write(run / "checkpoints", 7, Contents({}, {"training_state.json": {}}))
+    (run / "training_log.jsonl").write_text('{"step": 7, "seconds": 61.0}\n')
+    made_by = {MADE_BY: weights_of(checkpoint, use_ema=True)}
+    skipped = {"skipped": "not trained", **made_by}
     values = {
         "run": {"name": "x", "path": "data/runs/x"},
         "runs": tmp_path / "runs",
@@ -25,9 +31,9 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
         "metrics_generation": skipped,
         "metrics_classification": skipped,
         "metrics_images": skipped,
-        "metrics_sts": {},
-        "metrics_likelihood": {},
-        "timings": {"training": 61.0},
+        "metrics_sts": made_by,
+        "metrics_likelihood": made_by,
+        "timings": {"training": 4.0, "sampling": 2.0},  # the call that found the run finished
         "inversion_rows": pd.DataFrame({"id": pd.Series(dtype="string"), "reference": pd.Series(dtype="string")}),
         "likelihood_rows": pd.DataFrame({"id": pd.Series(dtype="string"), "nll": pd.Series(dtype="float64")}),
         "samples_unconditional": pd.DataFrame(),
@@ -38,13 +44,22 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
         "params:evaluation": {},
         "params:seed": 0,
         "parameters": {"reporting": {}, "seed": 0},
-    } | {name: theme.empty() for name in nodes.DATA_PLOTS}
+    }
+    for name in ("inversion_rows", "likelihood_rows", "samples_unconditional"):
+        values[name].attrs = made_by
+    values |= {name: theme.empty() for name in nodes.DATA_PLOTS}
     catalog = DataCatalog({name: MemoryDataset(value, copy_mode="assign") for name, value in values.items()})
     catalog["metrics"] = JSONDataset(filepath=str(tmp_path / "metrics.json"))
     found = SequentialRunner().run(create_pipeline(), catalog)
     page = found["report"].load()
     assert set(nodes.PLOTS) < set(found)
     assert "Left out: not trained" in page
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"seconds.training": 61.0}
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
+        "seconds.training": 61.0,
+        "seconds.sampling": 2.0,
+        **made_by,
+    }
     kept = json.loads((tmp_path / "runs" / "x" / "evaluation" / "metrics.json").read_text())
-    assert kept == {"seconds.training": 61.0}
+    assert kept["seconds.training"] == 61.0
+    assert kept[MADE_BY] == made_by[MADE_BY]
+    assert all(found[name].load().layout.meta == made_by for name in nodes.PLOTS)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mm_ldlm.errors import FingerprintError, StoreError
 from mm_ldlm.store import Manifest, Shard, ShardStore, StoreWriter, shards, write_shard
+from mm_ldlm.store.fingerprint import file_sha256
 
 SCHEMA = pa.schema(
     [("id", pa.string()), ("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("v", pa.list_(pa.float32(), 3))]
@@ -132,7 +133,7 @@ def test_only_file_pages_are_ever_dropped(tmp_path: Path) -> None:
     big = table(50_000)
     with pa.ipc.new_file(str(path), SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(big.combine_chunks().to_batches()[0])
-    shard = Shard(name=path.name, rows=50_000, bytes=path.stat().st_size, sha256="")
+    shard = Shard(name=path.name, rows=50_000, bytes=path.stat().st_size, sha256=file_sha256(path))
     Manifest(kind="toy", rows=50_000, shards=(shard,)).write(tmp_path)
     store = ShardStore.open(tmp_path)
     held = store.fixed("v").shard(0)

@@ -153,6 +153,14 @@ def test_a_plan_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
         helpers.planned(tmp_path, model={"token_vectors": "encoder"})
 
 
+def test_a_run_cannot_have_the_name_of_a_file(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes").write_text("")
+    with pytest.raises(ConfigurationError, match=r"'training\.run_name': .* found 'notes', which is a file there"):
+        helpers.planned(tmp_path, run_name="notes")
+
+
 def test_a_damaged_status_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"status\.json: not readable as JSON .* Remove it"):

@@ -7,8 +7,10 @@ checkpoints/latest, best     text files with the name of a folder
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +24,13 @@ from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.paths import inside
+from mm_ldlm.store.verified import RECORD
 
 MARKER = "COMPLETE"
 FORMAT_VERSION = 2
+_NAME = re.compile(r"step-(\d{8,18})")
+_READ = (".safetensors", ".json", ".arrow")
+"""Endings of the files that are read from a checkpoint; each must be in its marker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +51,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint folder."""
-    return int(path.name.removeprefix("step-"))
+    """Return the step of a checkpoint folder: by its name, or by its marker if it was renamed or copied.
+
+    Raises:
+        CheckpointError: it has another name, and its marker is missing or damaged.
+    """
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else int(_marker(path)["step"])
 
 
 def write(directory: Path, step: int, contents: Contents) -> Path:
@@ -63,7 +74,7 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
             for name, document in contents.documents.items():
                 (new / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             for name, folder in contents.folders.items():
-                shutil.copytree(folder, new / name)
+                shutil.copytree(folder, new / name, ignore=shutil.ignore_patterns(RECORD))
             files = sorted(file for file in new.rglob("*") if file.is_file())
             marker = {
                 "format_version": FORMAT_VERSION,
@@ -76,33 +87,35 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"checkpoint {path} could not be written: {error}. Free disk space or correct the permissions; "
-            "earlier checkpoints are unchanged."
+            f"checkpoint {path} could not be written: {_reason(error, contents)} Earlier checkpoints are unchanged."
         ) from error
     return path
+
+
+def _reason(error: Exception, contents: Contents) -> str:
+    """Why a checkpoint could not be written, and what to do."""
+    if gone := [
+        str(folder) for folder in contents.folders.values() if not folder.is_dir() or not any(folder.iterdir())
+    ]:
+        return (
+            f"{', '.join(gone)}, which every checkpoint contains, was deleted or moved during the training. Restore it "
+            "(the pipelines that wrote it write the same again), then continue with the same command."
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOENT, None):
+        return f"a file was deleted or moved during the training ({error}). Restore it, then continue."
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{error}. Correct the permissions of the folder."
+    return f"{error}. Free some disk space."
 
 
 def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
     """Check a checkpoint and return its marker.
 
     Raises:
-        CheckpointError: There is no marker, the format differs, or a file is missing or damaged.
+        CheckpointError: There is no marker, the format differs, or a file is missing, damaged or not in the marker.
     """
-    try:
-        marker: dict[str, Any] = atomic.read_json(path / MARKER)
-        files = marker["files"]
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: no {MARKER}, so the checkpoint is not complete. Choose another checkpoint."
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}/{MARKER}: not readable ({error}). Choose another checkpoint.") from None
-    if marker.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path}: expected checkpoint format {FORMAT_VERSION}, found {marker.get('format_version')!r}. Choose "
-            "another checkpoint."
-        )
-    for name, promised in files.items():
+    marker = _marker(path)
+    for name, promised in marker["files"].items():
         try:
             file = inside(path, name)
         except UnsafePathError as error:
@@ -113,7 +126,47 @@ def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
             raise CheckpointError(f"{path}: expected {promised['bytes']} bytes in {name}, found {size}.")
         if checksums and file_sha256(file) != promised["sha256"]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs).")
+    for file in sorted(file for file in path.rglob("*") if file.suffix in _READ):
+        if (name := file.relative_to(path).as_posix()) not in marker["files"]:
+            raise CheckpointError(
+                f"{path}: expected the checksum of {name} in {MARKER}, found none. Remove the file if it was added, or "
+                "choose another checkpoint."
+            )
     return marker
+
+
+def _marker(path: Path) -> dict[str, Any]:
+    """Read the marker of a checkpoint, whose files have a size and a checksum."""
+    try:
+        marker = atomic.read_json(path / MARKER)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: no {MARKER}, so the checkpoint is not complete. Choose another checkpoint."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}/{MARKER}: not readable ({error}). Choose another checkpoint.") from None
+    version = marker.get("format_version") if isinstance(marker, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path}: expected checkpoint format {FORMAT_VERSION}, found {version!r:.60}. Choose another checkpoint."
+        )
+    files, step = marker.get("files"), marker.get("step")
+    if not isinstance(files, dict) or not files or not all(_is_promise(promised) for promised in files.values()):
+        raise CheckpointError(
+            f"{path}/{MARKER}: expected the files of the checkpoint with their bytes and sha256, found "
+            f"{files!r:.60}. Choose another checkpoint."
+        )
+    if not _is_count(step):
+        raise CheckpointError(f"{path}/{MARKER}: expected a step, found {step!r:.60}. Choose another checkpoint.")
+    return dict(marker)
+
+
+def _is_promise(promised: Any) -> bool:
+    return isinstance(promised, dict) and _is_count(promised.get("bytes")) and isinstance(promised.get("sha256"), str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def tensors(path: Path, name: str) -> dict[str, Tensor]:
@@ -140,8 +193,9 @@ def document(path: Path, name: str) -> Any:
 
 
 def all_in(directory: Path) -> list[Path]:
-    """List the complete checkpoints (with a marker), oldest first."""
-    return sorted((path.parent for path in directory.glob(f"step-*/{MARKER}")), key=step_of)
+    """List the complete checkpoints (with a marker) under their own names, oldest first; a copy has another name."""
+    found = (path.parent for path in directory.glob(f"step-*/{MARKER}"))
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
 
 
 def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
@@ -157,15 +211,17 @@ def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def find(path: Path, *, which: str = "latest") -> Path:
-    """Find a checkpoint in a checkpoint folder, a run folder, or its `checkpoints` folder.
+    """Find a checkpoint in a checkpoint folder, a run folder, or its `checkpoints` folder, and check all its bytes.
 
     Args:
         which: `latest`, `best`, or a step number.
 
     Raises:
-        CheckpointError: There is none, or the latest is damaged; an older one is used only when named explicitly.
+        CheckpointError: There is none, or it is damaged; an older one than the latest is used only when named
+            explicitly.
     """
     if (path / MARKER).is_file():
+        check(path)
         return path
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if which == "latest":
@@ -179,13 +235,21 @@ def find(path: Path, *, which: str = "latest") -> Path:
                 f"({step_of(found)}), or remove the damaged ones and continue training from it."
             )
         return found
-    if which == "best":
-        name = pointer(directory, "best")
-        if name is None:
-            raise CheckpointError(
-                f"{path}: there is no `best` checkpoint. Set training.checkpoint.best_metric, or use `latest`."
-            )
-        return directory / name
+    found = _best(path, directory) if which == "best" else _of_step(path, directory, which)
+    check(found)
+    return found
+
+
+def _best(path: Path, directory: Path) -> Path:
+    name = pointer(directory, "best")
+    if name is None:
+        raise CheckpointError(
+            f"{path}: there is no `best` checkpoint. Set training.checkpoint.best_metric, or use `latest`."
+        )
+    return directory / name
+
+
+def _of_step(path: Path, directory: Path, which: str) -> Path:
     try:
         found = _own(directory, name_of(int(which)))
     except ValueError:

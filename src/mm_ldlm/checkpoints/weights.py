@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from mm_ldlm.distributed.parallel import assign
@@ -20,6 +21,16 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Everything of a module that a checkpoint holds, by name: parameters, shared ones once, and persistent buffers."""
     return {**dict(module.named_parameters()), **persistent_buffers(module)}
+
+
+def refuse_non_finite(tensors: Mapping[str, Tensor], path: Path, *, remedy: str) -> None:
+    """Raise CheckpointError if a tensor contains NaN or infinity: training from such weights cannot recover."""
+    wrong = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if wrong:
+        raise CheckpointError(
+            f"{path}: expected finite weights, found NaN or infinity in {len(wrong)} of {len(tensors)} tensors, the "
+            f"first of them {wrong[0]}. {remedy}"
+        )
 
 
 def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

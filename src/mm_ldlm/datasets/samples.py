@@ -7,21 +7,21 @@ from typing import Any
 
 from kedro_datasets.pandas import ParquetDataset
 
+from mm_ldlm.checkpoints.provenance import MADE_BY, weights_in
+
 KEEP = "keep_if_made_by"
-"""Attribute of a table that was not requested: the checkpoint whose earlier table stays."""
-MADE_BY = "made_by"
-"""Attribute of a table: the checkpoint, and which of its weights, that made the samples."""
+"""Attribute of a table that was not requested: the weights whose earlier table stays, whatever its parameters were."""
 
 
 class SamplesDataset(ParquetDataset):
-    """Parquet dataset of a table whose attributes (`DataFrame.attrs`) name the checkpoint that made it.
+    """Parquet dataset of a table whose attributes (`DataFrame.attrs`) name the weights that made it.
 
     A table with the attribute `KEEP` was not requested. It is saved only if there is no table of the same checkpoint:
     samples of an earlier checkpoint would otherwise be evaluated as those of the current one.
     """
 
     def save(self, data: Any) -> None:
-        if KEEP in data.attrs and self._exists() and self._made_by() == data.attrs[KEEP]:
+        if KEEP in data.attrs and self._exists() and weights_in(self._made_by()) == data.attrs[KEEP]:
             return
         super().save(data)
 

@@ -84,6 +84,7 @@ def launch(
         WorkerFailed: A rank failed, or some hosts did not join. The message names rank, step, cause and log of the rank
             that failed first; `error_class` is the class of its exception.
         KeyboardInterrupt: The user pressed Ctrl-C; the workers have ended.
+        SystemExit: The process received another signal (SIGTERM: 143); the workers have ended.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -126,7 +127,7 @@ def launch(
     except SignalException as error:
         if error.sigval.name == "SIGINT":
             raise KeyboardInterrupt from None
-        raise WorkerFailed(f"the launcher received {error.sigval.name}; the workers have ended.") from None
+        raise SystemExit(128 + error.sigval) from None  # the exit code that a shell gives for this signal
     except (RendezvousError, DistError, TimeoutError) as error:
         raise WorkerFailed(
             f"expected {config.nodes} hosts to join at {config.rendezvous or 'this machine'} within "

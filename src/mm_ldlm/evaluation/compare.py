@@ -87,6 +87,10 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
                     f"Expected JSON in {place}, found a file that cannot be read as JSON ({error}). "
                     "Evaluate that run again."
                 ) from None
+            if not isinstance(metrics, dict):
+                raise EvaluationError(
+                    f"Expected a mapping of numbers in {place}, found {metrics!r:.60}. Evaluate that run again."
+                )
             tables = [place.with_name(name) for name in (INVERSION_ROWS, LIKELIHOOD_ROWS)]
             rows = [pd.read_parquet(table) if table.is_file() else None for table in tables]
             return Result(_name(path), metrics, *rows)

@@ -15,6 +15,7 @@ import torch
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
+from mm_ldlm.store import npy
 
 Floats = npt.NDArray[np.float32]
 
@@ -161,28 +162,14 @@ def read_npy(path: str | Path, *, dim: int) -> Floats:
     if not path.is_file():
         raise SamplingError(f"{path}: no such file.")
     try:
-        array = np.load(path, allow_pickle=False)
+        array = npy.read_npy(path)
     except ValueError as error:
-        kind = "contains pickled objects, which are never loaded" if _holds_objects(path) else "is not a .npy file"
-        raise SamplingError(f"{path} {kind} ({error}). Save a plain float array with numpy.save.") from None
-    except (OSError, EOFError) as error:
+        raise SamplingError(
+            f"{path} is not a .npy file of one array of numbers: {error}. Save a plain float array with numpy.save."
+        ) from None
+    except OSError as error:
         raise SamplingError(f"{path} cannot be read ({error}).") from None
-    if not isinstance(array, np.ndarray):
-        raise SamplingError(f"{path} is an archive of several arrays; save one array with numpy.save.")
     return check_latents(array, dim=dim, what=str(path))
-
-
-def _holds_objects(path: Path) -> bool:
-    """Return whether the header of a `.npy` file declares an array of Python objects."""
-    with path.open("rb") as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read_header = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
-            return bool(read_header(file)[2].hasobject)
-        except ValueError:
-            return False
 
 
 def _short(value: Any, length: int = 60) -> str:

@@ -71,7 +71,6 @@ def load_run(
         raise CheckpointError(f"{path}: no such run folder.")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
-    folder.check(found)
     config = _config(path, found)
     tokenizer = TextTokenizer.load(found / "tokenizer")
     objective_config = parse_kind(OBJECTIVES, config["objective"], at="objective")

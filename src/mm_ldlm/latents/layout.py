@@ -20,6 +20,7 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.npy import read_npy
 
 _ROWS = 4096
 
@@ -133,8 +134,8 @@ def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, numb
             "missing latent is not replaced: embed the record, or remove it."
         )
     try:
-        found = np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
-    except Exception as error:  # numpy raises many types for damaged files
+        found = read_npy(data)
+    except (ValueError, OSError) as error:
         raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}). Write it again.") from None
     squeezed = found.reshape(-1)
     if found.size != max(found.shape, default=0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -81,6 +82,30 @@ def new_directory(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _sync_directory(path.parent)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def write_failure(error: OSError) -> str | None:
+    """Describe a failure to write that the user can remove: a full disk or a folder without permission.
+
+    Returns:
+        What failed and what to do, or None if the error has another cause.
+    """
+    place = f" at {error.filename}" if error.filename else ""
+    if error.errno in _FULL:
+        return (
+            f"the disk is full{place} ({error.strerror}). Free some space, then run the same command again: what is "
+            "finished is kept."
+        )
+    if error.errno in _FORBIDDEN:
+        return (
+            f"expected a file or folder with permission to read and write{place}, found one without "
+            f"({error.strerror}). Correct its permissions, or choose another folder (`--params data=FOLDER`)."
+        )
+    return None
 
 
 def remove_temporaries(directory: str | Path) -> None:

@@ -83,18 +83,36 @@ class Manifest:
         try:
             plain["shards"] = tuple(Shard(**shard) for shard in plain["shards"])
             manifest = cls(**plain)
-            total = sum(shard.rows for shard in manifest.shards)
         except (TypeError, KeyError) as error:
             raise StoreError(f"{path}: a field is missing or unknown ({error}). Write the store again.") from None
-        if outside := [shard.name for shard in manifest.shards if Path(str(shard.name)).name != shard.name]:
+        if wrong := manifest._wrong_types():
+            raise StoreError(f"{path}: {wrong}. Write the store again.")
+        total = sum(shard.rows for shard in manifest.shards)
+        names = [shard.name for shard in manifest.shards]
+        if outside := [name for name in names if Path(name).name != name or name in ("", ".", "..") or "\0" in name]:
             raise StoreError(f"{path}: shard {outside[0]!r} is not a file of this folder. Write the store again.")
-        if not isinstance(manifest.fingerprints, dict) or not isinstance(manifest.meta, dict):
-            raise StoreError(f"{path}: expected mappings under 'fingerprints' and 'meta'. Write the store again.")
+        if len(set(names)) < len(names):
+            raise StoreError(f"{path}: expected {len(names)} shards, found {len(set(names))}: some are named twice.")
         if total != manifest.rows:
             raise StoreError(
                 f"{path}: expected {manifest.rows} rows, found {total} in the shards. Write the store again."
             )
         return manifest
+
+    def _wrong_types(self) -> str | None:
+        """Describe the first field whose value has another type than the manifest of a store; None if there is none."""
+        for shard in self.shards:
+            for name, value in dataclasses.asdict(shard).items():
+                counts = name in ("rows", "bytes")
+                if not (_is_count(value) if counts else isinstance(value, str)):
+                    return f"expected {'a number of at least 0' if counts else 'a text'} as {name}, found {value!r:.60}"
+        if not isinstance(self.kind, str) or not _is_count(self.rows):
+            return f"expected a text as kind and a number as rows, found {self.kind!r:.60} and {self.rows!r:.60}"
+        if not isinstance(self.fingerprints, dict) or not isinstance(self.meta, dict):
+            return "expected mappings under 'fingerprints' and 'meta'"
+        if other := [value for value in self.fingerprints.values() if not isinstance(value, str)]:
+            return f"expected texts under 'fingerprints', found {other[0]!r:.60}"
+        return None
 
     def require(self, *, directory: str | Path, **fingerprints: str) -> None:
         """Refuse the store unless it was made from the inputs with these fingerprints (`encoder=...`, `records=...`).
@@ -109,3 +127,7 @@ class Manifest:
                     f"{Path(directory)}: expected a {self.kind} store made with {name} {wanted}, found {name} {found}. "
                     f"Use the {name} that the store was made with, or remove the directory and run the pipeline again."
                 )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

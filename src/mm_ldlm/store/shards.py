@@ -28,6 +28,7 @@ from mm_ldlm.store.columns import FixedColumn, IntColumn, ListColumn, Rows, Stri
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.manifest import Manifest
 from mm_ldlm.store.shard_file import REMEDY
+from mm_ldlm.store.verified import verify_file
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes that a store may touch before it releases its pages."""
@@ -37,6 +38,7 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 class ShardStore:
     """A finished store, read by row number. Opening reads only the manifest and the sizes of the shards.
 
+    The first read of a shard compares its checksum and its number of rows with the manifest (`verified`).
     Safe in worker processes: a fork keeps the mappings, and a pickle contains only the path and the manifest.
     """
 
@@ -72,12 +74,17 @@ class ShardStore:
         return store
 
     def check_files(self) -> None:
-        """Check that every shard exists in its full size.
+        """Check that every shard exists in its full size, and that a manifest of no shards stands for an empty folder.
 
         Raises:
             MissingShardError, TruncatedShardError: for the first wrong shard; the message counts the others.
         """
         wrong: list[StoreError] = []
+        if not self._names and (unnamed := sorted(self.directory.glob("part-*.arrow"))):
+            raise StoreError(
+                f"{self.directory}: expected the shards of this folder in its manifest, found a manifest of no shards "
+                f"and {len(unnamed)} shards, the first of them {unnamed[0].name}. {REMEDY}"
+            )
         for shard in self.manifest.shards:
             path = self.directory / shard.name
             try:
@@ -133,16 +140,22 @@ class ShardStore:
         """The columns and their types, from the first shard."""
         if self._schema is None:
             if self._names:
+                self._verify(0)
                 self._schema = shard_file.read(self.directory / self._names[0]).schema
             else:
-                path = self.directory / "schema.arrow"
-                try:
-                    found = pa.ipc.read_schema(pa.py_buffer(path.read_bytes())) if path.is_file() else pa.schema([])
-                    found.names  # noqa: B018  # raises where a name is not UTF-8
-                except (pa.ArrowException, OSError, UnicodeError) as error:
-                    raise StoreError(f"{path}: not a readable schema ({error}). {REMEDY}") from None
-                self._schema = found
+                self._schema = self._schema_of_empty()
         return self._schema
+
+    def _schema_of_empty(self) -> pa.Schema:
+        path = self.directory / "schema.arrow"
+        if not path.is_file():
+            return pa.schema([])
+        try:
+            found = pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+            found.names  # noqa: B018  # raises where a name is not UTF-8
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise StoreError(f"{path}: not a readable schema ({error}). {REMEDY}") from None
+        return found
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -234,7 +247,12 @@ class ShardStore:
         self._touched = {shard: count for shard, count in self._touched.items() if shard == keep}
         self._resident = sum(self._touched.values())
 
+    def _verify(self, shard: int) -> None:
+        """Compare the checksum of a shard with the manifest, on its first use."""
+        verify_file(self.directory, self._names[shard], sha256=self.manifest.shards[shard].sha256, remedy=REMEDY)
+
     def _open(self, shard: int) -> dict[str, pa.Array]:
+        self._verify(shard)
         batch, mapped = shard_file.map_file(self.directory / self._names[shard])
         expected = self.manifest.shards[shard].rows
         if batch.num_rows != expected:

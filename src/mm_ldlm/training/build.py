@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mm_ldlm.checkpoints import folder, legacy
 from mm_ldlm.checkpoints.identity import identity_of
-from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers
 from mm_ldlm.config import to_dict
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.models.base import init_weights
+from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.freezing import freeze
 from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
 from mm_ldlm.objectives.root import TrainableRoot
@@ -27,6 +27,7 @@ from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
+from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.spec import TrainingSpec
@@ -52,7 +53,7 @@ def build(
     torch.backends.cudnn.allow_tf32 = config.precision.tf32
     torch.autograd.set_detect_anomaly(config.precision.detect_anomaly)
 
-    trainable = _trainable_root(spec, data, root, wrap_objective).to(process.device)
+    trainable = _trainable_root(spec, data, root, wrap_objective, tracker).to(process.device)
     objective: Objective = trainable.objective
     model: Any = trainable.model
     if config.parallel == "fsdp":
@@ -95,14 +96,36 @@ def build(
 
 
 def _trainable_root(
-    spec: TrainingSpec, data: Data, root: Path, wrap_objective: Callable[[Objective], Objective] | None
-) -> TrainableRoot:
+    spec: TrainingSpec, data: Data, root: Path, wrap_objective: Callable[[Objective], Objective] | None,
+    tracker: Tracker,
+) -> TrainableRoot:  # fmt: skip
     """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
-    vectors = None if data.token_vectors is None else torch.from_numpy(data.token_vectors.copy())
+    trainable = _initial_root(spec, data, data.shape, wrap_objective)
+    trained = spec.training.init_from is not None
+    if spec.training.init_from is not None:
+        initialise(
+            trainable, root / spec.training.init_from, vocabulary=spec.training.init_vocabulary,
+            tokenizer=data.folders.get("tokenizer"), shape=data.shape, tracker=tracker,
+            build=lambda shape: _initial_root(spec, data, shape, wrap_objective),
+        )  # fmt: skip
+    freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
+    return trainable
+
+
+def _initial_root(
+    spec: TrainingSpec, data: Data, shape: DataShape, wrap_objective: Callable[[Objective], Objective] | None
+) -> TrainableRoot:
+    """Build model and objective with their initial values, for the data or for a larger vocabulary."""
+
+    def tensor(values: npt.NDArray[Any]) -> Tensor:
+        more = shape.vocab_size - data.shape.vocab_size if len(values) == data.shape.vocab_size else 0
+        return torch.from_numpy(np.concatenate([values, *[values[-1:]] * more]))
+
+    vectors = None if data.token_vectors is None else tensor(data.token_vectors)
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
-    model = spec.model.build(data.shape, generator=generator, token_vectors=vectors)
-    stores = {name: torch.from_numpy(value.copy()) for name, value in data.stores.items()}
-    objective: Objective = spec.objective.build(data.shape, fixed_shapes=spec.training.precision.compile, **stores)
+    model = spec.model.build(shape, generator=generator, token_vectors=vectors)
+    stores = {name: tensor(value) for name, value in data.stores.items()}
+    objective: Objective = spec.objective.build(shape, fixed_shapes=spec.training.precision.compile, **stores)
     if isinstance(objective, BuildsOnModel):
         objective.attach(model)
     if isinstance(objective, nn.Module):
@@ -111,40 +134,7 @@ def _trainable_root(
         objective.set_token_counts(lambda: token_counts(data.train, data.shape))
     if isinstance(objective, UsesTrainingLength):
         objective.set_training_length(spec.training.max_steps)
-    if wrap_objective is not None:
-        objective = wrap_objective(objective)
-    trainable = TrainableRoot(model, objective)
-    trained = spec.training.init_from is not None
-    if spec.training.init_from is not None:
-        initialise(trainable, root / spec.training.init_from)
-    freeze(trainable, objective.frozen_parts(trained=trained), trained=trained)
-    return trainable
-
-
-def initialise(trainable: TrainableRoot, path: Path) -> None:
-    """Initialise the root with the weights of a checkpoint (the EMA weights if it has them).
-
-    Parameters of the objective keep their initial values if the checkpoint has none of them. Its buffers are not taken
-    from the checkpoint: they depend on the data and the steps of this run.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    if legacy.is_legacy(path):
-        values, source = {f"model.{name}": value for name, value in legacy.read(path).model.items()}, path / "model.pt"
-    else:
-        source = folder.find(path)
-        name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
-        values = folder.tensors(source, name)
-    values = {name: value for name, value in values.items() if name not in persistent_buffers(trainable)}
-    targets = dict(trainable.named_parameters())
-    own = {name for name in targets if name.startswith("objective.")}
-    if own and not own & set(values):
-        targets = {name: p for name, p in targets.items() if name not in own}
-        own = set()
-    if not own:
-        values = {name: value for name, value in values.items() if not name.startswith("objective.")}
-    load_tensors(targets, values, source)
+    return TrainableRoot(model, objective if wrap_objective is None else wrap_objective(objective))
 
 
 def _session(spec: TrainingSpec, process: Process) -> dict[str, Any]:

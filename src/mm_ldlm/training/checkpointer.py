@@ -14,7 +14,13 @@ from torch import Tensor
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.identity import differences, refuse_other
-from mm_ldlm.checkpoints.weights import load_parameters, load_tensors, persistent_buffers, saved_tensors
+from mm_ldlm.checkpoints.weights import (
+    load_parameters,
+    load_tensors,
+    persistent_buffers,
+    refuse_non_finite,
+    saved_tensors,
+)
 from mm_ldlm.checkpoints.writer import Writer
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import assign, full
@@ -146,7 +152,8 @@ class Checkpointer:
         """Load a checkpoint (by default the newest of the run) on every rank; return its step.
 
         Raises:
-            CheckpointError: there is no checkpoint, or it belongs to another model, tokenizer, normaliser or encoder.
+            CheckpointError: there is no checkpoint, it belongs to another model, tokenizer, normaliser or encoder, or
+                its weights are not finite.
         """
         self.wait()
         collectives.barrier()  # rank 0 may just have finished writing
@@ -158,9 +165,19 @@ class Checkpointer:
             "Restore these values, choose another checkpoint, or start from the beginning with training.resume=never."
         )
         refuse_other(self.identity, document.get("identity"), path, remedy=remedy)
-        load_parameters(self.root, folder.tensors(path, "model.safetensors"), path)
+        weights = {"model.safetensors": folder.tensors(path, "model.safetensors")}
         if self.ema.values:
-            load_tensors(self._averages(), folder.tensors(path, "ema.safetensors"), path / "ema.safetensors")
+            weights["ema.safetensors"] = folder.tensors(path, "ema.safetensors")
+        learned = dict(self.root.named_parameters()).keys()
+        for name, tensors in weights.items():
+            refuse_non_finite(
+                {key: value for key, value in tensors.items() if key in learned}, path / name,
+                remedy="Remove this checkpoint, so that the run continues from the one before, or lower "
+                "training.optimizer.lr and start again.",
+            )  # fmt: skip
+        load_parameters(self.root, weights["model.safetensors"], path)
+        if self.ema.values:
+            load_tensors(self._averages(), weights["ema.safetensors"], path / "ema.safetensors")
         self.optimization.load(folder.tensors(path, "optimizer.safetensors"), _placed_like)
         if self.scaler is not None and document["scaler"]:
             self.scaler.load_state_dict(document["scaler"])

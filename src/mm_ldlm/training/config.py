@@ -155,6 +155,8 @@ class TrainingConfig:
         seed: seed of initial values, batches and noise; null: the project's seed, which data, sampling and evaluation
             keep.
         init_from: folder of a checkpoint whose weights to start from (at step 0, with a new optimizer).
+        init_vocabulary: same refuses a checkpoint of `init_from` whose tokens have other ids; by_token takes the rows
+            of embeddings and output by token, and those of new tokens keep their initial values.
         run_name: name of the run folder; null derives it from the fingerprint of the run.
         preflight: check the machine before the first step.
     """
@@ -180,6 +182,7 @@ class TrainingConfig:
     resume: str = "auto"
     seed: NonNegativeInt | None = None
     init_from: str | None = None
+    init_vocabulary: Literal["same", "by_token"] = "same"
     run_name: str | None = None
     preflight: bool = True
 
@@ -197,5 +200,18 @@ class TrainingConfig:
                     f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
                     f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first"
                 )
-        if self.run_name is not None and ("/" in self.run_name or self.run_name in ("", ".", "..")):
-            raise ValueError(f"run_name must be a single folder name, found {self.run_name!r}")
+        if self.init_vocabulary != "same" and self.init_from is None:
+            raise ValueError("init_vocabulary is read only with init_from: set init_from, or leave it out")
+        if self.run_name is not None and (reason := _no_folder_name(self.run_name)):
+            raise ValueError(f"run_name must be a single folder name, found {self.run_name!r}, which {reason}")
+
+
+def _no_folder_name(name: str) -> str | None:
+    """Return why a text cannot name a run beside the other files in the folder of the runs; None if it can."""
+    if name in ("", ".", "..") or name.startswith("."):
+        return "is empty or begins with a dot"
+    if any(letter in "/\\" or not letter.isprintable() for letter in name):
+        return "contains a separator or a letter that cannot be printed"
+    if name in ("logs", "training_spec.json"):
+        return "is the name of another file in the folder of the runs"
+    return "is longer than 200 bytes" if len(name.encode()) > 200 else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.losses import total
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.stepper import Stepper
+
+LARGEST_NORM = 1e19
+"""The square of a larger norm exceeds float32."""
 
 
 @dataclasses.dataclass
@@ -42,6 +46,10 @@ class Findings:
     """first module, in backward order, whose output's gradient was non-finite"""
     gradient: str | None = None
     """first parameter with a non-finite gradient"""
+    norm: float = 0.0
+    """largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is not finite"""
+    steepest: str | None = None
+    """parameter with the largest of these gradients"""
     trouble: str | None = None
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
     """largest finite magnitudes among module outputs"""
@@ -56,7 +64,13 @@ class Findings:
             or self.losses
             or self.backward
             or self.gradient
+            or self.overflow
         )
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the squares of finite gradients exceed float32, so that their norm is infinite."""
+        return self.norm > LARGEST_NORM
 
     def sentence(self) -> str:
         """Describe the findings in one or two sentences."""
@@ -76,6 +90,12 @@ class Findings:
         if self.backward or self.gradient:
             where = f"at the output of module {self.backward}" if self.backward else "in the backward pass"
             return f"{start}the loss is finite, but gradients became non-finite {where}.{gradient}"
+        if self.overflow:
+            return (
+                f"{start}the gradients are finite, but too large for float32: their norm is {self.norm:.1e}, the "
+                f"largest are those of {self.steepest}. An earlier update made the weights too large: lower "
+                "training.optimizer.lr, or lengthen the warm-up."
+            )
         if self.trouble:
             return f"{start}the step could not be repeated ({self.trouble})."
         return f"{start}all values were finite when the step was repeated."
@@ -138,9 +158,20 @@ def _repeat(stepper: Stepper, micros: list[Batch], *, kind: str, step: int, draw
                     if gradient is not None and not bool(torch.isfinite(gradient).all())
                 )
                 found.gradient = found.gradient or next(bad, None)
+                if found.gradient is None:
+                    norms = {name: _norm(g) for name, g in gradients.items() if g is not None}
+                    if (norm := math.hypot(*norms.values())) > found.norm:
+                        found.norm, found.steepest = norm, max(norms, key=norms.__getitem__)
     except Exception as error:
         found.trouble = f"{type(error).__name__}: {error}"
     return found
+
+
+def _norm(gradient: Tensor) -> float:
+    """Compute the norm of a gradient in float64, in which the squares of float32 numbers do not overflow."""
+    found: Any = gradient.detach().double().norm()
+    whole = getattr(found, "full_tensor", None)
+    return float(found if whole is None else whole())
 
 
 def _non_finite_examples(batch: Batch) -> dict[str, list[int]]:

@@ -11,11 +11,13 @@ import torch
 
 from mm_ldlm.config import parse, parse_kind, to_dict
 from mm_ldlm.data.dataset import Dataset, values
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import stores_of_fields
+from mm_ldlm.training.initial import refuse_other_vocabulary
 from mm_ldlm.training.spec import TrainingSpec
 
 
@@ -33,8 +35,9 @@ def plan(
     """Make the spec, which contains everything that a worker needs, with paths relative to `runs`.
 
     Raises:
-        ConfigurationError: model, objective and data do not fit together.
+        ConfigurationError: model, objective and data do not fit together, or the name of the run is that of a file.
         StoreError: the dataset lacks a store that the objective or the model reads.
+        CheckpointError: the checkpoint of `init_from` is damaged, or has another vocabulary.
     """
     typed_model = parse_kind(MODELS, model, at="model")
     typed_objective = parse_kind(OBJECTIVES, objective, at="objective")
@@ -46,6 +49,13 @@ def plan(
     own = {name: torch.from_numpy(values(dataset.require(name))) for name in typed_objective.stores}
     noise_ids = typed_objective.noise_ids(dataset.shape, **own)
     typed_training = parse(TrainingConfig, training, at="training")
+    _refuse_other_vocabulary(typed_training, runs, dataset)
+    name = typed_training.run_name
+    if name is not None and (runs / name).exists() and not (runs / name).is_dir():
+        raise ConfigurationError(
+            f"parameter 'training.run_name': expected the name of a folder in {runs}, found {name!r}, which is a file "
+            "there. Choose another name, or remove the file."
+        )
     seed = seed if typed_training.seed is None else typed_training.seed
     named = {*stores, "tokenizer", *(("encoder",) if "latents" in stores else ())}
     return TrainingSpec(
@@ -59,6 +69,12 @@ def plan(
         encoder=encoder if "latents" in stores else {},
         tracking=tracking,
     )
+
+
+def _refuse_other_vocabulary(training: TrainingConfig, runs: Path, dataset: Dataset) -> None:
+    """Refuse a checkpoint of `init_from` with another vocabulary. One that is missing is refused by the session."""
+    if training.init_from is not None and training.init_vocabulary == "same" and (runs / training.init_from).is_dir():
+        refuse_other_vocabulary(runs / training.init_from, dataset.tokenizer)
 
 
 def _within_tokens(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:

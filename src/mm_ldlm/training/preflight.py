@@ -118,8 +118,8 @@ def configuration(directory: Path, spec: TrainingSpec) -> Check:
     path = directory / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        found.pop("versions", None)
-        same = TrainingSpec.from_dict(found).fingerprint == spec.fingerprint
+        known = {key: value for key, value in found.items() if key != "versions"} if isinstance(found, dict) else found
+        same = TrainingSpec.from_dict(known).fingerprint == spec.fingerprint
     except (OSError, ValueError) as error:
         return Check("configuration", f"{path}: {error}", "make the run's folder readable and writable")
     return Check(

@@ -65,7 +65,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
                     "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
                     log_directory=logs,
                 )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         log.warning("training of %s was interrupted%s", typed.name, _how_to_continue(typed, directory))
         raise
     except WorkerFailed as error:

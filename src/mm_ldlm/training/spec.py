@@ -54,6 +54,8 @@ class TrainingSpec:
     def fingerprint(self) -> str:
         """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
         training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
+        if self.training.init_vocabulary == "same":  # earlier versions had no other: their runs keep their names
+            training.pop("init_vocabulary")
         training["batch"] = {key: value for key, value in training["batch"].items() if key != "prefetch"}
         return fingerprint(
             {"seed": self.seed, "fingerprints": self.fingerprints, "model": to_dict(self.model),
@@ -93,8 +95,10 @@ class TrainingSpec:
                 encoder=dict(found.get("encoder") or {}),
                 tracking=dict(found.get("tracking") or {}),
             )
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(f"training spec: field missing or unknown ({error}). Plan it again.") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"training spec: field missing, unknown or of another type ({error}). Plan it again."
+            ) from None
 
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.store import atomic
+from mm_ldlm.store.lock import try_lock
 
 log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"
@@ -25,16 +25,20 @@ def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
 
 def read_status(directory: Path) -> dict[str, Any]:
     """Read {"status": running | finished | stopped | paused | failed | absent, "step": …}."""
+    remedy = "Remove it: the run then continues from its newest checkpoint."
     try:
-        found: dict[str, Any] = json.loads((directory / STATUS).read_text(encoding="utf-8"))
-        return found
+        found = atomic.read_json(directory / STATUS)
     except FileNotFoundError:
         return {"status": "absent", "step": 0}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory / STATUS}: not readable as JSON ({error}). {remedy}") from None
+    kinds = {"status": str, "step": int, "metrics": dict}
+    known = {"status": "", "step": None, "metrics": {}} | found if isinstance(found, dict) else {}
+    if not known or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
         raise CheckpointError(
-            f"{directory / STATUS}: not readable as JSON ({error}). Remove it: the run then continues from its newest "
-            "checkpoint."
-        ) from None
+            f"{directory / STATUS}: expected a status, a step and metrics, found {found!r:.80}. {remedy}"
+        )
+    return dict(found)
 
 
 @contextmanager
@@ -46,11 +50,11 @@ def sole_writer(root: Path, name: str) -> Iterator[bool]:
     root.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + LOCK_SECONDS
     with _lock_file(root, name).open("a") as handle:
-        if not (held := _lock(handle)):
+        if not (held := try_lock(handle)):
             log.info("run %s: another process writes to it; waiting up to %.0f s for it to end", name, LOCK_SECONDS)
         while not held and time.monotonic() < give_up:
             time.sleep(0.2)
-            held = _lock(handle)
+            held = try_lock(handle)
         yield held
 
 
@@ -66,18 +70,6 @@ def _lock_file(root: Path, name: str) -> Path:
     return root / f".{name}.lock"
 
 
-def _lock(handle: IO[str]) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
-
-
 FAILURE = "failure.json"
 
 
@@ -90,7 +82,8 @@ def write_failure(directory: Path, launch: str, error: Exception) -> None:
 def read_failure(directory: Path, launch: str) -> str | None:
     """Read the text of the error that ended an earlier attempt of the same launch."""
     try:
-        found = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        found = atomic.read_json(directory / FAILURE)
+    except (OSError, ValueError):  # none, or one that was not written by this launch
         return None
-    return str(found["text"]) if found["launch"] == launch else None
+    same = isinstance(found, dict) and found.get("launch") == launch
+    return str(found.get("text")) if same else None

@@ -8,6 +8,7 @@ It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import platform
 import signal
@@ -98,16 +99,27 @@ def train(
             tracker.event(parts.state.step, "end", ending=ending)
             collectives.barrier()
             return Result(directory, ending, parts.state.step, newest, metrics)
-        except BaseException as error:
+        except BaseException as raised:
+            error = _known(raised)
             step = None if parts is None else parts.state.step
             failure.note(error, step=step)
-            if isinstance(error, MMLDLMError):
-                write_failure(directory, process.rank_info.run_id, error)
-            tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
-            _status(directory, process, "failed", step or 0, reason=str(error))
-            raise
+            with contextlib.suppress(OSError):  # a full disk must not replace the error by another one
+                if isinstance(error, MMLDLMError):
+                    write_failure(directory, process.rank_info.run_id, error)
+                tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
+                _status(directory, process, "failed", step or 0, reason=str(error))
+            if error is raised:
+                raise
+            raise error from raised
         finally:
-            tracker.close()
+            with contextlib.suppress(OSError):  # lines that a full disk did not take
+                tracker.close()
+
+
+def _known(error: BaseException) -> BaseException:
+    """Replace the error of a full disk or of missing permissions by one with its remedy."""
+    reason = atomic.write_failure(error) if isinstance(error, OSError) else None
+    return error if reason is None else WorkerFailed(reason)
 
 
 # -- start and end of a session ----------------------------------------------------------------------------------------

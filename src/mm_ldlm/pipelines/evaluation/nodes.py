@@ -1,16 +1,19 @@
 """Nodes of `evaluation`: the model is loaded once, and each suite returns its metrics.
 
-A suite that the run's capabilities do not support returns `{"skipped": reason}`.
+A suite that the run's capabilities do not support returns `{"skipped": reason}`. Every result names the weights, the
+parameters and the seed that made it; samples of other weights are refused.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.checkpoints.reference import run_folder
-from mm_ldlm.config import parse
+from mm_ldlm.config import parse, to_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +26,39 @@ Parameters = dict[str, Any]
 Metrics = dict[str, Any]
 SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
 """Suites of this pipeline, each a catalog entry `metrics_{suite}`."""
+_AGAIN = (
+    "Run `kedro run --pipelines=sampling,evaluation,reporting`, with the same checkpoint and use_ema in the sections "
+    "sampling and evaluation."
+)
+
+
+def _signed(suite: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse samples of other weights than the model's, and sign the metrics and rows of a suite (`provenance`)."""
+
+    @wraps(suite)
+    def evaluate(*arguments: Any, **named: Any) -> Any:
+        from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
+
+        given = inspect.signature(suite).bind(*arguments, **named).arguments
+        model, evaluation = given["model"], given["evaluation"]
+        if model.parts is None:  # a model that was built in memory
+            return suite(*arguments, **named)
+        config = _config(evaluation)
+        weights = weights_of(model.parts.checkpoint, use_ema=config.use_ema)
+        about = made_by(weights, parameters=to_dict(config), seed=given["seed"])
+        for name, table in given.items():
+            if name.startswith("samples_"):
+                found = table.attrs.get(MADE_BY)
+                refuse_other(found, weights, what=name, remedy=_AGAIN)
+                about.setdefault("samples", {})[name] = found
+        result = suite(*arguments, **named)
+        metrics = result[1] if isinstance(result, tuple) else result
+        metrics[MADE_BY] = about
+        if isinstance(result, tuple):
+            result[0].attrs = {MADE_BY: about}
+        return result
+
+    return evaluate
 
 
 def load_model(run: dict[str, Any], runs: Path, evaluation: Parameters) -> MMLDLM:
@@ -35,6 +71,7 @@ def load_model(run: dict[str, Any], runs: Path, evaluation: Parameters) -> MMLDL
     )
 
 
+@_signed
 def evaluate_inversion(
     model: MMLDLM, dataset: Dataset, samples_l2t: pd.DataFrame, evaluation: Parameters, seed: int
 ) -> tuple[pd.DataFrame, Metrics]:
@@ -62,6 +99,7 @@ def evaluate_inversion(
     return rows, metrics
 
 
+@_signed
 def evaluate_sts(model: MMLDLM, evaluation: Parameters, seed: int) -> Metrics:
     """Score every STS set for the model, the one-step regression and the encoder."""
     from mm_ldlm.evaluation.suites import sts as suite
@@ -70,6 +108,7 @@ def evaluate_sts(model: MMLDLM, evaluation: Parameters, seed: int) -> Metrics:
     return suite.evaluate(model, config=config.sts, bootstrap=config.bootstrap, seed=seed, progress=config.progress)
 
 
+@_signed
 def evaluate_likelihood(
     model: MMLDLM, dataset: Dataset, evaluation: Parameters, seed: int
 ) -> tuple[pd.DataFrame, Metrics]:
@@ -82,6 +121,7 @@ def evaluate_likelihood(
     return suite.evaluate(model, sentences, config=config.likelihood, seed=seed)
 
 
+@_signed
 def evaluate_latents(
     model: MMLDLM,
     dataset: Dataset,
@@ -114,6 +154,7 @@ def evaluate_latents(
     )
 
 
+@_signed
 def evaluate_generation(
     model: MMLDLM, dataset: Dataset, samples_unconditional: pd.DataFrame, evaluation: Parameters, seed: int
 ) -> Metrics:
@@ -140,6 +181,7 @@ def evaluate_generation(
     )
 
 
+@_signed
 def evaluate_classification(model: MMLDLM, dataset: Dataset, evaluation: Parameters, seed: int) -> Metrics:
     """Measure the classes of held-out examples, beside logistic regression on the latents."""
     from mm_ldlm.evaluation.suites import classification as suite
@@ -148,6 +190,7 @@ def evaluate_classification(model: MMLDLM, dataset: Dataset, evaluation: Paramet
     return suite.evaluate(model, dataset, config=config.classification, bootstrap=config.bootstrap, seed=seed)
 
 
+@_signed
 def evaluate_images(
     model: MMLDLM,
     dataset: Dataset,

@@ -35,6 +35,7 @@ PLOTS = (
     "plot_comparison",
 )
 """Figures of this pipeline, each a catalog entry."""
+_AGAIN = "Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
 DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
 """Figures of the validation pipeline that the report shows too."""
 
@@ -48,20 +49,34 @@ def collect_metrics(
     classification: Metrics,
     images: Metrics,
     timings: dict[str, float],
-) -> dict[str, float]:
-    """Collect all headline numbers in one flat mapping."""
-    from mm_ldlm.evaluation.headline import flat_metrics
+    run: dict[str, Any],
+    runs: Path,
+    evaluation: Parameters,
+) -> dict[str, Any]:
+    """Collect all headline numbers in one flat mapping, with the weights that they belong to ("made_by").
 
-    return flat_metrics(
-        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, generation=generation,
-        classification=classification, images=images, timings=timings,
-    )  # fmt: skip
+    Raises:
+        EvaluationError: a suite evaluated other weights than those of the run.
+    """
+    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
+    from mm_ldlm.evaluation.headline import flat_metrics
+    from mm_ldlm.evaluation.report.inputs import own_timings
+
+    suites = {
+        "inversion": inversion, "sts": sts, "likelihood": likelihood, "latents": latents, "generation": generation,
+        "classification": classification, "images": images,
+    }  # fmt: skip
+    folder = run_folder(runs, run)
+    weights = _weights(folder, evaluation)
+    for name, metrics in suites.items():
+        refuse_other(metrics.get(MADE_BY), weights, what=f"metrics_{name}", remedy=_AGAIN)
+    return {**flat_metrics(**suites, timings=own_timings(folder, timings)), MADE_BY: weights}
 
 
 def compare_runs(
     run: dict[str, Any],
     runs: Path,
-    metrics: dict[str, float],
+    metrics: dict[str, Any],
     inversion_rows: pd.DataFrame,
     likelihood_rows: pd.DataFrame,
     reporting: Parameters,
@@ -69,12 +84,19 @@ def compare_runs(
     seed: int,
     tracking: dict[str, Any],
 ) -> Metrics:
-    """Save this run's result in its folder and compare it with the runs of `reporting.compare`."""
+    """Save this run's result in its folder and compare it with the runs of `reporting.compare`.
+
+    Raises:
+        EvaluationError: a table of rows belongs to other weights than the metrics.
+    """
+    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 
     config = parse(ReportingConfig, reporting, at="reporting")
     bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
+    for name, rows in (("inversion_rows", inversion_rows), ("likelihood_rows", likelihood_rows)):
+        refuse_other(rows.attrs.get(MADE_BY), metrics[MADE_BY], what=name, remedy=_AGAIN)
     ours = Result(str(run["name"]), metrics, inversion_rows, likelihood_rows)
     keep(ours, run_folder(runs, run))
 
@@ -86,13 +108,13 @@ def compare_runs(
         return read_metrics(uri, run_id)
 
     others = [load_result(reference, from_tracking=from_tracking) for reference in config.compare]
-    return compare(ours, others, bootstrap=bootstrap, seed=seed)
+    return {**compare(ours, others, bootstrap=bootstrap, seed=seed), MADE_BY: metrics[MADE_BY]}
 
 
 def write_report(
     run: dict[str, Any],
     runs: Path,
-    metrics: dict[str, float],
+    metrics: dict[str, Any],
     comparison: Metrics,
     inversion: Metrics,
     sts: Metrics,
@@ -109,18 +131,34 @@ def write_report(
     parameters: Parameters,
     *data_plots: go.Figure,
 ) -> dict[str, Any]:
-    """Render the page ("report") and its figures, by catalog name; `data_plots` are those of `DATA_PLOTS`."""
+    """Render the page ("report") and its figures, by catalog name; `data_plots` are those of `DATA_PLOTS`.
+
+    Raises:
+        EvaluationError: an input belongs to other weights than the metrics.
+    """
+    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.config import ReportingConfig
     from mm_ldlm.evaluation.report import figures, inputs, page, theme
     from mm_ldlm.evaluation.report.content import cards
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
+    weights = metrics[MADE_BY]
+    inputs_of_run = {
+        "metrics_inversion": inversion, "metrics_sts": sts, "metrics_likelihood": likelihood,
+        "metrics_latents": latents, "metrics_generation": generation, "metrics_classification": classification,
+        "metrics_images": images, "inversion_rows": inversion_rows.attrs,
+        "samples_unconditional": samples_unconditional.attrs, "comparison": comparison,
+    }  # fmt: skip
+    for name, about in inputs_of_run.items():
+        refuse_other(about.get(MADE_BY), weights, what=name, remedy=_AGAIN)
     path = run_folder(runs, run)
     training_log = inputs.training_log(path)
     drawn = figures.all_figures(
         inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, classification=classification,
         log=training_log, comparison=comparison, smoothing=config.smoothing,
     )  # fmt: skip
+    for figure in drawn.values():
+        figure.update_layout(meta={MADE_BY: weights})
     made_of = inputs.ReportInputs(
         title=config.title,
         run=run,
@@ -139,7 +177,7 @@ def write_report(
         events=inputs.training_events(path),
         ingestion_report=ingestion_report,
         validation_report=validation_report,
-        timings=timings,
+        timings=inputs.own_timings(path, timings),
         parameters=parameters,
         comparison=comparison,
         examples=config.examples,
@@ -149,3 +187,14 @@ def write_report(
         log.info("%-24s %s%s", card.label, card.value, f"  [{card.interval}]" if card.interval else "")
     shown = {name: theme.adopted(figure) for name, figure in zip(DATA_PLOTS, data_plots, strict=True)}
     return {"report": page.render(made_of, drawn | shown, made_at=inputs.now()), **drawn}
+
+
+def _weights(folder: Path, evaluation: Parameters) -> dict[str, str]:
+    """Name the weights of a run that the evaluation reads."""
+    from mm_ldlm.checkpoints import folder as checkpoints
+    from mm_ldlm.checkpoints.provenance import weights_of
+    from mm_ldlm.evaluation.config import EvaluationConfig
+
+    config = parse(EvaluationConfig, evaluation, at="evaluation")
+    which = str(config.checkpoint).removeprefix("step-")
+    return weights_of(checkpoints.find(folder, which=which), use_ema=config.use_ema)

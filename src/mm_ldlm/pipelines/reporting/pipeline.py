@@ -20,7 +20,12 @@ METRICS = [
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            node(nodes.collect_metrics, inputs=[*METRICS, "timings"], outputs="metrics", name="collect_metrics"),
+            node(
+                nodes.collect_metrics,
+                inputs=[*METRICS, "timings", "run", "runs", "params:evaluation"],
+                outputs="metrics",
+                name="collect_metrics",
+            ),
             node(
                 nodes.compare_runs,
                 inputs=[

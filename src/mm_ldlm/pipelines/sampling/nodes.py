@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.checkpoints.reference import run_folder
-from mm_ldlm.config import parse
+from mm_ldlm.config import parse, to_dict
 from mm_ldlm.errors import SamplingError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
     """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text."""
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
-        return _table([], L2T_COLUMNS, model, config, "l2t")
+        return _table([], L2T_COLUMNS, model, config, "l2t", seed)
     how: dict[str, Any] = {
         "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed
     }  # fmt: skip
@@ -83,7 +83,7 @@ def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
         parts.append(_texts(model.invert(Path(file), **how), id=None, origin=file))
     if config.l2t.texts:
         parts.append(_texts(model.invert(list(config.l2t.texts), **how), id=None, origin="texts"))
-    return _table(parts, L2T_COLUMNS, model, config, "l2t")
+    return _table(parts, L2T_COLUMNS, model, config, "l2t", seed)
 
 
 def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
 
     config = _config(sampling)
     if not _runs(model, config, "t2l"):
-        return _table([], T2L_COLUMNS, model, config, "t2l")
+        return _table([], T2L_COLUMNS, model, config, "t2l", seed)
     parts = []
     if config.rows:
         held = _held_out(dataset, config, seed)
@@ -101,7 +101,7 @@ def sample_t2l(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
         parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine))
     for origin, texts in _given_texts(config):
         parts.append(model.embed(texts, sampler=config.latent, seed=seed).to_frame().assign(id=None, origin=origin))
-    return _table(parts, T2L_COLUMNS, model, config, "t2l")
+    return _table(parts, T2L_COLUMNS, model, config, "t2l", seed)
 
 
 def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, 
     config = _config(sampling)
     how = config.unconditional
     if not _runs(model, config, "unconditional"):
-        return _table([], UNCONDITIONAL_COLUMNS, model, config, "unconditional")
+        return _table([], UNCONDITIONAL_COLUMNS, model, config, "unconditional", seed)
     made = model.generate(
         how.count, order=how.order, sampler=how.text, latent_sampler=how.latent, length=how.length, seed=seed
     )
@@ -124,7 +124,7 @@ def sample_unconditional(model: MMLDLM, dataset: Dataset, sampling: Parameters, 
         found = model.neighbours(made.latents, latents_of(dataset, rows), k=1)
         nearest = dataset.records.take(rows[found.rows[:, 0]]).column("text").to_pylist()
         frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
-    return _table([frame], UNCONDITIONAL_COLUMNS, model, config, "unconditional")
+    return _table([frame], UNCONDITIONAL_COLUMNS, model, config, "unconditional", seed)
 
 
 def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -150,9 +150,9 @@ def edit_texts(model: MMLDLM, sampling: Parameters, seed: int) -> tuple[pd.DataF
         )  # fmt: skip
         interpolated.append(_texts(path.written, pair=path.pairs, fraction=path.fractions))
     return (
-        _table(filled, INFILL_COLUMNS, model, config, "infill"),
-        _table(edited, EDIT_COLUMNS, model, config, "edit"),
-        _table(interpolated, INTERPOLATE_COLUMNS, model, config, "interpolate"),
+        _table(filled, INFILL_COLUMNS, model, config, "infill", seed),
+        _table(edited, EDIT_COLUMNS, model, config, "edit", seed),
+        _table(interpolated, INTERPOLATE_COLUMNS, model, config, "interpolate", seed),
     )
 
 
@@ -180,9 +180,9 @@ def sample_images(
     if "image_text" in tasks:
         both.append(model.images.generate(how.joint_count, steps=how.joint_steps, seed=seed).to_frame())
     return (
-        _table(drawn, DRAWN_COLUMNS, model, config, "caption_to_image"),
-        _table(written, CAPTION_COLUMNS, model, config, "image_to_caption"),
-        _table(both, JOINT_COLUMNS, model, config, "image_text"),
+        _table(drawn, DRAWN_COLUMNS, model, config, "caption_to_image", seed),
+        _table(written, CAPTION_COLUMNS, model, config, "image_to_caption", seed),
+        _table(both, JOINT_COLUMNS, model, config, "image_text", seed),
     )
 
 
@@ -233,12 +233,13 @@ def _texts(made: Any, **more: Any) -> pd.DataFrame:
 
 
 def _table(
-    parts: Sequence[pd.DataFrame], columns: dict[str, str], model: MMLDLM, config: SamplingConfig, task: Any
+    parts: Sequence[pd.DataFrame], columns: dict[str, str], model: MMLDLM, config: SamplingConfig, task: Any, seed: int
 ) -> pd.DataFrame:
     """Concatenate the parts, with exactly these columns and types, and the attributes that `SamplesDataset` reads."""
     import pandas as pd
 
-    from mm_ldlm.datasets.samples import KEEP, MADE_BY
+    from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, weights_of
+    from mm_ldlm.datasets.samples import KEEP
 
     whole = (
         pd.concat([part.reindex(columns=list(columns)) for part in parts])
@@ -246,9 +247,10 @@ def _table(
         else pd.DataFrame(columns=list(columns))
     )
     table = whole.astype(columns).reset_index(drop=True)
-    checkpoint = "/".join(model.parts.checkpoint.parts[-3:]) if model.parts else ""
-    made_by = f"{checkpoint}, {'averaged' if config.use_ema else 'last'} weights"
-    table.attrs = {MADE_BY: made_by} if config.requests(task) else {MADE_BY: made_by, KEEP: made_by}
+    if model.parts is not None:
+        weights = weights_of(model.parts.checkpoint, use_ema=config.use_ema)
+        table.attrs = {MADE_BY: made_by(weights, parameters=to_dict(config), seed=seed)}
+        table.attrs |= {} if config.requests(task) else {KEEP: weights}
     return table
 
 

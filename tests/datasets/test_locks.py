@@ -1,0 +1,116 @@
+"""Locks of the data folders: which runs exclude one another, and which run at the same time."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from kedro.pipeline import Pipeline, node
+
+from mm_ldlm.datasets.locks import FolderLocks
+from mm_ldlm.errors import ConfigurationError
+
+_holding: list[FolderLocks] = []
+"""Locks end with their object."""
+
+
+def pipeline(*names: str) -> Pipeline:
+    modules = [importlib.import_module(f"mm_ldlm.pipelines.{name}.pipeline") for name in names]
+    return sum((module.create_pipeline() for module in modules), Pipeline([]))
+
+
+def take(steps: Pipeline, folders: dict[str, Path]) -> FolderLocks:
+    """Lock the folders for a run with these steps."""
+    _holding.append(FolderLocks())
+    _holding[-1].take(steps, folders)
+    return _holding[-1]
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pipeline("ingestion", "embedding", "validation", "training", "sampling")
+    _holding.clear()
+    monkeypatch.setattr("kedro.framework.project.pipelines", {"__default__": whole})
+
+
+def folders(root: Path, results: str = "a") -> dict[str, Path]:
+    return {"data": root, "features": root, "results": root / results if results else root}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (("training",), ("training",), False),
+        (("training",), ("sampling",), False),
+        (("ingestion", "embedding", "validation", "training"), ("ingestion",), False),
+        (("validation",), ("ingestion",), False),
+        (("validation",), ("embedding",), False),
+        (("training",), ("ingestion",), False),  # the dataset is among the results, but its stores are the data
+        (("comparison",), ("ingestion",), True),  # its sessions read the data, with locks of their own
+    ],
+)
+def test_runs_in_one_folder(first: tuple[str, ...], second: tuple[str, ...], together: bool, tmp_path: Path) -> None:
+    for one, two in ((first, second), (second, first)):
+        mine, theirs = FolderLocks(), FolderLocks()
+        mine.take(pipeline(*one), folders(tmp_path))
+        if together:
+            theirs.take(pipeline(*two), folders(tmp_path))
+            theirs.release()
+        else:
+            with pytest.raises(ConfigurationError, match=r"expected no other run that .* found process \d+, since 2"):
+                theirs.take(pipeline(*two), folders(tmp_path))
+        mine.release()
+        theirs.take(pipeline(*two), folders(tmp_path))
+        theirs.release()
+
+
+def test_models_train_at_the_same_time_on_the_same_data(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        take(pipeline("validation", "training", "sampling"), folders(tmp_path, name))
+
+
+def test_a_whole_run_shares_the_data_once_they_are_written(tmp_path: Path) -> None:
+    whole, other = FolderLocks(), FolderLocks()
+    steps = pipeline("ingestion", "embedding", "validation")
+    whole.take(steps, folders(tmp_path, "a"))
+    for each in (*pipeline("ingestion").nodes, *pipeline("embedding").nodes):
+        with pytest.raises(ConfigurationError, match="while this one uses them"):
+            other.take(pipeline("validation"), folders(tmp_path, "b"))
+        for name in each.outputs:
+            whole.saved(name)
+    other.take(pipeline("validation"), folders(tmp_path, "b"))
+    with pytest.raises(ConfigurationError, match="while this one writes them"):
+        take(pipeline("ingestion"), folders(tmp_path, "c"))
+
+
+def test_the_sessions_of_a_comparison_run_inside_its_folder(tmp_path: Path) -> None:
+    """In base, data, features and results are one folder, and the sessions have results below it."""
+    take(pipeline("comparison"), folders(tmp_path, ""))
+    first = take(pipeline("ingestion", "embedding", "validation", "training"), folders(tmp_path, "06_models/x/seed-0"))
+    first.release()
+    for seed in (1, 2):
+        take(pipeline("validation", "training"), folders(tmp_path, f"06_models/x/seed-{seed}"))
+    with pytest.raises(ConfigurationError, match=r"uses the results .*`--params results=FOLDER`"):
+        take(pipeline("training"), folders(tmp_path, ""))
+
+
+def test_a_refused_run_holds_no_lock(tmp_path: Path) -> None:
+    mine = take(pipeline("training"), folders(tmp_path, "a"))
+    with pytest.raises(ConfigurationError, match="the results in"):
+        take(pipeline("validation", "training"), folders(tmp_path, "a"))
+    mine.release()
+    take(pipeline("ingestion"), folders(tmp_path, "b"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written to"):
+        take(pipeline("training"), folders(tmp_path / "file"))
+
+
+def test_nodes_of_no_pipeline_write_results(tmp_path: Path) -> None:
+    mine = take(Pipeline([node(lambda: 1, None, "x", name="n")]), folders(tmp_path))
+    mine.saved("x")
+    with pytest.raises(ConfigurationError):
+        take(pipeline("training"), folders(tmp_path))

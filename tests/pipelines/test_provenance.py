@@ -1,0 +1,131 @@
+"""Results and the weights that made them: nothing of one run appears under the name of another."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.folder import Contents
+from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, weights_of
+from mm_ldlm.datasets.samples import KEEP, SamplesDataset
+from mm_ldlm.errors import EvaluationError
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.pipelines.evaluation import nodes as evaluation
+from mm_ldlm.pipelines.reporting import nodes as reporting
+
+SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
+
+
+def write_checkpoint(runs: Path, run: str, step: int, *, value: float = 0.0, averaged: bool = True) -> Path:
+    tensors = {"model.safetensors": {"w": torch.full((2,), value)}}
+    if averaged:
+        tensors["ema.safetensors"] = {"w": torch.zeros(2)}
+    return folder.write(runs / run / "checkpoints", step, Contents(tensors, {"training_state.json": {}}))
+
+
+def samples(checkpoint: Path, *, use_ema: bool = True, seed: int = 0) -> pd.DataFrame:
+    table = pd.DataFrame({"id": pd.Series(dtype="string"), "text": pd.Series(dtype="string")})
+    table.attrs = {MADE_BY: made_by(weights_of(checkpoint, use_ema=use_ema), parameters={"rows": seed}, seed=seed)}
+    return table
+
+
+def model(checkpoint: Path) -> Any:
+    unable = Capabilities(uses=frozenset(), trained_as="objective toy")
+    return types.SimpleNamespace(capabilities=unable, parts=types.SimpleNamespace(checkpoint=checkpoint))
+
+
+def others(runs: Path) -> dict[str, tuple[Path, bool]]:
+    """Weights that are not the averaged ones of step 100 of run B, each other in one way only."""
+    before = write_checkpoint(runs / "before", "B", 100, value=1.0)
+    return {
+        "another run": (write_checkpoint(runs, "A", 100), True),
+        "another step": (write_checkpoint(runs, "B", 20), True),
+        "an earlier training": (before, True),
+        "other weights": (runs / "B" / "checkpoints" / folder.name_of(100), False),
+    }
+
+
+@pytest.mark.parametrize("other", ["another run", "another step", "an earlier training", "other weights"])
+def test_samples_of_other_weights_are_refused_by_every_suite_that_reads_them(other: str, tmp_path: Path) -> None:
+    mine = write_checkpoint(tmp_path, "B", 100)
+    checkpoint, use_ema = others(tmp_path)[other]
+    own, wrong = samples(mine), samples(checkpoint, use_ema=use_ema)
+    nodes = {
+        "samples_l2t": (evaluation.evaluate_inversion, ["dataset"], ["samples_l2t"]),
+        "samples_unconditional": (evaluation.evaluate_generation, ["dataset"], ["samples_unconditional"]),
+        "samples_t2l": (evaluation.evaluate_latents, ["dataset"], ["samples_t2l", "samples_unconditional"]),
+        "samples_image_text": (
+            evaluation.evaluate_images, ["dataset"],
+            ["samples_caption_to_image", "samples_image_to_caption", "samples_image_text"],
+        ),
+    }  # fmt: skip
+    for bad, (suite, before, tables) in nodes.items():
+        given = [wrong if name == bad else own for name in tables]
+        words = rf"{bad}: expected results of run B, step-00000100, averaged weights, found those of .*kedro run"
+        with pytest.raises(EvaluationError, match=words):
+            suite(model(mine), *before, *given, {}, 0)
+        found = suite(model(mine), *before, *[own] * len(tables), {}, 5)
+        metrics = found[1] if isinstance(found, tuple) else found
+        assert metrics[MADE_BY] | {"samples": 0} == {
+            **weights_of(mine, use_ema=True), "parameters": metrics[MADE_BY]["parameters"], "seed": 5, "samples": 0
+        }  # fmt: skip
+        assert set(metrics[MADE_BY]["samples"]) == set(tables)
+        assert metrics[MADE_BY]["parameters"]["bootstrap"]
+
+
+def test_samples_that_name_no_weights_are_refused(tmp_path: Path) -> None:
+    mine = write_checkpoint(tmp_path, "B", 100)
+    table = samples(mine)
+    for attributes in ({}, {MADE_BY: "A/checkpoints/step-00000100"}, {MADE_BY: {"run": "B"}}, {MADE_BY: None}):
+        table.attrs = attributes
+        with pytest.raises(EvaluationError, match="found those of weights that it does not name"):
+            evaluation.evaluate_inversion(model(mine), "dataset", table, {}, 0)
+
+
+def test_the_weights_that_were_evaluated_are_those_that_were_loaded(tmp_path: Path) -> None:
+    both, last = write_checkpoint(tmp_path, "a", 1), write_checkpoint(tmp_path, "b", 1, averaged=False)
+    assert [weights_of(path, use_ema=True)["weights"] for path in (both, last)] == ["averaged", "last"]
+    assert weights_of(both, use_ema=False)["weights"] == "last"
+
+
+def test_the_report_refuses_metrics_of_other_weights(tmp_path: Path) -> None:
+    mine = write_checkpoint(tmp_path, "B", 100)
+    right = {MADE_BY: weights_of(mine, use_ema=True)}
+    run, given = {"name": "B"}, dict.fromkeys(SUITES, right)
+    found = reporting.collect_metrics(**given, timings={}, run=run, runs=tmp_path, evaluation={})
+    assert found == right
+    for other in ("another run", "another step", "an earlier training", "other weights"):
+        if other == "another step":
+            continue  # writes a checkpoint into the run itself; see below
+        checkpoint, use_ema = others(tmp_path / other)[other] if other != "other weights" else (mine, False)
+        wrong = {MADE_BY: weights_of(checkpoint, use_ema=use_ema)}
+        for suite in SUITES:
+            with pytest.raises(EvaluationError, match=rf"metrics_{suite}: expected results of run B"):
+                reporting.collect_metrics(**{**given, suite: wrong}, timings={}, run=run, runs=tmp_path, evaluation={})
+    write_checkpoint(tmp_path, "B", 200)  # the run was trained further since its evaluation
+    with pytest.raises(EvaluationError, match="step-00000200, averaged weights, found those of run B, step-00000100"):
+        reporting.collect_metrics(**given, timings={}, run=run, runs=tmp_path, evaluation={})
+    at_100 = {"checkpoint": "100"}
+    assert reporting.collect_metrics(**given, timings={}, run=run, runs=tmp_path, evaluation=at_100) == right
+
+
+def test_a_table_keeps_its_provenance_on_disk_and_stays_for_the_same_weights_only(tmp_path: Path) -> None:
+    one, two = write_checkpoint(tmp_path, "A", 1), write_checkpoint(tmp_path, "B", 1, value=1.0)
+    entry = SamplesDataset(filepath=str(tmp_path / "samples.parquet"))
+    drawn = samples(one, seed=3).reindex(range(2))
+    drawn.attrs = samples(one, seed=3).attrs
+    entry.save(drawn)
+    assert entry.load().attrs == drawn.attrs
+    not_requested = samples(one, seed=4)  # with other parameters
+    not_requested.attrs |= {KEEP: weights_of(one, use_ema=True)}
+    entry.save(not_requested)
+    assert entry.load().attrs == drawn.attrs
+    not_requested.attrs |= {KEEP: weights_of(two, use_ema=True)}
+    entry.save(not_requested)
+    assert len(entry.load()) == 0

@@ -1,0 +1,155 @@
+"""Damaged stores: every wrong manifest and every changed byte ends in a StoreError, wherever the store is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from damage import damaged
+from mm_ldlm.errors import MissingShardError, StoreError
+from mm_ldlm.store import ShardStore, StoreWriter, verified
+from mm_ldlm.store.manifest import NAME
+
+SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32()))])
+
+
+def build(path: Path, rows: int = 9) -> ShardStore:
+    writer = StoreWriter(path, kind="toy", schema=SCHEMA, shard_rows=4)
+    if rows:
+        writer.append({"row": list(range(rows)), "ids": [[row] * (row % 3) for row in range(rows)]})
+    writer.finish(fingerprints={"maker": "one"}, meta={"dim": 3})
+    return ShardStore.open(path, "toy")
+
+
+def flip(file: Path, place: int) -> None:
+    with open(file, "r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)
+        opened.seek(place)
+        opened.write(bytes([byte[0] ^ 0x40]))
+
+
+def forget() -> None:
+    """Forget what this process has verified, as another process would not know it."""
+    verified._known.clear()
+
+
+def test_every_damaged_manifest_is_refused_or_reads_the_same_rows(tmp_path: Path) -> None:
+    build(tmp_path)
+    document = json.loads((tmp_path / NAME).read_text())
+    refused = 0
+    for change, other in damaged(document):
+        (tmp_path / NAME).write_text(json.dumps(other))
+        try:
+            store = ShardStore.open(tmp_path, "toy")
+            assert store.ints("row").take(slice(None)).tolist() == list(range(9)), change
+            assert store.manifest.fingerprint, change
+        except StoreError as error:
+            refused += str(tmp_path) in str(error)
+    assert refused > 150
+
+
+READS: dict[str, Callable[[ShardStore], Any]] = {
+    "fixed rows": lambda store: store.ints("row").take([5]),
+    "lists": lambda store: store.lists("ids").take([5]),
+    "table": lambda store: store.table([5]),
+    "window": lambda store: store.window(3, 6),
+    "batches": lambda store: list(store.iter_tables()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_changed_byte_is_found_at_the_first_read_of_its_shard(read: str, tmp_path: Path) -> None:
+    build(tmp_path)
+    size = (tmp_path / "part-000001.arrow").stat().st_size
+    places = np.linspace(0, size - 1, 12).astype(int).tolist()
+    for place in places:
+        flip(tmp_path / "part-000001.arrow", place)
+        for _ in range(2):  # an error is not recorded as a success
+            store = ShardStore.open(tmp_path)
+            assert store.ints("row").take([0, 8]).tolist() == [0, 8], "the other shards can still be read"
+            with pytest.raises(StoreError, match=r"part-000001\.arrow: checksum differs"):
+                READS[read](store)
+        flip(tmp_path / "part-000001.arrow", place)
+        assert ShardStore.open(tmp_path).ints("row").take([5]).tolist() == [5]
+
+
+def test_the_first_shard_is_verified_before_its_columns_are_read(tmp_path: Path) -> None:
+    build(tmp_path)
+    flip(tmp_path / "part-000000.arrow", 40)
+    with pytest.raises(StoreError, match=r"part-000000\.arrow: checksum differs"):
+        _ = ShardStore.open(tmp_path).schema
+
+
+def test_a_file_is_hashed_once_and_again_after_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    promised = {shard.name: shard.sha256 for shard in build(tmp_path).manifest.shards}
+
+    def digest(path: Path) -> str:
+        hashed.append(path.name)
+        return promised[path.name]
+
+    monkeypatch.setattr(verified, "file_sha256", digest)
+    for _ in range(3):
+        forget()  # three processes
+        ShardStore.open(tmp_path).ints("row").take([0, 5, 8])
+    assert sorted(hashed) == ["part-000000.arrow", "part-000001.arrow", "part-000002.arrow"]
+    hashed.clear()
+    file = tmp_path / "part-000001.arrow"
+    before = file.stat()
+    flip(file, 100)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of change still differs
+    ShardStore.open(tmp_path).ints("row").take([0, 5, 8])
+    assert hashed == ["part-000001.arrow"]
+
+
+def test_a_torn_or_damaged_record_only_costs_time(tmp_path: Path) -> None:
+    build(tmp_path).ints("row").take(slice(None))
+    record = tmp_path / verified.RECORD
+    for text in (record.read_bytes()[:-7], b"\xff\xfe", b"", b"part-000001.arrow 1 2 3 4\n" * 3):
+        record.write_bytes(text)
+        forget()
+        flip(tmp_path / "part-000001.arrow", 100)
+        with pytest.raises(StoreError, match="checksum differs"):
+            ShardStore.open(tmp_path).ints("row").take([5])
+        flip(tmp_path / "part-000001.arrow", 100)
+
+
+def test_a_folder_that_cannot_be_written_to_is_verified_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path)
+
+    def refused(*arguments: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(verified.os, "open", refused)
+    ShardStore.open(tmp_path).ints("row").take([5])
+    assert not (tmp_path / verified.RECORD).exists()
+
+
+def test_a_manifest_of_no_shards_beside_shards_is_refused(tmp_path: Path) -> None:
+    build(tmp_path)
+    document = json.loads((tmp_path / NAME).read_text())
+    (tmp_path / NAME).write_text(json.dumps({**document, "rows": 0, "shards": []}))
+    with pytest.raises(StoreError, match=r"found a manifest of no shards and 3 shards"):
+        ShardStore.open(tmp_path)
+    empty = build(tmp_path / "empty", rows=0)
+    assert empty.schema == SCHEMA
+    (tmp_path / "empty" / "schema.arrow").write_bytes(b"damaged")
+    with pytest.raises(StoreError, match=r"schema\.arrow: not a readable schema"):
+        _ = ShardStore.open(tmp_path / "empty").schema
+
+
+def test_a_shard_that_is_deleted_while_the_store_is_open_is_named(tmp_path: Path) -> None:
+    store = build(tmp_path)
+    (tmp_path / "part-000002.arrow").unlink()
+    with pytest.raises(MissingShardError, match=r"part-000002\.arrow: this shard is missing"):
+        store.ints("row").take([8])
