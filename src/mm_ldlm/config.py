@@ -169,7 +169,7 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
 def config(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
 
-    Checks across fields belong in `__post_init__` and raise `ValueError`.
+    Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
     """
     if pydantic is None:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
