@@ -76,15 +76,16 @@ def test_a_misspelt_kind(refused: Callable[..., str]) -> None:
 
 
 def test_a_missing_file(refused: Callable[..., str], tmp_path: Path) -> None:
-    message = refused(SourceError, ingestion=text_source(tmp_path / "no" / "corpus.txt"))
-    assert "corpus.txt" in message
+    message = refused(ConfigurationError, ingestion=text_source(tmp_path / "no" / "corpus.txt"))
+    assert message.startswith("parameter 'ingestion.sources.0.path': ")
+    assert "corpus.txt' does not exist" in message
 
 
 def test_a_missing_file_of_a_later_pipeline(refused: Callable[..., str]) -> None:
     message = refused(ConfigurationError, "validation", evaluation={"sts": {"files": {"dev": "no/dev.tsv"}}})
-    assert "parameter 'evaluation.sts (set 'dev')': no/dev.tsv does not exist" in message
+    assert "parameter 'evaluation.sts.files.dev': 'no/dev.tsv' does not exist" in message
     message = refused(ConfigurationError, "sampling", sampling={"t2l": {"files": ["no/texts.txt"]}})
-    assert "parameter 'sampling.t2l.files': no/texts.txt does not exist" in message
+    assert "parameter 'sampling.t2l.files.0': 'no/texts.txt' does not exist" in message
 
 
 def test_a_data_folder_that_is_a_file(refused: Callable[..., str], tmp_path: Path) -> None:

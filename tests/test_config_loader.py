@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -228,6 +229,36 @@ def test_a_fault_of_a_file_is_one_sentence_that_names_the_environment(load: Load
     assert isinstance(error.value, click.ClickException), "every Kedro command prints it without a traceback"
     assert "\n" not in str(error.value)
     assert "dit" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("params.yml", "Did you mean 'parameters.yml'?"),
+        ("parameter.yml", "Did you mean 'parameters.yml'?"),
+        ("global.yml", "Did you mean 'globals.yml'?"),
+        ("globals.yaml", "Did you mean 'globals.yml'?"),
+        ("catalogue/a.yml", None),
+        ("katalog.yml", "Did you mean 'catalog.yml'?"),
+        ("parameters.toml", "Did you mean 'parameters.yml'?"),
+        ("model.yml", ""),
+        ("ingestion/sources.yml", ""),
+        ("parameters_model.yml", None),
+        ("README.md", None),
+        (".gitkeep", None),
+        ("credentials.yml", None),
+    ],
+)
+def test_a_file_that_nothing_reads_is_refused(load: Load, file: str, hint: str | None) -> None:
+    """Otherwise the environment would run with base's parameters, without a word."""
+    text = "" if hint is None and not file.endswith("yml") else "seed: 7\n" if "cred" not in file else "a: {b: c}\n"
+    loader = load("dit", files={f"dit/{file}": text if "catalog" not in file else "a: {type: MemoryDataset}\n"})
+    if hint is None:
+        loader["parameters"]
+        return
+    with pytest.raises(ConfigurationError, match=re.escape(file)) as error:
+        loader["parameters"]
+    assert hint in str(error.value)
 
 
 def test_a_type_of_configuration_without_files_is_reported_by_kedro(load: Load) -> None:

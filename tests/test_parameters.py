@@ -61,7 +61,7 @@ def test_sections_become_types() -> None:
         ({"rooom": {}}, r"parameter 'rooom' is not known\. Did you mean 'room'\?"),
         ({"seed": "seven"}, r"parameter 'seed': expected int, found 'seven'"),
         ({"seed": True}, r"parameter 'seed': expected int, found True"),
-        ({"seed": -1}, r"parameter 'seed': expected a number of at least 0, found -1"),
+        ({"seed": -1}, r"parameter 'seed': expected a number of at least 0 and below 2\*\*63, found -1"),
         ({"room": {"lr": "fast", "inner": {"beta": [0.9, 0.95]}}}, r"parameter 'room\.lr'.*found 'fast'"),
         ({"room": {"lr": 1, "inner": {"beta": [1, 2], "detph": 3}}}, r"'room\.inner\.detph' is not.*mean 'depth'"),
         ({"room": {"lr": 1, "inner": {"beta": [1, 2], "depth": 0}}}, r"parameter 'room\.inner\.depth'.*found 0"),
@@ -88,7 +88,9 @@ def test_a_missing_section_or_seed_is_named() -> None:
 def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError) as error:
         check_parameters({"sed": 0, "room": {"lr": "x", "iner": 0}})
-    assert len(str(error.value).splitlines()) == 5  # sed, seed missing, lr, iner, inner missing
+    message = str(error.value)
+    assert len(message.splitlines()) == 3
+    assert all(f"'{key}'" in message for key in ("sed", "seed", "room.lr", "room.iner", "room.inner"))
 
 
 def test_flatten_gives_dotted_leaves() -> None:
@@ -277,7 +279,7 @@ def layers_named_in(text: str) -> set[str]:
     ("environment", "changes", "message"),
     [
         ("base", {"objective": {"process": {"kind": "uniform"}}},
-         r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'confidence' needs a process whose only"),
+         r"sampler 'confidence' needs a process whose only (.|\n)*'evaluation\.inversion\.sweep\.0\.sampler'"),
         ("base", {"objective": {"process": None}}, r"'objective\.process': expected a mapping with the key 'kind'"),
         ("base", {"objective": {"kind": "mm_ldlm.models.mmdit:MMDiTConfig"}},
          r"'objective\.kind': expected an objective, found mm_ldlm\.models\.mmdit:MMDiTConfig, which is not one"),

@@ -17,6 +17,7 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
+from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
 from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.store import atomic
@@ -60,7 +61,7 @@ def run(**options: Any) -> Any:
         if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
-        raise click.ClickException(with_environment(str(known), options.get("env"))) from None
+        raise click.ClickException(mask(with_environment(str(known), options.get("env")))) from None
 
 
 def with_environment(message: str, environment: str | None) -> str:

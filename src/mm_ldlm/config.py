@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
+from mm_ldlm.credentials import holds_credentials, mask
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.kinds import MARK, Kinds
+from mm_ldlm.messages import escape, show, summarise
 
 try:
     import pydantic
@@ -35,14 +39,105 @@ except ModuleNotFoundError:  # a GPU host without pydantic
 
 T = TypeVar("T")
 
-PositiveInt = Annotated[int, _bounded(gt=0)]
-NonNegativeInt = Annotated[int, _bounded(ge=0)]
-PositiveFloat = Annotated[float, _bounded(gt=0)]
-NonNegativeFloat = Annotated[float, _bounded(ge=0)]
+DEEPEST = 32
+"""Number of mappings and lists that a parameter may be nested in."""
+
+# Every number has an upper bound, so that a value that exhausts the memory or overflows in a worker is refused before
+# the first node. The general bounds are those of numbers that determine no allocation and no number of repetitions.
+PositiveInt = Annotated[int, _bounded(gt=0, le=10**12)]
+NonNegativeInt = Annotated[int, _bounded(ge=0, le=10**12)]
+PositiveFloat = Annotated[float, _bounded(gt=0, le=1e30)]
+NonNegativeFloat = Annotated[float, _bounded(ge=0, le=1e30)]
+"""Floats fit float32 with room for a product."""
 Fraction = Annotated[float, _bounded(ge=0, le=1)]
 """A number between 0 and 1, both included."""
+BelowOne = Annotated[float, _bounded(gt=0, lt=1)]
+"""A number between 0 and 1, both excluded."""
+Seed = Annotated[int, _bounded(ge=0, lt=2**63)]
+Size = Annotated[int, _bounded(gt=0, le=65_536)]
+"""A dimension of a tensor of the model, or its number of heads."""
+Layers = Annotated[int, _bounded(gt=0, le=1024)]
+LayersOrNone = Annotated[int, _bounded(ge=0, le=1024)]
+Ratio = Annotated[float, _bounded(gt=0, le=1000)]
+"""A factor of a dimension."""
+Rows = Annotated[int, _bounded(gt=0, le=10**8)]
+"""A number of examples, tokens or texts that are held in memory together."""
+RowsOrNone = Annotated[int, _bounded(ge=0, le=10**8)]
+"""The same, where 0 stands for none."""
+Bytes = Annotated[int, _bounded(gt=0, lt=2**31)]
+"""A size in bytes, at most that of one value of an Arrow column."""
+Repeats = Annotated[int, _bounded(gt=0, le=100_000)]
+"""A number of model calls, draws or candidates for one result."""
+RepeatsOrNone = Annotated[int, _bounded(ge=0, le=100_000)]
+"""The same, where 0 stands for none."""
+Workers = Annotated[int, _bounded(gt=0, le=4096)]
+"""A number of processes, threads or hosts."""
+WorkersOrNone = Annotated[int, _bounded(ge=0, le=4096)]
+Duration = Annotated[float, _bounded(gt=0, le=10**7)]
+"""Seconds or minutes."""
+Device = Annotated[str, _bounded(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
+AutoDevice = Annotated[str, _bounded(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
+"""auto: the GPU of the local rank if there is one, otherwise the CPU."""
 CheckpointName = Annotated[str, _bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
 """Name of a checkpoint: `latest`, `best`, a step, or the name of its folder."""
+
+
+class InvalidValue(ValueError):
+    """Raised in `__post_init__` of a configuration; the message of the refusal names `keys` by their full paths."""
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def refuse_unwritable(value: Any, *, at: str) -> None:
+    """Refuse parameters that no file of parameters can contain, at any depth: the check before all others.
+
+    Raises:
+        ConfigurationError: a key is no string; a text is not valid Unicode or contains a NUL character; the nesting is
+            deeper than `DEEPEST`; or a text contains a password or a token.
+    """
+    waiting: list[tuple[Any, str, int]] = [(value, at, 0)]
+    while waiting:
+        item, path, depth = waiting.pop()
+        where = f"parameter '{escape(path)}'" if path else "the parameters"
+        if isinstance(item, str):
+            _refuse_text(item, where)
+        elif isinstance(item, (Mapping, list, tuple)):
+            if depth == DEEPEST:
+                raise ConfigurationError(
+                    f"{where}: expected at most {DEEPEST} mappings and lists in one another, found more. "
+                    "Write the value at a lower depth."
+                )
+            pairs: Iterable[tuple[Any, Any]] = item.items() if isinstance(item, Mapping) else enumerate(item)
+            for key, inner in pairs:
+                if isinstance(item, Mapping) and not isinstance(key, str):
+                    raise ConfigurationError(
+                        f"{where}: expected strings as keys, found {show(key)} ({type(key).__name__}). Quote the key."
+                    )
+                if isinstance(item, Mapping):
+                    _refuse_text(key, f"a key of {where}")
+                waiting.append((inner, f"{path}.{key}" if path else str(key), depth + 1))
+
+
+def _refuse_text(text: str, where: str) -> None:
+    if "\0" in text or not _is_unicode(text):
+        raise ConfigurationError(
+            f"{where}: expected a text in Unicode without NUL characters, found {show(text)}. Correct its characters."
+        )
+    if holds_credentials(text):
+        raise ConfigurationError(
+            f"{where}: found a password or a token in {show(text)}; parameters are stored with every run. Remove it "
+            "and set it in the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or HF_TOKEN."
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
@@ -59,7 +154,7 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"parameter '{at}': expected a mapping with the key 'kind', found {value!r}. "
+            f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. "
             f"Choose a {kinds.what}: {', '.join(kinds.known)}."
         )
     if "kind" not in value:
@@ -74,7 +169,7 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
 def config(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
 
-    Checks across fields belong in `__post_init__` and raise `ValueError`.
+    Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
     """
     if pydantic is None:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -97,25 +192,36 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {value!r}.")
+        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {show(value)}.")
+    refuse_unwritable(value, at=at)
     value = _with_kinds(cls, value, at)
     if pydantic is None:
         return _build_plain(cls, value, at)
     try:
-        typed: T = pydantic.TypeAdapter(cls).validate_python(dict(value))
+        typed: T = _adapter(cast(Any, cls)).validate_python(dict(value))
     except pydantic.ValidationError as error:
-        lines = [_explain(cls, at, item) for item in error.errors(include_url=False)]
-        raise ConfigurationError("\n".join(lines)) from None
+        lines = [_explain(cls, at, item) for item in _without_branches(error.errors(include_url=False))]
+        raise ConfigurationError(summarise(lines)) from None
     if lines := [
-        f"parameter '{path}': expected a number, found {found!r}." for path, found in _switches(value, typed, at)
+        f"parameter '{path}': expected a number, found {show(found)}." for path, found in _switches(value, typed, at)
     ]:
-        raise ConfigurationError("\n".join(lines))
+        raise ConfigurationError(summarise(lines))
     return typed
+
+
+@functools.cache
+def _adapter(cls: type[Any]) -> Any:
+    return pydantic.TypeAdapter(cls)
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _with_kinds(cls: Any, value: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return `value` with every mapping under a `Kinds` annotation replaced by the configuration that it describes."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     return {key: _resolve_kinds(hints.get(key), item, f"{at}.{key}") for key, item in value.items()}
 
 
@@ -180,10 +286,35 @@ def _switches(given: Any, typed: Any, at: str) -> list[tuple[str, bool]]:
     return [found for key, item, made in inner for found in _switches(item, made, f"{at}.{key}")]
 
 
+_BRANCH = re.compile(r"^(str|int|float|bool|(tuple|list|dict)\[.*\])$")
+"""The last part of the location of an error in a union, as pydantic names it: the type that was tried."""
+
+
+def _without_branches(errors: Sequence[Any]) -> list[dict[str, Any]]:
+    """Join the errors of the alternatives of a union into one whose location is that of the parameter."""
+    joined: dict[Any, dict[str, Any]] = {}
+    for place, item in enumerate(errors):
+        rest = item["loc"][:-1]
+        siblings = [each for each in errors if each["loc"][:-1] == item["loc"][:-1] and _is_branch(each)]
+        if len(siblings) < 2 or not _is_branch(item):
+            joined[place] = item
+        elif rest in joined:
+            joined[rest]["msg"] += f", or: {item['msg']}"
+        else:
+            joined[rest] = {**item, "loc": rest, "type": "union"}
+    return list(joined.values())
+
+
+def _is_branch(item: Any) -> bool:
+    return bool(item["loc"]) and bool(_BRANCH.match(str(item["loc"][-1])))
+
+
 def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
     location = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "tagged-"))]
-    path = ".".join([at, *location])
+    path = escape(".".join([at, *location]))
     found = item.get("input")
+    if keys := getattr(item.get("ctx", {}).get("error"), "keys", ()):
+        return _name_keys(path, keys, str(item["ctx"]["error"]))
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = _known_keys(cls, location[:-1])
         near = difflib.get_close_matches(location[-1], known, n=1)
@@ -191,12 +322,18 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
         return f"parameter '{path}' is not known.{hint} Known here: {', '.join(known)}."
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"parameter '{path}' is missing and has no default."
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = escape(mask(str(item["msg"]).removeprefix("Value error, ")))
     if item["type"] == "tuple_type":
         message = "expected a list, as in [a, b]"
     if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
         return f"parameter '{path}': {message}."  # an error of a whole section: the message contains the values
-    return f"parameter '{path}': {message} (found {found!r})."
+    return f"parameter '{path}': {message} (found {show(found)})."
+
+
+def _name_keys(at: str, keys: Sequence[str], message: str) -> str:
+    """Return the refusal of values of the section `at` that do not fit one another."""
+    names = [f"'{at}.{key}'" for key in keys]
+    return f"parameter{'s' if keys[1:] else ''} {' and '.join(names)}: {escape(mask(message))}."
 
 
 def _known_keys(cls: Any, location: list[str]) -> list[str]:
@@ -220,6 +357,8 @@ def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
     hints = typing.get_type_hints(cls)
     try:
         return cls(**{name: _coerce(hints[name], item, f"{at}.{name}") for name, item in value.items()})
+    except InvalidValue as error:
+        raise ConfigurationError(_name_keys(at, error.keys, str(error))) from None
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"parameter '{at}': {error}") from None
 

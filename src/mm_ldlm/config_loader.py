@@ -18,10 +18,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.messages import escape, shorten, show
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""
+_STEMS = ("catalog", "parameters", "credentials")
+"""Beginnings of the names of files, or of their folder, that Kedro reads."""
+_GLOBALS = "globals.yml"
+_SUFFIXES = (".yml", ".yaml", ".json")
+_IGNORED = (".md", "~", ".bak", ".orig", ".swp")
+"""Ends of the names of files that hold no configuration."""
 
 
 class UnreadableConfiguration(ConfigurationError, click.ClickException):
@@ -61,20 +69,44 @@ class LayeredConfigLoader(OmegaConfigLoader):
             MissingConfigException: (as in Kedro) there is no file for this type.
         """
         try:
+            if key == "parameters":
+                self.refuse_unknown_files()
             return super().__getitem__(key)
         except UnreadableConfiguration:
             raise
         except ConfigurationError as error:
-            raise UnreadableConfiguration(str(error)) from None
+            raise UnreadableConfiguration(mask(str(error))) from None
         except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
             reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
             if isinstance(error.__context__, YAMLError):  # Kedro names the file, and its cause the fault in it
                 reason = f"{reason} ({error.__context__})"
-            reason = " ".join(reason.split())
+            reason = shorten(escape(mask(" ".join(reason.split()))))
             raise UnreadableConfiguration(
                 f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
                 f"{self.conf_source} cannot be read: {reason}. Correct the file that it names."
             ) from error
+
+    def refuse_unknown_files(self) -> None:
+        """Refuse files that no type of configuration reads, such as `params.yml`, in the layers of the environment.
+
+        Raises:
+            ConfigurationError: there is such a file; the message names it and the name that may have been meant.
+        """
+        for layer in self.layers():
+            folder = str(self._get_conf_env_path(layer)).strip("/")
+            for file in sorted(map(str, self._fs.find(self._get_conf_env_path(layer)))):
+                name = file.partition(f"{folder}/")[2] or Path(file).name
+                hidden = any(part.startswith((".", "_")) for part in Path(name).parts)
+                if hidden or name.endswith(_IGNORED) or _is_read(name):
+                    continue
+                stem = Path(name).parts[0].split(".")[0]
+                near = difflib.get_close_matches(stem, [*_STEMS, "globals"], n=1, cutoff=0.4)
+                hint = f" Did you mean '{near[0]}.yml'?" if near else ""
+                raise ConfigurationError(
+                    f"environment '{layer}': no command reads its file {show(name)}.{hint} Expected {_GLOBALS}, or "
+                    "YAML or JSON whose name or folder begins with parameters, catalog or credentials. Rename it, or "
+                    "remove it."
+                )
 
     def _environments(self) -> list[str]:
         root = self._get_conf_env_path("")
@@ -105,6 +137,14 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 "Correct or remove it."
             ) from error
         return OmegaConf.to_container(OmegaConf.unsafe_merge({}, *configs), resolve=False)
+
+
+def _is_read(name: str) -> bool:
+    """Return whether Kedro reads a file of a layer; `name` is relative to the layer."""
+    parts = Path(name).parts
+    return name == _GLOBALS or (
+        Path(name).suffix in _SUFFIXES and any(part.startswith(_STEMS) for part in (parts[0], parts[-1]))
+    )
 
 
 def parse_environment(environment: str, *, base: str, known: Iterable[str], source: str) -> tuple[str, ...]:

@@ -84,6 +84,10 @@ class PreflightError(MMLDLMError):
     """The run cannot start on this machine as configured."""
 
 
+class TrackingError(MMLDLMError):
+    """The tracking store did not answer in time or refused; a run goes on without it."""
+
+
 class TrainingDiverged(MMLDLMError):
     """The guard stopped training after its last rollback; the message contains the diagnosis."""
 

@@ -6,15 +6,16 @@ import atexit
 import logging
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.io import DatasetError
 
+from mm_ldlm.credentials import mask
 from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import ConfigurationError, TrackingError
 from mm_ldlm.pipelines import MAIN
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 TRACKING = "tracking_reference"
 TIMINGS = "timings"
+RUNS = "runs"
 METRICS = "metrics"
 REPORT = "report"
 COMPARISON_PLAN = "comparison_plan"
@@ -66,14 +68,16 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check all parameters, lock the folders, then open the MLflow run and save its address to the catalog."""
-        from mm_ldlm.parameters import check_files, check_parameters
+        from mm_ldlm.parameters import check_files, check_machine, check_parameters
 
         self._locks.release()
         _refuse_concurrent(run_params.get("runner"))
 
         parameters = catalog.load("parameters")
         typed = check_parameters(parameters)
-        check_files(typed, read={name.removeprefix("params:") for name in pipeline.inputs()})
+        read = {name.removeprefix("params:") for name in pipeline.inputs() if name.startswith("params:")}
+        check_files(typed, read=read, runs=self._runs(catalog) if "training" in read else None)
+        check_machine(typed, read=read, trains=_trains(pipeline))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None
         self._catalog, self._run, self._started, self._counted = catalog, None, {}, set()
         self._reported = set()
@@ -136,15 +140,17 @@ class ProjectHooks:
 
     # -- MLflow and comparison -------------------------------------------------------------------------------------
 
-    def _open_run(self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]) -> tuple[str, str]:
+    def _open_run(
+        self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]
+    ) -> tuple[str, str] | None:
         from mm_ldlm.parameters import flatten
-        from mm_ldlm.tracking.mlflow import open_run, resolve_uri
+        from mm_ldlm.tracking.opening import open_somewhere
 
         names = ",".join(run_params.get("pipeline_names") or ["all"])
         environment = run_params.get("env") or "local"
-        uri = resolve_uri(tracking.uri, root=self._project)
-        run_id = open_run(
-            uri,
+        opened = open_somewhere(
+            tracking.uri,
+            root=self._project,
             experiment=tracking.experiment,
             name=tracking.run_name or f"{names}@{environment}",
             parent=tracking.parent_run,
@@ -156,8 +162,14 @@ class ProjectHooks:
                 **_commit(self._project),
             },
         )
-        log.info("MLflow run %s in experiment '%s' at %s", run_id, tracking.experiment, uri)
-        return uri, run_id
+        if opened is not None:
+            log.info("MLflow run %s in experiment '%s' at %s", opened[1], tracking.experiment, mask(opened[0]))
+        return opened
+
+    def _runs(self, catalog: CatalogProtocol) -> Path:
+        """The folder of the runs."""
+        described: Any = catalog.get(RUNS)
+        return self._project / described._describe()["filepath"]
 
     def _plan_comparison(self, comparison: Any) -> dict[str, Any]:
         """The sessions of the pipeline `comparison`, with the parameters of all members resolved and checked."""
@@ -231,9 +243,18 @@ class ProjectHooks:
 
         uri, run_id = self._run
         if dataset_name == METRICS:
-            log_metrics(uri, run_id, data)
+            self._send(uri, lambda: log_metrics(uri, run_id, data))
         else:
-            log_text(uri, run_id, data, file=FILES[dataset_name])
+            self._send(uri, lambda: log_text(uri, run_id, data, file=FILES[dataset_name]))
+
+    def _send(self, uri: str, call: Callable[[], None]) -> None:
+        """Send something to the tracking store within a bounded time; a run goes on without an answer."""
+        from mm_ldlm.tracking.opening import longest, within
+
+        try:
+            within(call, seconds=longest(uri))
+        except TrackingError as error:
+            log.warning("MLflow does not answer (%s); the run goes on, and its files have everything", error)
 
     def _count(self, node: Node) -> None:
         """Set the seconds of the pipeline: those of its earlier nodes, plus those since this node started to load."""
@@ -280,7 +301,12 @@ class ProjectHooks:
         from mm_ldlm.tracking.mlflow import close_run
 
         (uri, run_id), self._run = self._run, None
-        close_run(uri, run_id, status=status, reason=reason)
+        self._send(uri, lambda: close_run(uri, run_id, status=status, reason=reason))
+
+
+def _trains(pipeline: Pipeline) -> bool:
+    """Return whether this machine trains, so that it needs the devices and the memory."""
+    return any("training_spec" in node.inputs or "sanity" in node.tags for node in pipeline.nodes)
 
 
 def _refuse_concurrent(runner: Any) -> None:

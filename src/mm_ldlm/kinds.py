@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.messages import show
 
 MARK = "_made_by_mm_ldlm_config"
 """Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
@@ -45,16 +46,17 @@ class Kinds:
             ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration; or its
                 class is not one of the group.
         """
-        external = {point.name: point.value for point in entry_points(group=self.group)}
-        path = None
-        if isinstance(kind, str):
-            path = self.known.get(kind) or external.get(kind) or (kind if _is_import_path(kind) else None)
+        path = self.known.get(kind) if isinstance(kind, str) else None
+        if path is None:
+            external = {point.name: point.value for point in entry_points(group=self.group)}
+            if isinstance(kind, str):
+                path = external.get(kind) or (kind if _is_import_path(kind) else None)
         if path is None:
             names = [*self.known, *external]
-            near = difflib.get_close_matches(str(kind), names, n=1)
+            near = difflib.get_close_matches(str(kind)[:100] if isinstance(kind, str) else "", names, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected {_a(self.what)}, found {kind!r}.{hint} Known here: "
+                f"parameter '{at}.kind': expected {_a(self.what)}, found {show(kind)}.{hint} Known here: "
                 f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
         found = _import(path, at=at)

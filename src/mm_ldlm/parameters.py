@@ -6,14 +6,18 @@ The check runs before the first node, so that a long run does not fail at a miss
 from __future__ import annotations
 
 import difflib
+import glob
 import importlib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.config import parse, parse_kind
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.config import parse, parse_kind, refuse_unwritable
+from mm_ldlm.credentials import mask_values
+from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.kinds import Kinds
+from mm_ldlm.messages import escape, shorten, show, summarise
 from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
 
@@ -48,8 +52,10 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parse every section; return typed values by top-level key.
 
     Raises:
-        ConfigurationError: keys are unknown, missing or invalid; the message lists each by its full path, one per line.
+        ConfigurationError: keys are unknown, missing or invalid; the message lists each by its full path, one per line,
+            and from the third on by the path alone.
     """
+    refuse_unwritable(parameters, at="")
     typed: dict[str, Any] = {}
     problems: list[str] = []
     for key in parameters:
@@ -59,11 +65,13 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"parameter '{key}' is not known.{hint} Known here: {', '.join([*SECTIONS, *SCALARS])}.")
     for key, kind in SCALARS.items():
         if key in parameters and (not isinstance(parameters[key], kind) or isinstance(parameters[key], bool)):
-            problems.append(f"parameter '{key}': expected {kind.__name__}, found {parameters[key]!r}.")
+            problems.append(f"parameter '{key}': expected {kind.__name__}, found {show(parameters[key])}.")
     if "seed" not in parameters:
         problems.append("parameter 'seed' is missing and has no default.")
-    elif isinstance(parameters["seed"], int) and parameters["seed"] < 0:
-        problems.append(f"parameter 'seed': expected a number of at least 0, found {parameters['seed']}.")
+    elif isinstance(parameters["seed"], int) and not 0 <= parameters["seed"] < 2**63:
+        problems.append(
+            f"parameter 'seed': expected a number of at least 0 and below 2**63, found {show(parameters['seed'])}."
+        )
     for key, path in SECTIONS.items():
         if key not in parameters:
             problems.append(f"parameter '{key}' is missing: no file under conf/base/parameters sets it.")
@@ -75,9 +83,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         except ConfigurationError as error:
             problems.append(str(error))
     if problems:
-        raise ConfigurationError("\n".join(problems))
+        raise ConfigurationError(summarise(problems))
     if contradictions := list(cross_checks(typed)):
-        raise ConfigurationError("\n".join(contradictions))
+        raise ConfigurationError(summarise(contradictions))
     return typed
 
 
@@ -124,43 +132,133 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     return found + [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]
 
 
-def check_files(typed: Mapping[str, Any], *, read: Collection[str]) -> None:
-    """Check that the files named by the sections that the run reads exist.
+def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path | None = None) -> None:
+    """Check that the files and folders named by the sections that the run reads exist.
+
+    Args:
+        read: the sections that the run reads.
+        runs: folder of the runs, which `training.resume` and `training.init_from` are relative to; None: the run does
+            not train.
 
     Raises:
-        ConfigurationError: files are missing; the message lists each with its parameter.
+        ConfigurationError: paths are missing; the message lists each with its parameter.
     """
-    evaluation, sampling = (typed[key] if key in read else None for key in ("evaluation", "sampling"))
-    named: list[tuple[str, str]] = []
-    if evaluation:
-        named += [
-            (f"evaluation.sts (set '{source.name}')", source.path)
-            for source in evaluation.sts.sources
-            if source.path and source.format != "hub"
+    missing = [
+        f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
+        for key, path in _named_files(typed, read)
+        if not _exists(path)
+    ]
+    if runs is not None:
+        missing += _without_checkpoint(typed["training"], runs)
+    if "reporting" in read:
+        missing += [
+            f"parameter 'reporting.compare.{place}': expected a run folder, a folder with a metrics.json, or the id of "
+            f"an MLflow run (32 hexadecimal digits), found {show(name)}. Correct it or remove it from the list."
+            for place, name in enumerate(typed["reporting"].compare)
+            if not _exists(name) and not re.fullmatch(r"[0-9a-f]{32}", name)
         ]
-        named += [
-            (f"evaluation.likelihood.other_texts (text '{text.name}')", text.path)
-            for text in evaluation.likelihood.other_texts
-        ]
-    if sampling:
-        named += [(f"sampling.{key}.files", file) for key in ("l2t", "t2l") for file in getattr(sampling, key).files]
-    if missing := [
-        f"parameter '{key}': {path} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
-        for key, path in named
-        if not Path(path).exists()
+    if missing:
+        raise ConfigurationError(summarise(missing))
+
+
+def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tuple[str, str]]:
+    """List (parameter, path) of every file or folder of the sections in `read`; a path may be a glob."""
+    if "ingestion" in read:
+        ingestion = typed["ingestion"]
+        for place, source in enumerate(ingestion.with_path_in_source().sources):
+            replaced = ingestion.path is not None and source.path is not None
+            key = "ingestion.path" if replaced else f"ingestion.sources.{place}.path"
+            yield from ((key, path) for path in source.paths)
+    for section, name in (("ingestion", "tokenizer"), ("embedding", "encoder")):
+        if section in read and name in typed and typed[name].path is not None:
+            yield f"{name}.path", typed[name].path
+    if "evaluation" in read:
+        evaluation = typed["evaluation"]
+        for place, source in enumerate(evaluation.sts.sets):
+            if source.path and source.format != "hub":
+                yield f"evaluation.sts.sets.{place}.path", source.path
+        yield from ((f"evaluation.sts.files.{name}", path) for name, path in evaluation.sts.files.items())
+        for place, text in enumerate(evaluation.likelihood.other_texts):
+            yield f"evaluation.likelihood.other_texts.{place}.path", text.path
+    if "sampling" in read:
+        for task in ("l2t", "t2l"):
+            files = getattr(typed["sampling"], task).files
+            yield from ((f"sampling.{task}.files.{place}", file) for place, file in enumerate(files))
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path or a glob leads to something; False for a name that no file system accepts."""
+    try:
+        return Path(path).exists() or (glob.has_magic(path) and any(glob.iglob(path, recursive=True)))
+    except (OSError, ValueError):
+        return False
+
+
+def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
+    """Explain which of `training.resume` and `training.init_from` name no checkpoint."""
+    from mm_ldlm.checkpoints import folder
+
+    for key, named in (("resume", training.resume), ("init_from", training.init_from)):
+        if named in ("auto", "never", None):
+            continue
+        try:
+            if not (runs / named).is_dir():
+                yield (
+                    f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "
+                    f"{show(named)} (relative to {runs}). Correct the name, or set an absolute path."
+                )
+            else:
+                folder.find(runs / named)
+        except (OSError, ValueError, CheckpointError) as error:
+            yield f"parameter 'training.{key}': {shorten(escape(str(error)))}"
+
+
+def check_machine(typed: Mapping[str, Any], *, read: Collection[str], trains: bool) -> None:
+    """Check that the machine has the devices that the sections of the run name, and memory for the model.
+
+    Args:
+        read: the sections that the run reads.
+        trains: whether the run trains here; otherwise it may plan a training for other machines.
+
+    Raises:
+        ConfigurationError: there is no such GPU, or training or embedding needs more memory than the device has.
+    """
+    needs = {"training": trains, "encoder": "embedding" in read, "sampling": True, "evaluation": True}
+    wanted = {f"{name}.device": typed[name].device for name, needed in needs.items() if needed and name in read}
+    if not wanted:
+        return
+    import torch
+
+    from mm_ldlm.training.memory import refuse_beyond_memory, refuse_large_batch, smallest_shape
+
+    gpus = torch.cuda.device_count()
+    if absent := [
+        f"parameter '{key}': {device} is not on this machine, which has {gpus} GPUs. Set it to "
+        f"{'auto or cpu' if key.startswith(('training', 'encoder')) else 'null or cpu'}."
+        for key, device in wanted.items()
+        if device is not None and device.startswith("cuda") and int(device.partition(":")[2] or 0) >= gpus
     ]:
-        raise ConfigurationError("\n".join(missing))
+        raise ConfigurationError(summarise(absent))
+    if "embedding" in read:
+        refuse_large_batch(typed["encoder"])
+    if not trains or not {"training", "model"} <= set(read):
+        return
+    training, longest = typed["training"], typed["tokenizer"].max_length
+    shape = smallest_shape(
+        max_length=longest, latent_dim=typed["encoder"].dim, image_size=typed["images"].size
+    )  # fmt: skip
+    refuse_beyond_memory(typed["model"], shape, training, tokens=0)
 
 
 def flatten(parameters: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Flatten parameters to leaves by dotted path, for MLflow and the report; lists are not flattened."""
+    """Flatten parameters to leaves by dotted path, for MLflow; lists are not flattened, credentials are masked."""
     flat: dict[str, Any] = {}
     for key, value in parameters.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, prefix=f"{path}."))
         else:
-            flat[path] = value
+            flat[path] = mask_values(value, key=str(key))
     return flat
 
 

@@ -9,6 +9,11 @@ os.environ["KEDRO_DISABLE_TELEMETRY"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# MLflow retries each request to a server seven times and waits two minutes for each. A run does not wait that long for
+# its tracking; the variables of the same names override these values.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")  # seconds
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import field
 from typing import Any
 
-from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Duration, InvalidValue, PositiveInt, Seed, Workers, config
 
 
 @config
@@ -25,9 +25,9 @@ class MemberConfig:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise ValueError(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}")
+            raise InvalidValue(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}", "name")
         if wrong := _wrong_keys(self.params):
-            raise ValueError(f"params: expected strings as keys, found {wrong[0]!r}")
+            raise InvalidValue(f"params: expected strings as keys, found {wrong[0]!r}", "params")
 
 
 def _wrong_keys(params: Any) -> list[Any]:
@@ -43,11 +43,15 @@ class BudgetConfig:
     """What every member may use for its training: tokens seen, or seconds of training; exactly one of them."""
 
     tokens: PositiveInt | None = None
-    seconds: PositiveFloat | None = None
+    seconds: Duration | None = None
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.seconds is None):
-            raise ValueError(f"give either tokens or seconds, found tokens={self.tokens} and seconds={self.seconds}")
+            raise InvalidValue(
+                f"give either tokens or seconds, found tokens={self.tokens} and seconds={self.seconds}",
+                "tokens",
+                "seconds",
+            )
 
     @property
     def label(self) -> str:
@@ -69,20 +73,22 @@ class ComparisonConfig:
     """
 
     members: tuple[MemberConfig, ...] = ()
-    seeds: tuple[NonNegativeInt, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     budget: BudgetConfig | None = None
     baseline: str | None = None
     layers_above: tuple[str, ...] = ()
-    jobs: PositiveInt = 1
+    jobs: Workers = 1
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
         if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
-            raise ValueError(f"members: expected different names, found {names}")
+            raise InvalidValue(f"members: expected different names, found {names}", "members")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: expected at least one, each once, found {list(self.seeds)}")
+            raise InvalidValue(f"seeds: expected at least one, each once, found {list(self.seeds)}", "seeds")
         if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'")
+            raise InvalidValue(
+                f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'", "baseline"
+            )
 
     @property
     def reference(self) -> str:

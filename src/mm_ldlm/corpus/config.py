@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mm_ldlm.config import Fraction, PositiveInt, config
+from mm_ldlm.config import Bytes, Fraction, InvalidValue, Rows, config
 from mm_ldlm.corpus.dedup import NearDuplicateConfig
 from mm_ldlm.corpus.filters import LengthConfig
 from mm_ldlm.corpus.images import ImageLimits
@@ -31,6 +31,7 @@ class IngestionConfig:
         max_row_bytes: longer lines and documents count as damaged and are never held in memory whole.
         images: bounds on images; larger ones count as damaged and are not decoded.
         shard_rows: rows per shard of the store.
+        replace: replace the finished records of other sources in the data folder, which is refused otherwise.
         progress: show a progress bar.
     """
 
@@ -43,28 +44,33 @@ class IngestionConfig:
     language_filter: str | None = None
     splits: SplitConfig = SplitConfig()
     max_bad_fraction: Fraction = 0.01
-    max_row_bytes: PositiveInt = 1_000_000
+    max_row_bytes: Bytes = 1_000_000
     images: ImageLimits = ImageLimits()
-    shard_rows: PositiveInt = 65_536
+    shard_rows: Rows = 65_536
+    replace: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise ValueError("'sources' must name at least one source")
+            raise InvalidValue("'sources' must name at least one source", "sources")
         labels = [source.label for source in self.sources]
         if twice := {label for label in labels if labels.count(label) > 1}:
-            raise ValueError(f"several sources are called {sorted(twice)}: give each source a different 'name'")
+            raise InvalidValue(
+                f"several sources are called {sorted(twice)}: give each source a different 'name'", "sources"
+            )
         if self.path is not None and (count := sum(source.path is not None for source in self.sources)) != 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"'path' replaces the path of exactly one source, but {count} sources have a path. For a file of your "
                 "own, name an environment with a path (`--env=own_text --params ingestion.path=FILE`, or own_csv), or "
-                "set ingestion.sources in an environment of your own"
+                "set ingestion.sources in an environment of your own",
+                "path",
             )
         weighted = [source.label for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(labels):
-            raise ValueError(
+            raise InvalidValue(
                 f"sources {sorted(set(labels) - set(weighted))} have no weight: "
-                "give a weight to every source or to none"
+                "give a weight to every source or to none",
+                "sources",
             )
 
     def with_path_in_source(self) -> IngestionConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import Fraction, PositiveInt, config
+from mm_ldlm.config import Fraction, InvalidValue, Size, config
 
 Words = npt.NDArray[np.uint64]
 """Digests of 16 bytes as (n, 2) little-endian words."""
@@ -77,16 +77,16 @@ class NearDuplicateConfig:
     """
 
     threshold: Fraction = 0.8
-    num_perm: PositiveInt = 64
-    shingle_characters: PositiveInt = 5
+    num_perm: Size = 64
+    shingle_characters: Size = 5
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.threshold <= 0.95:
-            raise ValueError(
-                f"threshold {self.threshold:g} is outside 0.1 to 0.95; exact duplicates are always removed"
+            raise InvalidValue(
+                f"threshold {self.threshold:g} is outside 0.1 to 0.95; exact duplicates are always removed", "threshold"
             )
         if self.num_perm < 64:
-            raise ValueError(f"num_perm {self.num_perm} is below 64, which makes the estimate too noisy")
+            raise InvalidValue(f"num_perm {self.num_perm} is below 64, which makes the estimate too noisy", "num_perm")
 
 
 class NearDuplicates:

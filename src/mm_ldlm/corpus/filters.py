@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import InvalidValue, PositiveInt, config
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.store.fingerprint import fingerprint
 
@@ -27,7 +27,7 @@ class LengthConfig:
         for unit in ("characters", "words"):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if high is not None and high < low:
-                raise ValueError(f"max_{unit} {high} is below min_{unit} {low}")
+                raise InvalidValue(f"max_{unit} {high} is below min_{unit} {low}", f"max_{unit}", f"min_{unit}")
 
     def refuse(self, text: str) -> tuple[str, str] | None:
         """Return (reason, detail) when the text is out of bounds."""

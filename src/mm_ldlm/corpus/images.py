@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Bytes, config
 
 Pixels = npt.NDArray[np.uint8]
 """(H, W, C), C = 1 or 3"""
@@ -39,8 +39,8 @@ class ImageLimits:
         max_pixels: height · width.
     """
 
-    max_bytes: PositiveInt = 20_000_000
-    max_pixels: PositiveInt = 30_000_000
+    max_bytes: Bytes = 20_000_000
+    max_pixels: Bytes = 30_000_000
 
 
 class UnusableImage(Exception):

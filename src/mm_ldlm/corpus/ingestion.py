@@ -24,6 +24,8 @@ from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import QUARANTINE_SCHEMA
 from mm_ldlm.corpus.record import RECORD_SCHEMA
+from mm_ldlm.corpus.replacing import refuse_other_sources
+from mm_ldlm.corpus.replacing import write as write_sources
 from mm_ldlm.corpus.sources import BadRow, Row, Source
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
@@ -57,6 +59,7 @@ def ingest(
         The manifest of the records, the manifest of the quarantine and the report (plain JSON).
 
     Raises:
+        ConfigurationError: The workspace holds the finished records of other sources.
         SourceError: A source is missing, empty or unreadable, too many rows are damaged, or no row was accepted.
     """
     config = config.with_path_in_source()
@@ -66,9 +69,11 @@ def ingest(
         for source in config.sources
     ]
     made_by = _fingerprints(config, sources, tokenizer, tokens)
+    refuse_other_sources(config, workspace, fingerprint=made_by["sources"])
     progress = Progress.resume(workspace, quarantine, fingerprint=fingerprint(made_by), sources=len(sources))
     _clear(workspace, progress.records, made_by=made_by)
     _clear(quarantine, progress.quarantine, made_by=made_by)
+    write_sources(config, workspace)
     resumed_rows = progress.counts.rows_in
     if not progress.done:
         cleaner = Cleaner(config, progress.counts, tokenizer=tokenizer, limits=tokens)
@@ -212,7 +217,7 @@ def _fingerprints(
     config: IngestionConfig, sources: list[Source], tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
 ) -> dict[str, str]:
     parameters = to_dict(config)
-    for name in ("progress", "max_bad_fraction"):
+    for name in ("progress", "max_bad_fraction", "replace"):
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import Fraction, config
+from mm_ldlm.config import Fraction, InvalidValue, config
 from mm_ldlm.corpus.normalisation import comparison_digest
 
 Split = Literal["train", "validation", "test"]
@@ -28,9 +28,11 @@ class SplitConfig:
 
     def __post_init__(self) -> None:
         if self.validation + self.test >= 1:
-            raise ValueError(f"validation + test = {self.validation + self.test:g} leaves no training text")
+            raise InvalidValue(
+                f"validation + test = {self.validation + self.test:g} leaves no training text", "validation", "test"
+            )
         if not self.key or len(self.key.encode()) > 64:
-            raise ValueError("the key must have 1 to 64 bytes")
+            raise InvalidValue("the key must have 1 to 64 bytes", "key")
 
 
 def splits_of(digests: npt.NDArray[np.uint64], fractions: SplitConfig) -> npt.NDArray[np.uint8]:

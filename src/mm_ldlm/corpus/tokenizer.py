@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import InvalidValue, Size, config
 from mm_ldlm.corpus import pretrained
 from mm_ldlm.corpus.detokenising import detokenise
 from mm_ldlm.errors import ConfigurationError, StoreError
@@ -54,14 +54,16 @@ class TokenizerConfig:
     path: str | None = None
     revision: str | None = None
     lowercase: bool = True
-    max_length: PositiveInt
-    min_length: PositiveInt = 1
+    max_length: Size
+    min_length: Size = 1
     too_long: Literal["drop", "truncate", "split"] = "drop"
     reduce_vocabulary: bool = False
 
     def __post_init__(self) -> None:
         if self.min_length > self.max_length:
-            raise ValueError(f"min_length {self.min_length} is above max_length {self.max_length}")
+            raise InvalidValue(
+                f"min_length {self.min_length} is above max_length {self.max_length}", "min_length", "max_length"
+            )
 
 
 class TextTokenizer:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveFloat, config
+from mm_ldlm.config import InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.distributions import categorical, forbid_, normalise_, token_loss
 from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, stratified
 from mm_ldlm.diffusion.random import RowGenerator
@@ -35,7 +35,7 @@ class AbsorbingConfig:
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
 
     @property
     def traits(self) -> ProcessTraits:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Repeats, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import token_loss
 from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TokenLosses, draw_bound, stratified
@@ -36,7 +36,7 @@ class D3pmConfig:
     stores: ClassVar[tuple[str, ...]] = ()
     kind: str = "d3pm"
     schedule: MaskSchedule = field(default_factory=MaskSchedule)
-    steps: PositiveInt = 1000
+    steps: Repeats = 1000
 
     @property
     def traits(self) -> ProcessTraits:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, PositiveFloat, config
+from mm_ldlm.config import Fraction, InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.interpolating import SMALLEST, Interpolating, Noise
 from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
@@ -47,11 +47,13 @@ class GiddConfig:
 
     def __post_init__(self) -> None:
         if not self.p_uniform < 1:
-            raise ValueError(f"p_uniform must be below 1, found {self.p_uniform}")
+            raise InvalidValue(f"p_uniform must be below 1, found {self.p_uniform}", "p_uniform")
         if not self.gamma <= 2:
-            raise ValueError(f"gamma must be at most 2, found {self.gamma}: random words would turn back into tokens")
+            raise InvalidValue(
+                f"gamma must be at most 2, found {self.gamma}: random words would turn back into tokens", "gamma"
+            )
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
 
     @property
     def traits(self) -> ProcessTraits:

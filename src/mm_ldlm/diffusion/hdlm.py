@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveFloat, config
+from mm_ldlm.config import InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.distributions import categorical, normalise_
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess, TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
@@ -40,7 +40,7 @@ class HdlmConfig:
 
     def __post_init__(self) -> None:
         if not self.t_min < 0.5:
-            raise ValueError(f"t_min must be below 0.5, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 0.5, found {self.t_min}", "t_min")
 
     @property
     def traits(self) -> ProcessTraits:

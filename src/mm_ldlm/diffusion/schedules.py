@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import config
+from mm_ldlm.config import InvalidValue, config
 
 MaskScheduleName = Literal["log_linear", "cosine", "geometric"]
 GaussianScheduleName = Literal["cosine", "linear", "sigmoid", "flow"]
@@ -40,11 +40,17 @@ class MaskSchedule:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(MaskScheduleName):
-            raise ValueError(f"unknown mask schedule {self.name!r}; expected one of {get_args(MaskScheduleName)}")
+            raise InvalidValue(
+                f"unknown mask schedule {self.name!r}; expected one of {get_args(MaskScheduleName)}", "name"
+            )
         if not 0 <= self.epsilon < 1:
-            raise ValueError(f"epsilon must lie in [0, 1), found {self.epsilon}")
+            raise InvalidValue(f"epsilon must lie in [0, 1), found {self.epsilon}", "epsilon")
         if not 0 < self.sigma_min < self.sigma_max:
-            raise ValueError(f"expected 0 < sigma_min < sigma_max, found {self.sigma_min} and {self.sigma_max}")
+            raise InvalidValue(
+                f"expected 0 < sigma_min < sigma_max, found {self.sigma_min} and {self.sigma_max}",
+                "sigma_min",
+                "sigma_max",
+            )
 
     def alpha(self, t: Tensor) -> Tensor:
         """Return α_t, the expected fraction of tokens kept at t."""
@@ -122,12 +128,18 @@ class GaussianSchedule:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(GaussianScheduleName):
-            raise ValueError(f"unknown latent schedule {self.name!r}; expected one of {get_args(GaussianScheduleName)}")
+            raise InvalidValue(
+                f"unknown latent schedule {self.name!r}; expected one of {get_args(GaussianScheduleName)}", "name"
+            )
         if not 0 < self.beta_min < self.beta_max:
-            raise ValueError(f"expected 0 < beta_min < beta_max, found {self.beta_min} and {self.beta_max}")
+            raise InvalidValue(
+                f"expected 0 < beta_min < beta_max, found {self.beta_min} and {self.beta_max}", "beta_min", "beta_max"
+            )
         if not self.sigmoid_start < self.sigmoid_end:
-            raise ValueError(
-                f"sigmoid_start must be below sigmoid_end, found {self.sigmoid_start} and {self.sigmoid_end}"
+            raise InvalidValue(
+                f"sigmoid_start must be below sigmoid_end, found {self.sigmoid_start} and {self.sigmoid_end}",
+                "sigmoid_start",
+                "sigmoid_end",
             )
 
     @property

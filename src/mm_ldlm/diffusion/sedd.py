@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveFloat, config
+from mm_ldlm.config import InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical, token_loss
 from mm_ldlm.diffusion.process import ProcessTraits, TokenLosses
@@ -46,9 +46,9 @@ class SeddConfig:
 
     def __post_init__(self) -> None:
         if self.graph not in get_args(Graph):
-            raise ValueError(f"unknown graph {self.graph!r}; one of {get_args(Graph)}")
+            raise InvalidValue(f"unknown graph {self.graph!r}; one of {get_args(Graph)}", "graph")
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
 
     @property
     def traits(self) -> ProcessTraits:

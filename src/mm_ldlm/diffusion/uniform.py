@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveFloat, config
+from mm_ldlm.config import InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.interpolating import SMALLEST, Interpolating, Noise
 from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
@@ -36,7 +36,7 @@ class UniformConfig:
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
 
     @property
     def traits(self) -> ProcessTraits:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mm_ldlm
-from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Duration, NonNegativeInt, PositiveInt, Workers, config
 from mm_ldlm.distributed import environment, failure, interfaces
 from mm_ldlm.errors import WorkerFailed
 
@@ -47,15 +47,15 @@ class LaunchConfig:
         monitor_interval: seconds between two checks of the workers.
     """
 
-    processes: PositiveInt = 1
-    nodes: PositiveInt = 1
+    processes: Workers = 1
+    nodes: Workers = 1
     rendezvous: str | None = None
     address: str | None = None
     node_rank: NonNegativeInt | None = None
     job: str | None = None
     max_restarts: NonNegativeInt = 0
     join_timeout: PositiveInt = 300
-    monitor_interval: PositiveFloat = 0.2
+    monitor_interval: Duration = 0.2
 
 
 def with_environment(config: LaunchConfig) -> LaunchConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import AutoDevice, InvalidValue, Rows, Size, config
 from mm_ldlm.encoders.registry import REGISTRY
 
 
@@ -29,34 +29,39 @@ class EncoderConfig:
     name: str = "minilm"
     path: str | None = None
     revision: str | None = None
-    truncate_dim: PositiveInt | None = None
+    truncate_dim: Size | None = None
     prompt: str | None = None
     language: str | None = None
-    max_length: PositiveInt | None = None
+    max_length: Size | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "auto"
-    batch_tokens: PositiveInt = 4096
-    batch_rows: PositiveInt = 64
+    device: AutoDevice = "auto"
+    batch_tokens: Rows = 4096
+    batch_rows: Rows = 64
 
     def __post_init__(self) -> None:
         spec = REGISTRY.get(self.name)
         if spec is None:
             if "/" not in self.name and self.path is None:
-                raise ValueError(
+                raise InvalidValue(
                     f"encoder {self.name!r} is neither in the registry ({', '.join(REGISTRY)}) nor a hub id "
-                    "(owner/model); set path to use a local sentence-transformers folder under any name"
+                    "(owner/model); set path to use a local sentence-transformers folder under any name",
+                    "name",
                 )
             return
         if self.truncate_dim is not None and self.truncate_dim != spec.dim:
             if spec.truncation is None:
-                raise ValueError(f"truncate_dim={self.truncate_dim}: {self.name} was not trained for truncation")
+                raise InvalidValue(
+                    f"truncate_dim={self.truncate_dim}: {self.name} was not trained for truncation", "truncate_dim"
+                )
             low, high = spec.truncation
             if not low <= self.truncate_dim <= high:
-                raise ValueError(f"truncate_dim={self.truncate_dim}: {self.name} can be truncated to {low}..{high}")
+                raise InvalidValue(
+                    f"truncate_dim={self.truncate_dim}: {self.name} can be truncated to {low}..{high}", "truncate_dim"
+                )
         if self.dtype == "float16" and spec.architecture == "t5_encoder":
-            raise ValueError("T5 overflows in float16; use bfloat16 or float32")
+            raise InvalidValue("T5 overflows in float16; use bfloat16 or float32", "dtype")
         if self.language is not None and spec.language is None:
-            raise ValueError(f"language={self.language!r}: {self.name} has no language setting")
+            raise InvalidValue(f"language={self.language!r}: {self.name} has no language setting", "language")
 
     @property
     def dim(self) -> int | None:

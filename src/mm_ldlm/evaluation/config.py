@@ -7,11 +7,15 @@ from typing import Annotated, Any, Literal
 
 from mm_ldlm.config import (
     CheckpointName,
+    Device,
     Fraction,
+    InvalidValue,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Repeats,
+    Rows,
+    RowsOrNone,
     config,
 )
 from mm_ldlm.corpus.splits import Split
@@ -31,14 +35,14 @@ class BootstrapConfig:
         level: level of the intervals.
     """
 
-    replicates: PositiveInt = 1000
+    replicates: Repeats = 1000
     level: Fraction = 0.95
 
     def __post_init__(self) -> None:
         if self.replicates < 20:
-            raise ValueError(f"replicates must be at least 20, found {self.replicates}")
+            raise InvalidValue(f"replicates must be at least 20, found {self.replicates}", "replicates")
         if not 0.5 <= self.level < 1:
-            raise ValueError(f"level must lie between 0.5 and 1, found {self.level}")
+            raise InvalidValue(f"level must lie between 0.5 and 1, found {self.level}", "level")
 
 
 @config
@@ -66,19 +70,23 @@ class InversionConfig:
     """
 
     sweep: tuple[SweepPoint, ...] = ()
-    sweep_sentences: PositiveInt = 128
+    sweep_sentences: Rows = 128
     reference: str | None = None
     length_edges: tuple[PositiveInt, ...] = (6, 9, 12, 16)
-    baseline_rows: NonNegativeInt = 20_000
+    baseline_rows: RowsOrNone = 20_000
 
     def __post_init__(self) -> None:
         labels = [point.label for point in self.sweep]
         if len(set(labels)) != len(labels):
-            raise ValueError(f"expected sweep points with different labels, found {labels}")
+            raise InvalidValue(f"expected sweep points with different labels, found {labels}", "sweep")
         if self.reference is not None and self.reference not in labels:
-            raise ValueError(f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'")
+            raise InvalidValue(
+                f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'",
+                "reference",
+                "sweep",
+            )
         if list(self.length_edges) != sorted(set(self.length_edges)):
-            raise ValueError(f"length_edges must increase, found {list(self.length_edges)}")
+            raise InvalidValue(f"length_edges must increase, found {list(self.length_edges)}", "length_edges")
 
 
 @config
@@ -100,7 +108,7 @@ class StsConfig:
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"expected sets and files with different names, found {names}")
+            raise InvalidValue(f"expected sets and files with different names, found {names}", "sets", "files")
 
     @property
     def sources(self) -> tuple[StsSource, ...]:
@@ -114,7 +122,7 @@ class TextFile:
 
     name: str
     path: str
-    limit: PositiveInt = 1000
+    limit: Rows = 1000
 
 
 @config
@@ -128,9 +136,9 @@ class LikelihoodConfig:
         other_texts: texts for zero-shot likelihood.
     """
 
-    sentences: PositiveInt = 500
-    draws: PositiveInt = 4
-    buckets: PositiveInt = 10
+    sentences: Rows = 500
+    draws: Repeats = 4
+    buckets: Repeats = 10
     other_texts: tuple[TextFile, ...] = ()
 
 
@@ -146,8 +154,8 @@ class GenerationConfig:
 
     causal_model: str | None = None
     revision: str | None = None
-    batch_size: PositiveInt = 16
-    self_bleu_texts: PositiveInt = 200
+    batch_size: Rows = 16
+    self_bleu_texts: Repeats = 200
     mauve: bool = False
     mauve_model: str = "gpt2-large"
 
@@ -163,14 +171,16 @@ class LatentsConfig:
         calibration_samples: number K of samples per text.
     """
 
-    candidates: PositiveInt = 10_000
-    neighbourhood_sentences: PositiveInt = 500
-    calibration_sentences: NonNegativeInt = 64
-    calibration_samples: PositiveInt = 6
+    candidates: Rows = 10_000
+    neighbourhood_sentences: Rows = 500
+    calibration_sentences: RowsOrNone = 64
+    calibration_samples: Repeats = 6
 
     def __post_init__(self) -> None:
         if self.calibration_sentences and self.calibration_samples < 2:
-            raise ValueError(f"calibration_samples must be at least 2, found {self.calibration_samples}")
+            raise InvalidValue(
+                f"calibration_samples must be at least 2, found {self.calibration_samples}", "calibration_samples"
+            )
 
 
 @config
@@ -187,15 +197,15 @@ class ClassificationEvalConfig:
     """
 
     split: Split = "test"
-    examples: PositiveInt = 5000
-    bins: PositiveInt = 15
-    baseline_rows: NonNegativeInt = 50_000
+    examples: Rows = 5000
+    bins: Repeats = 15
+    baseline_rows: RowsOrNone = 50_000
     baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
-    baseline_iterations: PositiveInt = 400
+    baseline_iterations: Repeats = 400
 
     def __post_init__(self) -> None:
         if not self.baseline_grid:
-            raise ValueError("expected at least one value in baseline_grid, found none")
+            raise InvalidValue("expected at least one value in baseline_grid, found none", "baseline_grid")
 
 
 @config
@@ -207,8 +217,8 @@ class ImagesSuiteConfig:
         pictures: number of images of each task that the report shows.
     """
 
-    classifier_rows: PositiveInt = 5_000
-    pictures: PositiveInt = 40
+    classifier_rows: Rows = 5_000
+    pictures: Rows = 40
 
 
 @config
@@ -217,7 +227,7 @@ class EvaluationConfig:
 
     checkpoint: CheckpointName = "latest"
     use_ema: bool = True
-    device: str | None = None
+    device: Device | None = None
     progress: bool = True
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()
@@ -241,10 +251,10 @@ class ReportingConfig:
     """
 
     title: str = "MM-LDLM"
-    examples: PositiveInt = 40
+    examples: Rows = 40
     compare: tuple[str, ...] = ()
     smoothing: NonNegativeFloat = 0.8
 
     def __post_init__(self) -> None:
         if self.smoothing >= 1:
-            raise ValueError(f"smoothing must be below 1, found {self.smoothing}")
+            raise InvalidValue(f"smoothing must be below 1, found {self.smoothing}", "smoothing")

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from mm_ldlm.config import config
+from mm_ldlm.config import InvalidValue, config
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.store.paths import FOLDER, problem
 
@@ -101,9 +101,9 @@ class StsSource:
 
     def __post_init__(self) -> None:
         if self.format != "starter" and self.path is None and not (self.format == "hub" and self.name in HUB_SETS):
-            raise ValueError(f"an STS set of format '{self.format}' needs a path")
+            raise InvalidValue(f"an STS set of format '{self.format}' needs a path", "path")
         if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
-            raise ValueError(f"name must contain letters, digits, '-' and '_' only, found '{self.name}'")
+            raise InvalidValue(f"name must contain letters, digits, '-' and '_' only, found '{self.name}'", "name")
 
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    Rows,
+    RowsOrNone,
+    Workers,
+    WorkersOrNone,
+    config,
+)
 from mm_ldlm.latents.store import StoredType
 
 
@@ -24,9 +33,9 @@ class ExtractConfig:
     """
 
     dtype: StoredType = "float32"
-    shard_rows: PositiveInt | None = None
-    processes: NonNegativeInt = 0
-    threads: PositiveInt = 1
+    shard_rows: Rows | None = None
+    processes: WorkersOrNone = 0
+    threads: Workers = 1
     non_finite: Literal["stop", "quarantine"] = "stop"
     progress: bool = True
 
@@ -39,7 +48,7 @@ class TokenClustersConfig:
         count: number of clusters; the HDLM paper uses 64 and 128 for vocabularies of 30,000 to 50,000 ids.
     """
 
-    count: PositiveInt = 64
+    count: Rows = 64
 
 
 @config
@@ -76,8 +85,8 @@ class ValidationConfig:
     collapsed_std: NonNegativeFloat = 1e-6
     max_collapsed_fraction: Fraction = 0.05
     max_drift: PositiveFloat = 0.5
-    spot_rows: NonNegativeInt = 256
+    spot_rows: RowsOrNone = 256
     spot_tolerance: PositiveFloat | None = None
     on_leakage: Literal["remove", "report"] = "remove"
     max_quarantine_fraction: Fraction = 0.01
-    plot_rows: PositiveInt = 20_000
+    plot_rows: Rows = 20_000

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Size, config
 from mm_ldlm.corpus.images import ImageLimits, Pixels, UnusableImage, digest, read_image, reference_of
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents.store import KIND, schema, table
@@ -31,8 +31,8 @@ class ImagesConfig:
         channels: 1 (grey) or 3 (RGB).
     """
 
-    height: PositiveInt
-    width: PositiveInt
+    height: Size
+    width: Size
     channels: Literal[1, 3]
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Rows, config
 from mm_ldlm.errors import StoreError
 from mm_ldlm.store import ShardStore, atomic
 
@@ -44,7 +44,7 @@ class NormaliserConfig:
     """
 
     kind: Kind = "standard"
-    robust_rows: PositiveInt = 200_000
+    robust_rows: Rows = 200_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Workers, config
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.encoders import EncoderConfig, TokenEncoder, load_encoder, locate_encoder
 from mm_ldlm.errors import EncoderError, FingerprintError
@@ -51,7 +51,7 @@ class TokenStatesConfig:
     """
 
     dtype: StoredType = "float16"
-    threads: PositiveInt = 1
+    threads: Workers = 1
 
 
 def starts(lengths_n: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -131,13 +133,30 @@ def require_latents(shape: DataShape, kind: str) -> int:
     return shape.latent_dim
 
 
+_SIZES_ONLY: ContextVar[bool] = ContextVar("sizes_only", default=False)
+
+
+@contextlib.contextmanager
+def sizes_only() -> Iterator[None]:
+    """Let models be built without memory for their values, for the count of their parameters."""
+    token = _SIZES_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _SIZES_ONLY.reset(token)
+
+
 def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     """Build a module on the meta device, then allocate it once on the CPU with values drawn from `generator`.
+
+    Within `sizes_only` it stays on the meta device.
 
     Calls `init_weights(generator)` once of every module that has it, in the order of the modules.
     """
     with torch.device("meta"):
         model = make()
+    if _SIZES_ONLY.get():
+        return model
     model.to_empty(device="cpu")
     init_weights(model, generator)
     return model

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import InvalidValue, Size, config
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import NullEmbedding, TokenTable
@@ -43,7 +43,7 @@ class ImageMMDiTOptions(ModulatedOptions, LatentOptions):
     """
 
     kind: str
-    patch: PositiveInt = 2
+    patch: Size = 2
     pooled_conditions: bool = True
 
     @property
@@ -90,13 +90,14 @@ class ContinuousImageMMDiTConfig(ImageMMDiTOptions):
 
     interface: ClassVar[str] = "text_vectors_and_image_denoiser"
     kind: str = "image_mmdit_continuous"
-    caption_dim: PositiveInt = 16
+    caption_dim: Size = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tied_embeddings:
-            raise ValueError(
-                "tied_embeddings must be false: token vectors have caption_dim dimensions, the hidden states have dim"
+            raise InvalidValue(
+                "tied_embeddings must be false: token vectors have caption_dim dimensions, the hidden states have dim",
+                "tied_embeddings",
             )
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import InvalidValue, Layers, Size, config
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.layers import EPSILON, Attention, Linear
@@ -24,13 +24,15 @@ class ImportanceConfig:
         dim: dimension of its token embedding and of its blocks; the MLP of a block has four times as many units.
     """
 
-    dim: PositiveInt = 256
-    depth: PositiveInt = 2
-    heads: PositiveInt = 4
+    dim: Size = 256
+    depth: Layers = 2
+    heads: Size = 4
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
-            raise ValueError(f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads")
+            raise InvalidValue(
+                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
+            )
 
 
 class LayerNorm(nn.LayerNorm):

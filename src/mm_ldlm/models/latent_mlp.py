@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.config import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Fraction, LayersOrNone, Ratio, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta, require_latents
 from mm_ldlm.models.layers import EPSILON, Linear
 from mm_ldlm.models.parts import tag
@@ -30,9 +30,9 @@ class LatentMLPConfig:
 
     interface: ClassVar[str] = "latent_features"
     kind: str = "latent_mlp"
-    dim: PositiveInt = 256
-    depth: NonNegativeInt = 2
-    mlp_ratio: PositiveFloat = 2.0
+    dim: Size = 256
+    depth: LayersOrNone = 2
+    mlp_ratio: Ratio = 2.0
     dropout: Fraction = 0.0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mm_ldlm.config import NonNegativeInt, config
+from mm_ldlm.config import InvalidValue, NonNegativeInt, config
 from mm_ldlm.models.base import DataShape, require_latents
 from mm_ldlm.models.transformer_options import LatentTokenOptions, ModulatedOptions
 
@@ -30,7 +30,11 @@ class MMDiTOptions(ModulatedOptions, LatentTokenOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cross_modal_blocks is not None and not 1 <= self.cross_modal_blocks <= self.depth:
-            raise ValueError(f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}")
+            raise InvalidValue(
+                f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}",
+                "cross_modal_blocks",
+                "depth",
+            )
 
     @property
     def two_stream_blocks(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mm_ldlm.config import Fraction, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 
 
 @config
@@ -14,10 +14,10 @@ class TransformerOptions:
         gradient_checkpointing: recompute the blocks in the backward pass instead of storing activations.
     """
 
-    dim: PositiveInt = 256
-    depth: PositiveInt = 6
-    heads: PositiveInt = 4
-    mlp_ratio: PositiveFloat = 4.0
+    dim: Size = 256
+    depth: Layers = 6
+    heads: Size = 4
+    mlp_ratio: Ratio = 4.0
     dropout: Fraction = 0.0
     rope_theta: PositiveFloat = 10_000.0
     qk_norm: bool = True
@@ -26,9 +26,11 @@ class TransformerOptions:
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
-            raise ValueError(f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads")
+            raise InvalidValue(
+                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
+            )
         if self.head_dim % 2:
-            raise ValueError(f"the dimension of a head must be even for RoPE, found {self.head_dim}")
+            raise InvalidValue(f"the dimension of a head must be even for RoPE, found {self.head_dim}", "dim", "heads")
 
     @property
     def head_dim(self) -> int:
@@ -53,7 +55,7 @@ class ModulatedOptions(TransformerOptions):
         tied_embeddings: use the token embeddings as the weights of the output layer.
     """
 
-    conditioning_dim: PositiveInt | None = None
+    conditioning_dim: Size | None = None
     tied_embeddings: bool = False
 
     @property
@@ -70,7 +72,7 @@ class LatentOptions:
             large one.
     """
 
-    length_hidden_dim: PositiveInt | None = None
+    length_hidden_dim: Size | None = None
 
 
 @config
@@ -81,4 +83,4 @@ class LatentTokenOptions(LatentOptions):
         latent_tokens: number of tokens that one latent vector becomes.
     """
 
-    latent_tokens: PositiveInt = 4
+    latent_tokens: Size = 4

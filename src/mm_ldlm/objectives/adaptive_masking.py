@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import Fraction, NonNegativeInt, PositiveFloat, config
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeInt, PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.masking_policies import MaskingPolicy, mask_rates, sharpen
 from mm_ldlm.diffusion.random import RowGenerator
@@ -71,9 +71,10 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
 
     def __post_init__(self) -> None:
         if not isinstance(self.process, AbsorbingConfig):
-            raise ValueError(
+            raise InvalidValue(
                 "process must be 'absorbing', whose loss can be weighted by the mask probability of each token, found "
-                f"'{self.process.kind}'"
+                f"'{self.process.kind}'",
+                "process.kind",
             )
 
     @property

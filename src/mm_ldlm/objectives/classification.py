@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.config import Fraction, config
+from mm_ldlm.config import Fraction, InvalidValue, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
@@ -69,9 +69,11 @@ class ClassificationConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         if self.with_latents and self.features == "latents":
-            raise ValueError(
+            raise InvalidValue(
                 "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
-                "latents. Remove it"
+                "latents. Remove it",
+                "with_latents",
+                "features",
             )
 
     @property

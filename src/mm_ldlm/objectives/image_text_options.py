@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveFloat, config
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
@@ -52,13 +52,15 @@ class ImageTextOptions:
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
         if not self.modes:
-            raise ValueError("mode_weights: expected at least one mode of weight above 0, found none")
+            raise InvalidValue("mode_weights: expected at least one mode of weight above 0, found none", "mode_weights")
         if self.parameterisation == "v" and not self.image_schedule.variance_preserving:
-            raise ValueError(
+            raise InvalidValue(
                 "parameterisation 'v' needs a variance-preserving image_schedule, found "
-                f"{self.image_schedule.name!r}; set parameterisation to 'flow' or choose another schedule"
+                f"{self.image_schedule.name!r}; set parameterisation to 'flow' or choose another schedule",
+                "parameterisation",
+                "image_schedule.name",
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, PositiveInt, config
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule
@@ -64,26 +64,34 @@ class MultimodalOptions:
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
-            raise ValueError(f"t_min must be below 1, found {self.t_min}")
+            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
         if self.mode in ("mixed", "sequential") and not any(
             getattr(self.loss_type_weights, name) > 0 for name in SINGLE_MODES
         ):
-            raise ValueError("loss_type_weights: expected at least one mode of weight above 0, found none")
+            raise InvalidValue(
+                "loss_type_weights: expected at least one mode of weight above 0, found none", "loss_type_weights"
+            )
         if self.parameterisation == "v" and not self.latent_schedule.variance_preserving:
-            raise ValueError(
+            raise InvalidValue(
                 "parameterisation 'v' needs a variance-preserving latent_schedule, found "
-                f"{self.latent_schedule.name!r}; set parameterisation to 'flow' or choose another schedule"
+                f"{self.latent_schedule.name!r}; set parameterisation to 'flow' or choose another schedule",
+                "parameterisation",
+                "latent_schedule.name",
             )
 
         if self.cycle.weights and not {"l2t", "t2l"} <= set(self.modes):
-            raise ValueError(
+            raise InvalidValue(
                 f"cycle losses need the modes l2t and t2l, found {', '.join(self.modes)}; choose mode 'mixed' or "
-                "'sequential' with both, or set cycle.text_weight and cycle.latent_weight to 0"
+                "'sequential' with both, or set cycle.text_weight and cycle.latent_weight to 0",
+                "cycle",
+                "mode",
             )
         if self.cycle.weights and self.parameterisation == "eps":
-            raise ValueError(
+            raise InvalidValue(
                 "cycle losses need an estimate of the latent from pure noise, which parameterisation 'eps' does not "
-                "give; choose x0, v or flow"
+                "give; choose x0, v or flow",
+                "cycle",
+                "parameterisation",
             )
 
     @property

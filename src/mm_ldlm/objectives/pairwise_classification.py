@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config import Size, config
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.heads import ComparisonHead
@@ -39,7 +39,7 @@ class PairwiseClassificationConfig(HeadConfig):
     answers: ClassVar[tuple[str, ...]] = ANSWERS
     kind: str = "pairwise_classification"
     features: Literal["trunk", "frozen_trunk"] = "trunk"
-    hidden_dim: PositiveInt = 128
+    hidden_dim: Size = 128
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
 from mm_ldlm.diffusion.distributions import normalise_
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
@@ -65,7 +65,7 @@ class AutoregressiveSampler:
 
     def __post_init__(self) -> None:
         if self.top_p == 0:
-            raise ValueError("top_p must be above 0, found 0: no token could be drawn")
+            raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
 
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, Repeats, config, parse, to_dict
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
@@ -61,7 +61,7 @@ class DiffusionSampler:
     """
 
     kind: str
-    steps: PositiveInt = 8
+    steps: Repeats = 8
     temperature: NonNegativeFloat = 1.0
     top_k: PositiveInt | None = None
     top_p: Fraction | None = None
@@ -73,7 +73,7 @@ class DiffusionSampler:
 
     def __post_init__(self) -> None:
         if self.top_p == 0:
-            raise ValueError("top_p must be above 0, found 0: no token could be drawn")
+            raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
 
     @property
     def draw(self) -> Draw:

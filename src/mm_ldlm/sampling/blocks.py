@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import PositiveInt, config, parse, to_dict
+from mm_ldlm.config import InvalidValue, Size, config, parse, to_dict
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
@@ -30,14 +30,16 @@ class BlocksConfig:
     """
 
     kind: str = "blocks"
-    block_length: PositiveInt = 8
+    block_length: Size = 8
     inner: Annotated[Any, TEXT_SAMPLERS]
 
     exceeds_window: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.inner.exceeds_window:
-            raise ValueError(f"inner must write within the model's window, found the sampler '{self.inner.kind}'")
+            raise InvalidValue(
+                f"inner must write within the model's window, found the sampler '{self.inner.kind}'", "inner"
+            )
 
     @property
     def draw(self) -> Draw:

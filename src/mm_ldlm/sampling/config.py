@@ -7,11 +7,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from mm_ldlm.config import (
     CheckpointName,
+    Device,
     Fraction,
+    InvalidValue,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
+    Repeats,
+    RepeatsOrNone,
+    Rows,
+    RowsOrNone,
     config,
 )
 from mm_ldlm.sampling.gaussian import DdimConfig, GaussianSampler
@@ -24,9 +28,11 @@ JointOrder = Literal["together", "latent_first", "text_first"]
 def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
     """Raise ValueError if the samplers do not fit the order in which texts and latents are generated."""
     if order != "text_first" and latent.draws > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"latent.draws is {latent.draws}, but in the order '{order}' each draw is the latent of a different "
-            "sentence, and their mean is the latent of no sentence: set draws to 1"
+            "sentence, and their mean is the latent of no sentence: set draws to 1",
+            "latent.draws",
+            "order",
         )
     if order != "together":
         return
@@ -35,9 +41,11 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
         for name, sampler, value in zip(("text", "latent"), (text, latent), values, strict=True):
             found = getattr(sampler, key)
             if found != value:
-                raise ValueError(
+                raise InvalidValue(
                     f"the order 'together' takes ancestral steps in the text and as many DDIM steps in the latent, "
-                    f"without guidance: expected {name}.{key} {value!r}, found {found!r}"
+                    f"without guidance: expected {name}.{key} {value!r}, found {found!r}",
+                    f"{name}.{key}",
+                    "order",
                 )
 
 
@@ -45,11 +53,11 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
 class SearchConfig:
     """Parameters of the search, which re-embeds candidates and compares them with the target. Counts are per target."""
 
-    candidates: PositiveInt = 1
+    candidates: Repeats = 1
     """Number of candidates at the start (K), and of children in each round"""
-    rounds: NonNegativeInt = 0
+    rounds: RepeatsOrNone = 0
     """Number of rounds, in which the least confident tokens are masked again and rewritten"""
-    beam: PositiveInt = 1
+    beam: Repeats = 1
     """Number of candidates kept from round to round"""
     remask_ratio: Fraction = 0.4
     """Fraction of a candidate's tokens that a child draws again"""
@@ -57,7 +65,7 @@ class SearchConfig:
     """Scale of the Gumbel noise (nats) on the log-probabilities that rank the tokens; 0 always masks the same tokens"""
     resize: Fraction = 0.0
     """Fraction of the children that are one token longer or shorter than their parent, at its least confident token"""
-    lengths: PositiveInt = 1
+    lengths: Repeats = 1
     """Number of the most probable lengths among which the starting candidates are divided"""
     temperature: NonNegativeFloat = 0.7
     """Temperature of all candidates but the first, which uses the temperature of the text sampler"""
@@ -110,7 +118,7 @@ class T2lConfig:
 class UnconditionalConfig:
     """Parameters of the unconditional generation of texts and latents."""
 
-    count: PositiveInt = 64
+    count: Rows = 64
     order: JointOrder = "text_first"
     text: Annotated[Any, TEXT_SAMPLERS]
     latent: Annotated[Any, LATENT_SAMPLERS]
@@ -119,7 +127,9 @@ class UnconditionalConfig:
     def __post_init__(self) -> None:
         how_many_lengths(self.length)
         if isinstance(self.length, str) and self.length.startswith("top-"):
-            raise ValueError(f"length '{self.length}' ranks texts instead of drawing them; use 'sample' or 'argmax'")
+            raise InvalidValue(
+                f"length '{self.length}' ranks texts instead of drawing them; use 'sample' or 'argmax'", "length"
+            )
         refuse_samplers(self.order, self.text, self.latent)
 
 
@@ -132,9 +142,11 @@ class InfillConfig:
 
     def __post_init__(self) -> None:
         if self.latents_of and len(self.latents_of) != len(self.texts):
-            raise ValueError(
+            raise InvalidValue(
                 f"latents_of must be empty or have one text for each of {len(self.texts)} texts, found "
-                f"{len(self.latents_of)}"
+                f"{len(self.latents_of)}",
+                "latents_of",
+                "texts",
             )
 
 
@@ -149,8 +161,11 @@ class EditConfig:
 
     def __post_init__(self) -> None:
         if len(self.targets) not in (1, len(self.sources)) and self.sources:
-            raise ValueError(
-                f"targets must have one text, or one for each of {len(self.sources)} sources, found {len(self.targets)}"
+            raise InvalidValue(
+                f"targets must have one text, or one for each of {len(self.sources)} sources, found "
+                f"{len(self.targets)}",
+                "sources",
+                "targets",
             )
 
 
@@ -160,14 +175,18 @@ class InterpolateConfig:
 
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    steps: PositiveInt = 5
+    steps: Repeats = 5
     path: Literal["slerp", "lerp"] = "slerp"
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.ends):
-            raise ValueError(f"expected as many ends as starts, found {len(self.starts)} starts, {len(self.ends)} ends")
+            raise InvalidValue(
+                f"expected as many ends as starts, found {len(self.starts)} starts, {len(self.ends)} ends",
+                "starts",
+                "ends",
+            )
         if self.steps < 2:
-            raise ValueError(f"steps must be at least 2, which includes both ends, found {self.steps}")
+            raise InvalidValue(f"steps must be at least 2, which includes both ends, found {self.steps}", "steps")
 
 
 @config
@@ -181,17 +200,20 @@ class ImageTasksConfig:
     the default of the model"""
     length: str | int = "argmax"
     """Length of the captions: argmax | sample | a number of tokens"""
-    joint_count: PositiveInt = 64
+    joint_count: Rows = 64
     """Number of images that are drawn together with their captions"""
-    joint_steps: PositiveInt = 50
+    joint_steps: Repeats = 50
 
     def __post_init__(self) -> None:
         how_many_lengths(self.length)
         if isinstance(self.length, str) and self.length.startswith("top-"):
-            raise ValueError(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number")
+            raise InvalidValue(f"length '{self.length}' ranks captions; use 'argmax', 'sample' or a number", "length")
         for name, sampler in (("image", self.image), ("caption", self.caption)):
             if (draws := getattr(sampler, "draws", 1)) > 1:
-                raise ValueError(f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1")
+                raise InvalidValue(
+                    f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1",
+                    f"{name}.draws",
+                )
 
 
 @config
@@ -203,12 +225,12 @@ class SamplingConfig:
     checkpoint: CheckpointName = "latest"
     """latest | best | a step"""
     use_ema: bool = True
-    device: str | None = None
+    device: Device | None = None
     """None: the first GPU if there is one, otherwise the CPU"""
-    batch_tokens: PositiveInt | None = None
+    batch_tokens: Rows | None = None
     """Number of tokens of one batch including pads; None: chosen by the size of the vocabulary"""
     split: Literal["train", "validation", "test"] = "test"
-    rows: NonNegativeInt = 500
+    rows: RowsOrNone = 500
     """Number of examples of the split that l2t, t2l and the tasks on images read; the same seed gives the same ones"""
     text: Annotated[Any, TEXT_SAMPLERS]
     """Sampler of all text tasks except `unconditional`, which has its own, as captions of images have"""
@@ -230,7 +252,7 @@ class SamplingConfig:
         how_many_lengths(self.length)
         for task in self.tasks or ():
             if not self.has_input(task):
-                raise ValueError(f"task '{task}' has no input: set {_INPUTS[task]}")
+                raise InvalidValue(f"task '{task}' has no input: set {_INPUTS[task]}", "tasks")
 
     def has_input(self, task: Task) -> bool:
         """Return whether the parameters contain an input for a task."""

@@ -20,7 +20,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, Repeats, config, parse, to_dict
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
@@ -180,11 +180,11 @@ class GaussianSampler(ABC):
     kind: str
     guidance: NonNegativeFloat = 1.0
     t_max: PositiveFloat = 1.0
-    draws: PositiveInt = 1
+    draws: Repeats = 1
 
     def __post_init__(self) -> None:
         if self.t_max > 1:
-            raise ValueError(f"t_max must be at most 1, found {self.t_max}")
+            raise InvalidValue(f"t_max must be at most 1, found {self.t_max}", "t_max")
 
     def override(self, *, steps: int | None = None, draws: int | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None."""
@@ -227,7 +227,7 @@ class GridSampler(GaussianSampler):
         steps: number of steps of the grid.
     """
 
-    steps: PositiveInt = 20
+    steps: Repeats = 20
 
     def points(self, schedule: GaussianSchedule) -> list[Point]:
         """Make the grid of times from `t_max` to 0."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, config
+from mm_ldlm.config import Fraction, InvalidValue, config
 from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
@@ -138,9 +138,10 @@ class RemdmConfConfig(RemdmRescaleConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eta > 1 / math.e:
-            raise ValueError(
+            raise InvalidValue(
                 f"eta of 'remdm_conf' must be at most 1/e = 0.367, found {self.eta}: an uncertain token is remasked up "
-                "to e times as often as the mean, and no probability may exceed 1"
+                "to e times as often as the mean, and no probability may exceed 1",
+                "eta",
             )
 
     def remask_weight(self, state: State) -> Tensor:
@@ -167,7 +168,7 @@ class RemdmLoopConfig(RemdmCapConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.t_off < self.t_on:
-            raise ValueError(f"t_off must be below t_on, found t_off={self.t_off}, t_on={self.t_on}")
+            raise InvalidValue(f"t_off must be below t_on, found t_off={self.t_off}, t_on={self.t_on}", "t_off", "t_on")
 
     def level(self, grid: Grid, step: int) -> Level:
         """Return α, which rises to `alpha_on` while t > t_on, is constant while t > t_off, and rises to 1 at t = 0."""

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import NonNegativeFloat, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import InvalidValue, NonNegativeFloat, PositiveFloat, Repeats, config
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.ancestral import chosen_log_probs, log_x0_at, reverse_process
@@ -36,15 +36,15 @@ class SelfCorrectionConfig(DiffusionSampler):
     """
 
     kind: str = "self_correction"
-    corrections: PositiveInt = 32
+    corrections: Repeats = 32
     correction_temperature: NonNegativeFloat = 0.1
     correction_time: PositiveFloat = 0.01
-    patience: PositiveInt = 32
+    patience: Repeats = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.correction_time <= 1:
-            raise ValueError(f"correction_time must be at most 1, found {self.correction_time}")
+            raise InvalidValue(f"correction_time must be at most 1, found {self.correction_time}", "correction_time")
 
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose noise includes words fit."""

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.credentials import mask
+from mm_ldlm.errors import ConfigurationError, MMLDLMError
+from mm_ldlm.messages import escape, shorten
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,6 +33,11 @@ def resolve_uri(uri: str, *, root: Path) -> str:
     path = root.resolve() / uri.removeprefix(_SQLITE)
     path.parent.mkdir(parents=True, exist_ok=True)
     return f"{_SQLITE}{path.as_posix()}"
+
+
+def load() -> None:
+    """Import MLflow, which takes seconds, so that they do not count as waiting for its store."""
+    import mlflow.entities  # noqa: F401
 
 
 def client(uri: str) -> MlflowClient:
@@ -69,10 +78,10 @@ def open_run(
         run_id: str = connected.create_run(experiment_id, tags={**tags, **nested}, run_name=name).info.run_id
     except (MlflowException, OSError) as error:
         raise ConfigurationError(
-            f"parameter 'tracking.uri': MLflow cannot open {uri} ({error}). Start the server, correct the "
-            "address, or set tracking.enabled to false."
+            f"parameter 'tracking.uri': MLflow cannot open {mask(uri)} ({mask(str(error))}). Start the server, correct "
+            "the address, or set tracking.enabled to false."
         ) from None
-    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in parameters.items()]
+    params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
     for start in range(0, len(params), _BATCH):
         connected.log_batch(run_id, params=params[start : start + _BATCH])
     return run_id
@@ -96,7 +105,7 @@ def close_run(uri: str, run_id: str, *, status: str, reason: str | None = None) 
     """End a run as FINISHED, FAILED or KILLED; `reason` becomes the tag `reason`."""
     connected = client(uri)
     if reason:
-        connected.set_tag(run_id, "reason", reason[:_LONGEST_VALUE])
+        connected.set_tag(run_id, "reason", mask(reason)[:_LONGEST_VALUE])
     connected.set_terminated(run_id, status=status)
 
 
@@ -127,20 +136,49 @@ def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None
         connected.log_batch(run_id, metrics=metrics[start : start + 1000])
     for line in lines:
         if "event" in line and line["event"] not in ("start", "checkpoint"):
-            connected.set_tag(run_id, "last_event", str(dict(line))[:_LONGEST_VALUE])
+            connected.set_tag(run_id, "last_event", mask(str(dict(line)))[:_LONGEST_VALUE])
 
 
 class MlflowSink:
-    """Sends the lines of a log to an MLflow run: metrics in few requests, events as tags."""
+    """Sends the lines of a log to an MLflow run: metrics in few requests, events as tags.
+
+    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
+    that was away for a while misses none.
+    """
+
+    PAUSE = 60.0
+    KEPT = 100_000
 
     def __init__(self, uri: str, run_id: str) -> None:
         self._uri, self._run_id = uri, run_id
+        self._waiting: list[Mapping[str, Any]] = []
+        self._resting_until = -math.inf
 
     def take(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        log_lines(self._uri, self._run_id, lines)
+        self._waiting = [*self._waiting, *lines][-self.KEPT :]
+        if self._waiting and time.monotonic() >= self._resting_until:
+            self._send()
 
     def close(self) -> None:
-        return None
+        if self._waiting and not self._send():
+            log.warning("MLflow lacks the last %d lines of the log, which has them all", len(self._waiting))
+
+    def _send(self) -> bool:
+        try:
+            log_lines(self._uri, self._run_id, self._waiting)
+        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+            if self._resting_until == -math.inf:
+                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
+            self._resting_until = time.monotonic() + self.PAUSE
+            return False
+        self._waiting, self._resting_until = [], -math.inf
+        return True
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the class and the beginning of the text of an exception, on one line and without credentials."""
+    name = "" if isinstance(error, MMLDLMError) else f"{type(error).__name__}: "
+    return shorten(escape(mask(f"{name}{' '.join(str(error).split())}")), 300)
 
 
 def read_metrics(uri: str, run_id: str) -> dict[str, float]:

@@ -5,8 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import (
+    AutoDevice,
+    Duration,
+    Fraction,
+    InvalidValue,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rows,
+    RowsOrNone,
+    Seed,
+    Workers,
+    config,
+)
 from mm_ldlm.distributed.launch import LaunchConfig
+from mm_ldlm.messages import show
 
 
 @config
@@ -24,16 +39,20 @@ class BatchConfig:
         prefetch: number of batches that a thread prepares ahead; 0 prepares them in the loop.
     """
 
-    tokens: PositiveInt | None = None
-    examples: PositiveInt | None = None
-    accumulation: PositiveInt = 1
-    length_multiple: PositiveInt = 8
-    example_multiple: PositiveInt = 8
-    prefetch: NonNegativeInt = 4
+    tokens: Rows | None = None
+    examples: Rows | None = None
+    accumulation: Rows = 1
+    length_multiple: Rows = 8
+    example_multiple: Rows = 8
+    prefetch: RowsOrNone = 4
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.examples is None):
-            raise ValueError(f"set either tokens or examples, found tokens={self.tokens} and examples={self.examples}")
+            raise InvalidValue(
+                f"set either tokens or examples, found tokens={self.tokens} and examples={self.examples}",
+                "tokens",
+                "examples",
+            )
 
 
 @config
@@ -106,7 +125,7 @@ class GuardConfig:
     max_rollbacks: NonNegativeInt = 2
     rollback_lr_factor: Fraction = 0.5
     spike_z: PositiveFloat = 10.0
-    spike_window: PositiveInt = 128
+    spike_window: Rows = 128
     spike_action: Literal["log", "skip"] = "log"
     spike_patience: PositiveInt = 25
 
@@ -127,7 +146,7 @@ class CheckpointConfig:
     """
 
     every_steps: PositiveInt | None = 500
-    every_minutes: PositiveFloat | None = 10
+    every_minutes: Duration | None = 10
     keep_last: PositiveInt = 2
     keep_every: PositiveInt | None = None
     best_metric: str | None = None
@@ -148,7 +167,7 @@ class TrainingConfig:
         log_every, diagnose_every, validate_every: intervals in steps; 0 disables the last two.
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
         parallel: data parallelism over ranks: ddp, or fsdp, which shards the model.
-        device: auto, cpu or cuda.
+        device: auto, cpu, cuda or cuda:N.
         threads: CPU threads of each rank.
         collective_timeout_minutes: a rank that waits longer for the others ends the run with an error.
         resume: auto (from the newest checkpoint of this run, if any), never, or a run or checkpoint folder.
@@ -164,7 +183,7 @@ class TrainingConfig:
     max_steps: PositiveInt
     batch: BatchConfig
     max_tokens: PositiveInt | None = None
-    max_minutes: PositiveFloat | None = None
+    max_minutes: Duration | None = None
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     ema: EmaConfig = dataclasses.field(default_factory=EmaConfig)
     precision: PrecisionConfig = dataclasses.field(default_factory=PrecisionConfig)
@@ -174,13 +193,13 @@ class TrainingConfig:
     log_every: PositiveInt = 10
     diagnose_every: NonNegativeInt = 100
     validate_every: NonNegativeInt = 0
-    validation_examples: PositiveInt = 512
+    validation_examples: Rows = 512
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    device: str = "auto"
-    threads: PositiveInt = 1
-    collective_timeout_minutes: PositiveFloat = 10
+    device: AutoDevice = "auto"
+    threads: Workers = 1
+    collective_timeout_minutes: Duration = 10
     resume: str = "auto"
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     init_from: str | None = None
     init_vocabulary: Literal["same", "by_token"] = "same"
     run_name: str | None = None
@@ -188,22 +207,30 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         if self.optimizer.warmup_steps > self.max_steps:
-            raise ValueError(
+            raise InvalidValue(
                 f"optimizer.warmup_steps must be at most max_steps ({self.max_steps}), found "
-                f"{self.optimizer.warmup_steps}"
+                f"{self.optimizer.warmup_steps}",
+                "optimizer.warmup_steps",
+                "max_steps",
             )
         if (best := self.checkpoint.best_metric) is not None:
             name = "validate_every" if best.startswith("validation/") else "log_every"
             interval, steps = getattr(self, name), self.checkpoint.every_steps
             if interval == 0 or steps is None or steps % interval:
-                raise ValueError(
+                raise InvalidValue(
                     f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
-                    f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first"
+                    f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first",
+                    "checkpoint.best_metric",
+                    "checkpoint.every_steps",
                 )
         if self.init_vocabulary != "same" and self.init_from is None:
-            raise ValueError("init_vocabulary is read only with init_from: set init_from, or leave it out")
+            raise InvalidValue(
+                "init_vocabulary is read only with init_from: set init_from, or leave it out", "init_vocabulary"
+            )
         if self.run_name is not None and (reason := _no_folder_name(self.run_name)):
-            raise ValueError(f"run_name must be a single folder name, found {self.run_name!r}, which {reason}")
+            raise InvalidValue(
+                f"run_name must be a single folder name, found {show(self.run_name)}, which {reason}", "run_name"
+            )
 
 
 def _no_folder_name(name: str) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
@@ -41,9 +41,9 @@ class SanityConfig:
         tolerance: relative tolerance of the first losses.
     """
 
-    examples: PositiveInt = 16
-    max_steps: PositiveInt = 150
-    max_seconds: PositiveFloat = 40.0
+    examples: Rows = 16
+    max_steps: Rows = 150
+    max_seconds: Duration = 40.0
     fall: Fraction = 0.5
     lr: PositiveFloat | None = 3e-3
     tolerance: NonNegativeFloat = 0.05

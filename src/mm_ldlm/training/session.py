@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.checkpoints import folder
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
-from mm_ldlm.errors import ConfigurationError, TrainingDiverged, WorkerFailed
+from mm_ldlm.errors import ConfigurationError, StoreError, TrainingDiverged, WorkerFailed
 from mm_ldlm.store import atomic
 from mm_ldlm.tracking.follower import Follower
 from mm_ldlm.tracking.mlflow import MlflowSink
 from mm_ldlm.tracking.progress import ProgressSink
+from mm_ldlm.training.memory import refuse_beyond_memory, tokens_of_a_batch
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import LOG, read_status, sole_writer, taken
 
@@ -28,7 +30,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run is finished, unless it already is; return its reference.
 
     Raises:
-        ConfigurationError: the run or checkpoint to start from does not exist.
+        ConfigurationError: the run or checkpoint to start from does not exist, or the memory cannot hold the training.
         WorkerFailed: a rank failed, the run was stopped before its end, or another session is training it.
         TrainingDiverged: the guard stopped training.
     """
@@ -42,6 +44,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         log.info("run %s is already finished: nothing to train", typed.name)
         return reference(typed, runs)
     _refuse_missing_origin(typed, runs)
+    _refuse_beyond_memory(typed, runs)
     sinks: list[Any] = [ProgressSink(typed.training.max_steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
     if uri and run_id:
@@ -89,6 +92,15 @@ def _refuse_missing_origin(spec: TrainingSpec, runs: Path) -> None:
                 f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at {named} "
                 f"(relative to {runs}). Correct the name, or set an absolute path."
             )
+
+
+def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> None:
+    """Refuse a training that the memory of this host cannot hold; the workers report a dataset that cannot be read."""
+    try:
+        tokens = tokens_of_a_batch(spec.training, Dataset.open(runs / spec.dataset).lengths("train"))
+    except StoreError:
+        tokens = 0.0
+    refuse_beyond_memory(spec.model, spec.shape, spec.training, tokens=tokens)
 
 
 def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:

@@ -6,7 +6,7 @@ import codecs
 import dataclasses
 from typing import Literal
 
-from mm_ldlm.config import NonNegativeInt, PositiveFloat, PositiveInt, config
+from mm_ldlm.config import InvalidValue, PositiveFloat, PositiveInt, Rows, RowsOrNone, config
 from mm_ldlm.corpus.splits import SPLITS, Split
 
 Kind = Literal[
@@ -90,50 +90,57 @@ class SourceConfig:
     image_column: str = "image"
     max_samples: PositiveInt | None = None
     weight: PositiveFloat | None = None
-    num_train: PositiveInt = 20_000
-    num_validation: NonNegativeInt = 500
-    num_test: NonNegativeInt = 500
+    num_train: Rows = 20_000
+    num_validation: RowsOrNone = 500
+    num_test: RowsOrNone = 500
 
     def __post_init__(self) -> None:
         reads = _READS.get(self.kind)
         if reads is None:  # the literal type refuses it where pydantic is installed
-            raise ValueError(f"kind '{self.kind}' is unknown; expected one of {', '.join(_READS)}")
+            raise InvalidValue(f"kind '{self.kind}' is unknown; expected one of {', '.join(_READS)}", "kind")
         for field in dataclasses.fields(self):
             unread = field.name not in reads | _ALWAYS
             if unread and getattr(self, field.name) != field.default:
-                raise ValueError(
-                    f"'{field.name}' is not read by kind '{self.kind}', which reads {', '.join(sorted(reads))}"
+                raise InvalidValue(
+                    f"'{field.name}' is not read by kind '{self.kind}', which reads {', '.join(sorted(reads))}",
+                    field.name,
                 )
         if "path" in reads and not self.path:
-            raise ValueError(f"kind '{self.kind}' needs 'path'")
+            raise InvalidValue(f"kind '{self.kind}' needs 'path'", "path")
         if self.kind == "hub" and not (self.dataset and self.splits):
-            raise ValueError("kind 'hub' needs 'dataset' and 'splits' (for example {train: hash})")
+            raise InvalidValue(
+                "kind 'hub' needs 'dataset' and 'splits' (for example {train: hash})", "dataset", "splits"
+            )
         if not self.columns:
-            raise ValueError("'columns' must name at least one column")
+            raise InvalidValue("'columns' must name at least one column", "columns")
         if self.split and self.split_column:
-            raise ValueError("give 'split' or 'split_column', not both")
+            raise InvalidValue("give 'split' or 'split_column', not both", "split", "split_column")
         if self.labels is not None and self.label_column is None:
-            raise ValueError("'labels' needs 'label_column'")
+            raise InvalidValue("'labels' needs 'label_column'", "labels", "label_column")
         if self.pair_column is not None and len(self.columns) != 1:
-            raise ValueError(f"'pair_column' needs exactly one of 'columns', found {list(self.columns)}")
+            raise InvalidValue(
+                f"'pair_column' needs exactly one of 'columns', found {list(self.columns)}", "pair_column", "columns"
+            )
         if "encoding" in reads:
             self._check_encoding()
         if len(self.delimiter) != 1:
-            raise ValueError(f"'delimiter' must be one character, found {self.delimiter!r}")
+            raise InvalidValue(f"'delimiter' must be one character, found {self.delimiter!r}", "delimiter")
 
     def _check_encoding(self) -> None:
         try:
             name = codecs.lookup(self.encoding).name
             line_break, letter = "\n".encode(name), "a".encode(name)
         except (LookupError, ValueError) as error:  # ValueError: NUL, a lone surrogate, an encoding of host names
-            raise ValueError(
+            raise InvalidValue(
                 f"encoding {self.encoding!a} is unknown to Python, or is no encoding of text ({error}). Use utf-8 or "
-                "another encoding of text"
+                "another encoding of text",
+                "encoding",
             ) from None
         if line_break != b"\n" or letter != b"a":
-            raise ValueError(
+            raise InvalidValue(
                 f"a line break in '{self.encoding}' is not one byte, or its letters differ from ASCII: "
-                "convert the file to UTF-8 first (iconv)"
+                "convert the file to UTF-8 first (iconv)",
+                "encoding",
             )
 
     @property

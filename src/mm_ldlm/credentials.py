@@ -1,0 +1,55 @@
+"""Credentials in texts and parameters: their masking, and the test whether a text contains one.
+
+Credentials belong in environment variables (`MLFLOW_TRACKING_USERNAME`, `HF_TOKEN`) and never in a parameter.
+Everything that prints or stores parameters or addresses masks them here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+
+_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^\s/@]{0,1000}|[^\s/@:]*:\S{0,1000})@")
+"""The user and the password of an address; the second form is a password with a `/` that should have been encoded."""
+_QUERY = re.compile(
+    r"(?P<name>[?&;#](?:[\w.~%-]{0,40}(?:token|passw(?:or)?d|passwd|pwd|secret|signature|credentials?|(?:api|access)[_-]?key)"
+    r"|sig|key)=)[^\s&;#'\"]+",
+    re.IGNORECASE,
+)
+"""A value of the query of an address whose name is that of a credential."""
+_HEADER = re.compile(r"\b(?P<name>(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(?:^|[_.\s-])(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization|"
+    r"(?:api|access|private|secret)[_-]?key)$",
+    re.IGNORECASE,
+)
+"""Keys whose value is a credential. `max_tokens` and `splits.key` are none."""
+
+
+def mask(text: str) -> str:
+    """Return `text` with the credentials of addresses and of authorization headers replaced by `***`."""
+    if "://" not in text and "earer" not in text and "asic" not in text:
+        return text
+    text = _USER.sub(rf"\g<scheme>{MASK}@", text)
+    text = _QUERY.sub(rf"\g<name>{MASK}", text)
+    return _HEADER.sub(rf"\g<name>{MASK}", text)
+
+
+def holds_credentials(text: str) -> bool:
+    """Return whether an address in `text` contains a password or a token. A user alone (`ssh://git@host`) is none."""
+    return mask(text) != re.sub(r"(?<=://)([^\s/@:]+)(?=@)", MASK, text)
+
+
+def mask_values(value: Any, *, key: str = "") -> Any:
+    """Mask the credentials in parameters: in every text, and the whole text of a key such as `password`."""
+    if isinstance(value, str):
+        return MASK if value and _NAMES.search(key) else mask(value)
+    if isinstance(value, Mapping):
+        return {mask(name) if isinstance(name, str) else name: mask_values(item, key=str(name))
+                for name, item in value.items()}  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return type(value)(mask_values(item, key=key) for item in value)
+    return value

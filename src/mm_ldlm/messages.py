@@ -1,0 +1,46 @@
+"""Values in messages: short, on one line, without credentials and without characters that a terminal cannot show."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from mm_ldlm.credentials import mask, mask_values
+
+LONGEST = 1200
+"""Characters of one line of a message."""
+
+
+def escape(text: str) -> str:
+    """Return `text` with every character that UTF-8 cannot encode, and every line break, as an escape sequence."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in shown)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 60, 200
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 12
+
+
+def show(value: Any) -> str:
+    """Return a short representation of any value for a message: one line, no credentials."""
+    try:
+        return escape(mask(_SHORT.repr(mask_values(value))))
+    except Exception:  # the value's own __repr__
+        return f"<{type(value).__name__}>"
+
+
+def shorten(text: str, longest: int = LONGEST) -> str:
+    """Return the beginning and the end of a text that is too long."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def summarise(problems: Sequence[str]) -> str:
+    """Join problems, one per line; from the third on only their beginnings, which name the parameters."""
+    lines = [shorten(line) for problem in problems for line in problem.splitlines()]
+    if len(lines) <= 3:
+        return "\n".join(lines)
+    further = [line.partition(":")[0] for line in lines[2:]]
+    named = "; ".join(shorten(text, 120) for text in further[:12])
+    return "\n".join([*lines[:2], f"and {len(further)} more: {named}{'; …' if len(further) > 12 else ''}"])

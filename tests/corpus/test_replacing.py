@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.config import parse
+from mm_ldlm.corpus.config import IngestionConfig
+from mm_ldlm.corpus.ingestion import ingest
+from mm_ldlm.corpus.replacing import NAME
+from mm_ldlm.errors import ConfigurationError
+
+TEXT = "".join(f"The number of this line is {number}.\n" for number in range(30))
+
+
+def run(folder: Path, *sources: dict[str, Any], **options: Any) -> bytes:
+    """Ingest into `folder`; return the manifest of the records."""
+    config = parse(IngestionConfig, {"sources": list(sources), "progress": False, **options}, at="ingestion")
+    records, refused, _ = ingest(config, seed=0, workspace=folder / "records", quarantine=folder / "quarantine")
+    records.write(folder / "records")
+    refused.write(folder / "quarantine")
+    return (folder / "records" / "manifest.json").read_bytes()
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(TEXT)
+    return {name: {"kind": "text", "path": str(tmp_path / f"{name}.txt")} for name in ("a", "b")}
+
+
+def test_the_finished_records_of_other_sources_are_kept(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    before = run(tmp_path, sources["a"])
+    for others in ([sources["b"]], [{"kind": "starter", "num_train": 50}], [sources["a"], {"kind": "starter"}]):
+        with pytest.raises(ConfigurationError, match=r"holds 30 finished records of .*a\.txt") as error:
+            run(tmp_path, *others)
+        assert all(word in str(error.value) for word in ("data=FOLDER", "globals.yml", "ingestion.replace=true"))
+        assert str(others[0].get("path", "starter")).rpartition("/")[2] in str(error.value)
+        assert (tmp_path / "records" / "manifest.json").read_bytes() == before
+    assert run(tmp_path, sources["a"]) == before
+    assert run(tmp_path, sources["b"], replace=True) != before
+
+
+def test_the_same_sources_are_read_again_where_they_changed(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    before = run(tmp_path, sources["a"])
+    Path(sources["a"]["path"]).write_text(TEXT + "One more line for the same source.\n")
+    assert run(tmp_path, sources["a"]) != before
+    run(tmp_path, {**sources["a"], "max_samples": 10})
+
+
+def test_an_unfinished_store_is_replaced(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    run(tmp_path, sources["a"])
+    (tmp_path / "records" / "manifest.json").unlink()
+    run(tmp_path, sources["b"])
+
+
+def test_a_store_without_names_is_recognised_by_its_fingerprint(
+    tmp_path: Path, sources: dict[str, dict[str, Any]]
+) -> None:
+    before = run(tmp_path, sources["a"])
+    (tmp_path / "records" / NAME).unlink()
+    with pytest.raises(ConfigurationError, match="sources that it does not name"):
+        run(tmp_path, {"kind": "starter", "num_train": 50})
+    assert run(tmp_path, sources["a"]) == before

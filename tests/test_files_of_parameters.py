@@ -1,0 +1,129 @@
+"""Files, folders and devices that parameters name: checked before the first node, also when a run is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.parameters import check_files, check_machine, check_parameters
+from mm_ldlm.settings import CONFIG_LOADER_ARGS
+
+ABSENT = "/no/such/place"
+PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "training.resume": ("training", {"resume": ABSENT}),
+    "training.init_from": ("training", {"init_from": ABSENT}),
+    "reporting.compare.0": ("reporting", {"compare": [ABSENT]}),
+    "reporting.compare.1": ("reporting", {"compare": ["0123456789abcdef" * 2, "0123"]}),
+    "sampling.l2t.files.0": ("sampling", {"l2t": {"files": [ABSENT]}}),
+    "sampling.t2l.files.0": ("sampling", {"t2l": {"files": [ABSENT]}}),
+    "evaluation.sts.files.mine": ("evaluation", {"sts": {"files": {"mine": ABSENT}}}),
+    "evaluation.sts.sets.0.path": ("evaluation", {"sts": {"sets": [
+        {"format": "stsb", "name": "mine", "path": ABSENT}
+    ]}}),
+    "evaluation.likelihood.other_texts.0.path": ("evaluation", {"likelihood": {"other_texts": [
+        {"name": "mine", "path": ABSENT}
+    ]}}),
+    "ingestion.sources.0.path": ("ingestion", {"sources": [{"kind": "text", "path": ABSENT}]}),
+    "ingestion.path": ("ingestion", {"sources": [{"kind": "text", "path": "replaced"}], "path": f"{ABSENT}/*.txt"}),
+    "tokenizer.path": ("tokenizer", {"path": ABSENT}),
+    "encoder.path": ("encoder", {"path": ABSENT}),
+}  # fmt: skip
+READER = {"tokenizer": "ingestion", "encoder": "embedding"}
+"""Section of a path → the section of the pipeline that reads it."""
+
+
+@pytest.fixture(scope="module")
+def base(project: Path) -> dict[str, Any]:
+    found: dict[str, Any] = LayeredConfigLoader(project / "conf", env="base", **CONFIG_LOADER_ARGS)["parameters"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def changed(base: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    typed = check_parameters(base)
+
+    def make(section: str, changes: dict[str, Any]) -> dict[str, Any]:
+        return check_parameters({"seed": 0, **typed, section: merge(base[section], changes)})
+
+    return make
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_path_that_leads_nowhere_is_refused_by_its_key(
+    key: str, changed: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    section, changes = PLACES[key]
+    typed = changed(section, changes)
+    with pytest.raises(ConfigurationError, match=rf"^parameter '{key}': ") as error:
+        check_files(typed, read={section, READER.get(section, section)}, runs=tmp_path)
+    assert len(str(error.value).splitlines()) == 1
+    unread = {"training": None}.get(section, tmp_path)
+    check_files(typed, read=set(), runs=unread)  # a run that does not read the section
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "a" * 5000, "a/\x1b[31m/b", "~", "//"])
+def test_names_that_no_file_system_accepts_are_refused(
+    path: str, changed: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    typed = changed("sampling", {"t2l": {"files": [path]}})
+    if not Path("/").joinpath(path).exists() if len(path) < 200 else True:
+        with pytest.raises(ConfigurationError, match=r"'sampling\.t2l\.files\.0'") as error:
+            check_files(typed, read={"sampling"})
+        assert len(str(error.value)) < 1500
+    typed = changed("training", {"resume": path})
+    with pytest.raises(ConfigurationError, match=r"'training\.resume'"):
+        check_files(typed, read={"training"}, runs=tmp_path)
+
+
+def test_a_folder_without_a_checkpoint_is_none(changed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for key in ("resume", "init_from"):
+        with pytest.raises(ConfigurationError, match=rf"'training\.{key}': .*no complete checkpoint"):
+            check_files(changed("training", {key: "other"}), read={"training"}, runs=tmp_path)
+    for word in ("auto", "never"):
+        check_files(changed("training", {"resume": word}), read={"training"}, runs=tmp_path)
+
+
+def test_existing_files_globs_and_run_ids_pass(changed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    sources = {"sources": [{"kind": "text", "path": [str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]}]}
+    check_files(changed("ingestion", sources), read={"ingestion"})
+    check_files(changed("reporting", {"compare": ["0123456789abcdef" * 2, str(tmp_path)]}), read={"reporting"})
+
+
+@pytest.mark.parametrize("key", ["training", "encoder", "sampling", "evaluation"])
+def test_a_gpu_that_this_machine_lacks_is_refused_by_its_key(
+    key: str, changed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    read = {key, "embedding"}
+    check_machine(changed(key, {"device": "cuda:0"}), read=read, trains=True)
+    with pytest.raises(ConfigurationError, match=rf"'{key}\.device': cuda:1 is not on this machine, which has 1 GPU"):
+        check_machine(changed(key, {"device": "cuda:1"}), read=read, trains=True)
+    check_machine(changed("training", {"device": "cuda:1"}), read=read, trains=False)  # it is planned for another one
+
+
+def test_a_batch_of_the_encoder_beyond_the_memory_is_refused(
+    changed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.training.memory.memory_of", lambda device: ("CPU", 2**30))
+    large = {"batch_tokens": 10**8, "batch_rows": 10**6}
+    with pytest.raises(ConfigurationError, match=r"^parameter 'encoder\.batch_tokens': .* 1\.0 GiB \(CPU\)"):
+        check_machine(changed("encoder", large), read={"embedding"}, trains=False)
+    check_machine(changed("encoder", large), read={"encoder"}, trains=False)
+    check_machine(changed("encoder", {"batch_tokens": 10**8}), read={"embedding"}, trains=False)  # of 64 rows
+
+
+def test_a_model_beyond_the_memory_is_refused_before_the_first_node(
+    changed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = changed("model", {"dim": 49_152, "heads": 6, "depth": 128})
+    with pytest.raises(ConfigurationError, match=r"^parameter 'model': training needs at least .* GiB"):
+        check_machine(large, read={"training", "model"}, trains=True)
+    check_machine(large, read={"training", "model"}, trains=False)
+    check_machine(changed("training", {}), read={"training", "model"}, trains=True)

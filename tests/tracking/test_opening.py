@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.errors import TrackingError
+from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.tracking.opening import LOCAL, open_somewhere, within
+
+RUN: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {"a": 1}, "tags": {}, "parent": "of the server"}
+
+
+@pytest.fixture(autouse=True)
+def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TIMEOUT", "1"), ("MAX_RETRIES", "0"), ("BACKOFF_FACTOR", "0")):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """A server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+        threading.Thread(target=lambda: held.append(server.accept()[0]), daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        for each in held:
+            each.close()
+
+
+@pytest.fixture
+def refusing_server() -> str:
+    """The address of a port that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables, which take seconds to make."""
+    file = tmp_path_factory.mktemp("database") / "mlflow.db"
+    tracking.client(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+def opened(uri: str, root: Path) -> tuple[str, str] | None:
+    return open_somewhere(uri, root=root, **RUN)
+
+
+@pytest.mark.parametrize("kind", ["silent", "refusing", "no database", "locked"])
+def test_a_store_that_does_not_answer_is_replaced_by_a_local_one(
+    kind: str, silent_server: str, refusing_server: str, empty_database: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    (tmp_path / "data").mkdir()
+    shutil.copy(empty_database, tmp_path / "data" / "mlflow_local.db")
+    shutil.copy(empty_database, tmp_path / "locked.db")
+    (tmp_path / "broken.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    uri = {
+        "silent": silent_server, "refusing": refusing_server, "no database": "sqlite:///broken.db",
+        "locked": "sqlite:///locked.db",
+    }[kind]  # fmt: skip
+    lock = sqlite3.connect(tmp_path / "locked.db")
+    lock.execute("begin exclusive")
+    with caplog.at_level(logging.WARNING, logger="mm_ldlm"):
+        found = opened(uri, tmp_path)
+    lock.close()
+    assert found is not None
+    assert found[0] == tracking.resolve_uri(LOCAL, root=tmp_path)
+    assert tracking.client(found[0]).get_run(found[1]).data.params == {"a": "1"}
+    ours = [record.message for record in caplog.records if record.name.startswith("mm_ldlm")]
+    assert len(ours) == 1
+    assert uri in ours[0]
+    assert "\n" not in ours[0]
+
+
+def test_without_any_store_the_run_goes_on_untracked(
+    refusing_server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data").write_text("a file where the folder of the local database would be")
+    assert opened(refusing_server, tmp_path) is None
+    assert "this run is not tracked" in caplog.text
+
+
+def test_a_call_ends_after_its_time_or_with_one_line() -> None:
+    started = time.monotonic()
+    with pytest.raises(TrackingError, match=r"no answer within 0\.2 s"):
+        within(lambda: time.sleep(5), seconds=0.2)
+    assert time.monotonic() - started < 4
+
+    def fail() -> None:
+        raise OSError("first\nsecond http://me:sentinel@host")
+
+    with pytest.raises(TrackingError) as error:
+        within(fail)
+    assert str(error.value) == "OSError: first second http://***@host"
+    assert within(lambda: 3) == 3
+
+
+def test_lines_that_a_server_did_not_take_are_sent_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    away = True
+
+    def log_lines(uri: str, run_id: str, lines: Any) -> None:
+        if away:
+            raise ConnectionError("away")
+        sent.extend(line["step"] for line in lines)
+
+    monkeypatch.setattr(tracking, "log_lines", log_lines)
+    monkeypatch.setattr(tracking.MlflowSink, "PAUSE", 0.0)
+    sink = tracking.MlflowSink("uri", "run")
+    sink.take([{"step": 1}])
+    sink.take([{"step": 2}])
+    away = False
+    sink.take([{"step": 3}])
+    assert sent == [1, 2, 3]
+    monkeypatch.setattr(tracking.MlflowSink, "PAUSE", 1e9)
+    away = True
+    sink.take([{"step": 4}])
+    away = False
+    sink.take([{"step": 5}])  # the server is left alone for a while
+    assert sent == [1, 2, 3]
+    sink.close()
+    assert sent == [1, 2, 3, 4, 5]

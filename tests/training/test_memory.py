@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.models.base import DataShape, count_parameters
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.training import memory
+from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.memory import estimate, refuse_beyond_memory, tokens_of_a_batch
+
+GIB = 2**30
+SHAPE = DataShape(
+    vocab_size=50, pad_id=48, mask_id=49, max_length=12, latent_dim=8, state_dim=8, image_size=(8, 8, 1)
+)  # fmt: skip
+
+
+def model(kind: str = "mmdit", **options: Any) -> Any:
+    return parse_kind(MODELS, {"kind": kind, **options}, at="model")
+
+
+def training(**options: Any) -> TrainingConfig:
+    options = {"max_steps": 200, "batch": {"examples": 64}, "device": "cpu", **options}
+    return parse(TrainingConfig, options, at="training")
+
+
+@pytest.mark.parametrize("kind", MODELS.known)
+def test_parameters_are_counted_without_memory_for_their_values(kind: str) -> None:
+    import torch
+
+    config = model(kind, dim=64)
+    built = config.build(SHAPE, generator=torch.Generator().manual_seed(0))
+    found = estimate(config, SHAPE, training(), tokens=0)
+    assert found.parameters == count_parameters(built)
+    assert found.states == count_parameters(built) * 4 * 5  # weights, gradients, two moments, average
+    assert all(not parameter.is_meta for parameter in built.parameters())
+
+
+def test_states_depend_on_optimizer_average_and_sharding() -> None:
+    plain = estimate(model(), SHAPE, training(ema={"enabled": False}, optimizer={"name": "muon"}), tokens=0)
+    assert plain.states == plain.parameters * 4 * 3
+    sharded = estimate(model(), SHAPE, training(parallel="fsdp", launch={"processes": 4}), tokens=0)
+    assert sharded.states == plain.parameters * 4 * 5 // 4
+
+
+def test_activations_grow_with_the_micro_batch_of_a_rank() -> None:
+    def of(tokens: float, *, recompute: bool = False, **options: Any) -> int:
+        return estimate(
+            model(gradient_checkpointing=recompute), SHAPE, training(**options), tokens=tokens
+        ).activations  # fmt: skip
+
+    assert of(8000) == 8 * of(1000)
+    assert of(8000, launch={"processes": 2}, batch={"examples": 64, "accumulation": 4}) == of(1000)
+    assert of(8000, precision={"autocast": "bf16"}) == of(8000) // 2
+    assert of(8000, recompute=True) < of(8000) // 3
+
+
+def test_what_cannot_fit_is_refused_with_the_estimate_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", 2 * GIB))
+    refuse_beyond_memory(model(), SHAPE, training(), tokens=1000)
+    started = time.monotonic()
+    with pytest.raises(ConfigurationError, match=r"^parameter 'model': training needs at least [\d,.]+ GiB .*2\.0 GiB"):
+        refuse_beyond_memory(model(dim=16_384, depth=64), SHAPE, training(), tokens=1000)
+    with pytest.raises(ConfigurationError, match=r"^parameter 'training\.batch': training needs .*found 2\.0 GiB"):
+        refuse_beyond_memory(model(), SHAPE, training(), tokens=1e8)
+    # Every process of a CPU has a replica of its own.
+    one = estimate(model(dim=256), SHAPE, training(), tokens=0).bytes
+    processes = 2 * GIB // one + 1
+    with pytest.raises(ConfigurationError, match=f"× {processes} processes"):
+        refuse_beyond_memory(model(dim=256), SHAPE, training(launch={"processes": processes}), tokens=0)
+    refuse_beyond_memory(model(dim=256), SHAPE, training(launch={"processes": processes - 1}), tokens=0)
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("options", [{"dim": 65_536, "mlp_ratio": 1000.0, "heads": 64}, {"conditioning_dim": 65_536}])
+def test_the_largest_sizes_that_parameters_accept_are_estimated(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", 8 * GIB))
+    shape = dataclasses.replace(SHAPE, max_length=65_536)
+    if "dim" in options:
+        with pytest.raises(ConfigurationError, match="training needs at least"):
+            refuse_beyond_memory(model(**options), shape, training(), tokens=1)
+    else:
+        estimate(model(**options), shape, training(), tokens=1)
+
+
+def test_tokens_of_a_batch_are_those_of_the_data() -> None:
+    lengths = np.array([2, 4, 6])
+    assert tokens_of_a_batch(training(batch={"examples": 2}), lengths) == 8
+    assert tokens_of_a_batch(training(batch={"examples": 10**8}), lengths) == 12
+    assert tokens_of_a_batch(training(batch={"tokens": 10}), lengths) == 10
+    assert tokens_of_a_batch(training(batch={"tokens": 10**8}), lengths) == 12
+    assert tokens_of_a_batch(training(), lengths[:0]) == 0
+
+
+def test_the_memory_of_this_machine_is_found() -> None:
+    name, found = memory.memory_of("cpu")
+    assert name == "CPU"
+    assert 2**28 < found < 2**50
