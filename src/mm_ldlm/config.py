@@ -11,37 +11,39 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import ConfigurationError, shown
 from mm_ldlm.kinds import MARK, Kinds
 
 try:
     import pydantic
     from pydantic import ConfigDict, Field
 
-    def _bounded(**bounds: Any) -> Any:
+    def bounded(**bounds: Any) -> Any:
+        """Make the annotation of a number within bounds (gt, ge, lt, le)."""
         return Field(**bounds)
 
 except ModuleNotFoundError:  # a GPU host without pydantic
     pydantic = None  # type: ignore[assignment]
 
-    def _bounded(**bounds: Any) -> Any:
+    def bounded(**bounds: Any) -> Any:
         return tuple(sorted(bounds.items()))
 
 
 T = TypeVar("T")
 
-PositiveInt = Annotated[int, _bounded(gt=0)]
-NonNegativeInt = Annotated[int, _bounded(ge=0)]
-PositiveFloat = Annotated[float, _bounded(gt=0)]
-NonNegativeFloat = Annotated[float, _bounded(ge=0)]
-Fraction = Annotated[float, _bounded(ge=0, le=1)]
+PositiveInt = Annotated[int, bounded(gt=0)]
+NonNegativeInt = Annotated[int, bounded(ge=0)]
+PositiveFloat = Annotated[float, bounded(gt=0)]
+NonNegativeFloat = Annotated[float, bounded(ge=0)]
+Fraction = Annotated[float, bounded(ge=0, le=1)]
 """A number between 0 and 1, both included."""
-CheckpointName = Annotated[str, _bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
+CheckpointName = Annotated[str, bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
 """Name of a checkpoint: `latest`, `best`, a step, or the name of its folder."""
 
 
@@ -59,7 +61,7 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"parameter '{at}': expected a mapping with the key 'kind', found {value!r}. "
+            f"parameter '{at}': expected a mapping with the key 'kind', found {shown(value)}. "
             f"Choose a {kinds.what}: {', '.join(kinds.known)}."
         )
     if "kind" not in value:
@@ -81,8 +83,25 @@ def config(cls: type[T]) -> type[T]:
     else:
         settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
         made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+        made.__init__ = _in_own_words(made)
     setattr(made, MARK, True)
     return cast(type[T], made)
+
+
+def _in_own_words(made: Any) -> Any:
+    """Wrap the constructor of a configuration: what it refuses is a ConfigurationError, as in `parse`."""
+    construct = made.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **keys: Any) -> None:
+        try:
+            construct(self, *args, **keys)
+        except pydantic.ValidationError as error:
+            name = type(self).__name__
+            lines = [_explain(type(self), name, item) for item in error.errors(include_url=False)]
+            raise ConfigurationError("\n".join(lines)) from None
+
+    return __init__
 
 
 def parse(cls: type[T], value: Any, *, at: str) -> T:
@@ -97,7 +116,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {value!r}.")
+        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {shown(value)}.")
     value = _with_kinds(cls, value, at)
     if pydantic is None:
         return _build_plain(cls, value, at)
@@ -196,7 +215,7 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
         message = "expected a list, as in [a, b]"
     if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
         return f"parameter '{path}': {message}."  # an error of a whole section: the message contains the values
-    return f"parameter '{path}': {message} (found {found!r})."
+    return f"parameter '{path}': {message} (found {shown(found)})."
 
 
 def _known_keys(cls: Any, location: list[str]) -> list[str]:

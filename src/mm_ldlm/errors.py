@@ -7,6 +7,15 @@ them; any other exception that escapes is a bug.
 from __future__ import annotations
 
 
+def shown(value: object, length: int = 200) -> str:
+    """Write a value for a message: one line of at most `length` characters, whatever its `repr` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 class MMLDLMError(Exception):
     """Base of all errors raised on purpose; the message is written for the user.
 

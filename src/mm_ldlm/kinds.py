@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import ConfigurationError, shown
 
 MARK = "_made_by_mm_ldlm_config"
 """Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
@@ -51,10 +51,10 @@ class Kinds:
             path = self.known.get(kind) or external.get(kind) or (kind if _is_import_path(kind) else None)
         if path is None:
             names = [*self.known, *external]
-            near = difflib.get_close_matches(str(kind), names, n=1)
+            near = difflib.get_close_matches(kind, names, n=1) if isinstance(kind, str) else []
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected {_a(self.what)}, found {kind!r}.{hint} Known here: "
+                f"parameter '{at}.kind': expected {_a(self.what)}, found {shown(kind)}.{hint} Known here: "
                 f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
         found = _import(path, at=at)

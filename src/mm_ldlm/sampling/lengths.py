@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.errors import shown
 
 Length = str | int
 """'argmax' | 'sample' (of the length distribution) | 'top-n' (try the n most probable lengths) | a number."""
@@ -20,14 +21,16 @@ def how_many_lengths(length: Any) -> int:
     """
     if isinstance(length, Integral) and not isinstance(length, bool):
         if length < 1:
-            raise ValueError(f"length must be at least 1 token, found {length}")
+            raise ValueError(f"length must be at least 1 token, found {shown(length, 60)}")
         return 1
     if isinstance(length, str):
         if length in ("argmax", "sample"):
             return 1
         if found := re.fullmatch(r"top-([1-9][0-9]{0,8})", length):
             return int(found[1])
-    raise ValueError(f"length must be 'argmax', 'sample', 'top-n' (as in 'top-3') or a number, found {length!r}")
+    raise ValueError(
+        f"length must be 'argmax', 'sample', 'top-n' (as in 'top-3') or a number, found {shown(length, 60)}"
+    )
 
 
 def refuse_long(length: Length | None, *, max_length: int, sampler: Any, process: ProcessTraits | None) -> str | None:
