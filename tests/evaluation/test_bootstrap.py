@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.config import parse
+from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation import bootstrap as bs
+from mm_ldlm.evaluation.config import BootstrapConfig, LikelihoodConfig
 
 
 def test_counts_sum_to_the_set_and_depend_on_seed_only():
@@ -116,3 +118,12 @@ def test_the_interval_of_the_fewest_pairs_covers_nearly_its_level():
         return 2 * t.cdf(norm.ppf(0.975) * ((n - 1) / n) ** 0.5, df=n - 1) - 1
 
     assert [round(100 * coverage(n), 1) for n in (2, 10, bs.FEWEST_PAIRS)] == [60.2, 90.4, 93.6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "most"), [(BootstrapConfig, "replicates", 100_000), (LikelihoodConfig, "draws", 10_000)]
+)
+def test_counts_without_a_use_are_refused(kind, key, most):
+    assert getattr(parse(kind, {key: most}, at="evaluation"), key) == most
+    with pytest.raises(ConfigurationError, match=rf"evaluation\.{key}.*less than or equal to {most}"):
+        parse(kind, {key: most + 1}, at="evaluation")
