@@ -37,6 +37,7 @@ def test_invert_writes_with_every_sampler(kind, model, unit_latents):
         "model_calls",
         "encoder_calls",
         "latent",
+        "latent_norm",
     ]
 
 

@@ -138,7 +138,8 @@ def check_flag(value: Any, *, name: str) -> bool:
 
 def check_fraction(value: Any, *, name: str) -> float:
     """Return a number between 0 and 1, both included."""
-    if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)) or not 0 <= value <= 1:
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+    if not is_number or not 0 <= value <= 1:
         raise SamplingError(f"{name} must lie between 0 and 1, found {shown(value, 60)}.")
     return float(value)
 

@@ -215,8 +215,8 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
         found.append(("STS of the model", inputs.sts["skipped"]))
     for name, entry in (inputs.sts.get("sets") or {}).items():
         if (unknown := entry.get("unknown") or 0.0) > MOST_UNKNOWN:
-            reason = f"{percent(unknown)} of its sentences contain words that this run does not know"
-            found.append((f"STS {name} among the headlines", reason))
+            words = f"{percent(unknown)} of its sentences contain words that this run does not know"
+            found.append((f"STS {name} among the headlines", words))
     if not (inputs.likelihood.get("unconditional") or inputs.likelihood.get("given_latent")):
         found.append(("Likelihood", inputs.likelihood.get("skipped") or nothing))
     found += [("Part of the likelihood", reason) for reason in inputs.likelihood.get("left_out") or ()]
