@@ -113,7 +113,7 @@ def generate(
     engine: Engine,
     n: int,
     *,
-    order: str,
+    order: JointOrder,
     sampler: Any,
     latent_sampler: Any,
     steps: int | None,
