@@ -27,13 +27,14 @@ try:
     import pydantic
     from pydantic import ConfigDict, Field
 
-    def _bounded(**bounds: Any) -> Any:
+    def bounded(**bounds: Any) -> Any:
+        """Make the annotation of a number within bounds (gt, ge, lt, le)."""
         return Field(**bounds)
 
 except ModuleNotFoundError:  # a GPU host without pydantic
     pydantic = None  # type: ignore[assignment]
 
-    def _bounded(**bounds: Any) -> Any:
+    def bounded(**bounds: Any) -> Any:
         return tuple(sorted(bounds.items()))
 
 
@@ -44,41 +45,41 @@ DEEPEST = 32
 
 # Every number has an upper bound, so that a value that exhausts the memory or overflows in a worker is refused before
 # the first node. The general bounds are those of numbers that determine no allocation and no number of repetitions.
-PositiveInt = Annotated[int, _bounded(gt=0, le=10**12)]
-NonNegativeInt = Annotated[int, _bounded(ge=0, le=10**12)]
-PositiveFloat = Annotated[float, _bounded(gt=0, le=1e30)]
-NonNegativeFloat = Annotated[float, _bounded(ge=0, le=1e30)]
+PositiveInt = Annotated[int, bounded(gt=0, le=10**12)]
+NonNegativeInt = Annotated[int, bounded(ge=0, le=10**12)]
+PositiveFloat = Annotated[float, bounded(gt=0, le=1e30)]
+NonNegativeFloat = Annotated[float, bounded(ge=0, le=1e30)]
 """Floats fit float32 with room for a product."""
-Fraction = Annotated[float, _bounded(ge=0, le=1)]
+Fraction = Annotated[float, bounded(ge=0, le=1)]
 """A number between 0 and 1, both included."""
-BelowOne = Annotated[float, _bounded(gt=0, lt=1)]
+BelowOne = Annotated[float, bounded(gt=0, lt=1)]
 """A number between 0 and 1, both excluded."""
-Seed = Annotated[int, _bounded(ge=0, lt=2**63)]
-Size = Annotated[int, _bounded(gt=0, le=65_536)]
+Seed = Annotated[int, bounded(ge=0, lt=2**63)]
+Size = Annotated[int, bounded(gt=0, le=65_536)]
 """A dimension of a tensor of the model, or its number of heads."""
-Layers = Annotated[int, _bounded(gt=0, le=1024)]
-LayersOrNone = Annotated[int, _bounded(ge=0, le=1024)]
-Ratio = Annotated[float, _bounded(gt=0, le=1000)]
+Layers = Annotated[int, bounded(gt=0, le=1024)]
+LayersOrNone = Annotated[int, bounded(ge=0, le=1024)]
+Ratio = Annotated[float, bounded(gt=0, le=1000)]
 """A factor of a dimension."""
-Rows = Annotated[int, _bounded(gt=0, le=10**8)]
+Rows = Annotated[int, bounded(gt=0, le=10**8)]
 """A number of examples, tokens or texts that are held in memory together."""
-RowsOrNone = Annotated[int, _bounded(ge=0, le=10**8)]
+RowsOrNone = Annotated[int, bounded(ge=0, le=10**8)]
 """The same, where 0 stands for none."""
-Bytes = Annotated[int, _bounded(gt=0, lt=2**31)]
+Bytes = Annotated[int, bounded(gt=0, lt=2**31)]
 """A size in bytes, at most that of one value of an Arrow column."""
-Repeats = Annotated[int, _bounded(gt=0, le=100_000)]
+Repeats = Annotated[int, bounded(gt=0, le=100_000)]
 """A number of model calls, draws or candidates for one result."""
-RepeatsOrNone = Annotated[int, _bounded(ge=0, le=100_000)]
+RepeatsOrNone = Annotated[int, bounded(ge=0, le=100_000)]
 """The same, where 0 stands for none."""
-Workers = Annotated[int, _bounded(gt=0, le=4096)]
+Workers = Annotated[int, bounded(gt=0, le=4096)]
 """A number of processes, threads or hosts."""
-WorkersOrNone = Annotated[int, _bounded(ge=0, le=4096)]
-Duration = Annotated[float, _bounded(gt=0, le=10**7)]
+WorkersOrNone = Annotated[int, bounded(ge=0, le=4096)]
+Duration = Annotated[float, bounded(gt=0, le=10**7)]
 """Seconds or minutes."""
-Device = Annotated[str, _bounded(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
-AutoDevice = Annotated[str, _bounded(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
+Device = Annotated[str, bounded(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
+AutoDevice = Annotated[str, bounded(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
 """auto: the GPU of the local rank if there is one, otherwise the CPU."""
-CheckpointName = Annotated[str, _bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
+CheckpointName = Annotated[str, bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
 """Name of a checkpoint: `latest`, `best`, a step, or the name of its folder."""
 
 
@@ -176,8 +177,25 @@ def config(cls: type[T]) -> type[T]:
     else:
         settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
         made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+        made.__init__ = _in_own_words(made)
     setattr(made, MARK, True)
     return cast(type[T], made)
+
+
+def _in_own_words(made: Any) -> Any:
+    """Wrap the constructor of a configuration: what it refuses is a ConfigurationError, as in `parse`."""
+    construct = made.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **keys: Any) -> None:
+        try:
+            construct(self, *args, **keys)
+        except pydantic.ValidationError as error:
+            name = type(self).__name__
+            lines = [_explain(type(self), name, item) for item in error.errors(include_url=False)]
+            raise ConfigurationError("\n".join(lines)) from None
+
+    return __init__
 
 
 def parse(cls: type[T], value: Any, *, at: str) -> T:

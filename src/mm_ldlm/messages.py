@@ -23,10 +23,10 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 60,
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 12
 
 
-def show(value: Any) -> str:
-    """Return a short representation of any value for a message: one line, no credentials."""
+def show(value: Any, longest: int = LONGEST) -> str:
+    """Return a short representation of any value for a message: one line of `longest` characters, no credentials."""
     try:
-        return escape(mask(_SHORT.repr(mask_values(value))))
+        return shorten(escape(mask(_SHORT.repr(mask_values(value)))), longest)
     except Exception:  # the value's own __repr__
         return f"<{type(value).__name__}>"
 

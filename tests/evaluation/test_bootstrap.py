@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.config import parse
+from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation import bootstrap as bs
+from mm_ldlm.evaluation.config import BootstrapConfig, LikelihoodConfig
 
 
 def test_counts_sum_to_the_set_and_depend_on_seed_only():
@@ -56,7 +58,7 @@ def test_paired_difference_is_sharper_than_two_separate_intervals():
     b = a + 0.05 + 0.01 * generator.normal(size=300)
     found = bs.paired_difference([lambda c: c @ a / 300], [lambda c: c @ b / 300], 300)
     assert found.clear
-    assert found.p_two_sided == 0
+    assert found.p_two_sided == pytest.approx(2 / 1001), "no p-value is 0: the sample itself is one of the resamples"
     assert bs.mean_interval(a).high > b.mean(), "unpaired, the same difference drowns"
 
 
@@ -95,3 +97,33 @@ def test_one_run_has_the_replicates_of_its_statistic():
     assert np.array_equal(
         bs.replicates_of_runs([one], 30, replicates=100, seed=2), bs.replicates_of(one, 30, replicates=100, seed=2)
     )
+
+
+@pytest.mark.parametrize(("items", "verdict"), [(2, "too few"), (29, "too few"), (30, "significant")])
+def test_a_comparison_of_few_items_makes_no_statement(items, verdict):
+    """Every replicate of a constant difference is equal, so two items would be as clear as two thousand."""
+    a = np.random.default_rng(5).normal(size=items)
+    found = bs.paired_difference([bs.mean_of_counts(a)], [bs.mean_of_counts(a + 1)], items)
+    assert found.verdict == verdict
+    assert found.clear == (verdict == "significant")
+    assert (found.p_two_sided is None) == (verdict == "too few")
+    assert found.difference.value == pytest.approx(1)
+
+
+def test_the_interval_of_the_fewest_pairs_covers_nearly_its_level():
+    """The reason for `FEWEST_PAIRS`, in closed form: Student's t at the half-width of the percentile interval."""
+    from scipy.stats import norm, t
+
+    def coverage(n):
+        return 2 * t.cdf(norm.ppf(0.975) * ((n - 1) / n) ** 0.5, df=n - 1) - 1
+
+    assert [round(100 * coverage(n), 1) for n in (2, 10, bs.FEWEST_PAIRS)] == [60.2, 90.4, 93.6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "most"), [(BootstrapConfig, "replicates", 100_000), (LikelihoodConfig, "draws", 10_000)]
+)
+def test_counts_without_a_use_are_refused(kind, key, most):
+    assert getattr(parse(kind, {key: most}, at="evaluation"), key) == most
+    with pytest.raises(ConfigurationError, match=rf"evaluation\.{key}.*less than or equal to {most}"):
+        parse(kind, {key: most + 1}, at="evaluation")

@@ -8,6 +8,7 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import compare as cmp
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import score_rows
+from mm_ldlm.evaluation.report.content import cards
 
 FEW = BootstrapConfig(replicates=200)
 
@@ -123,3 +124,23 @@ def test_a_cost_given_the_latent_is_compared_only_where_both_runs_have_one():
     assert set(cmp.likelihood_difference([both[0]], [two], **options)["differences"]) == {"nats_per_token"}
     found = cmp.likelihood_difference([both[0]], [both[1]], **options)["differences"]
     assert found["nats_given_latent_per_token"]["difference"]["value"] == pytest.approx(-0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(2, "too few"), (29, "too few"), (30, "significant")])
+def test_a_comparison_on_few_sentences_says_so(count, verdict):
+    """On two sentences every resample of a constant difference is equal: it would be clear with a p-value of 0."""
+    one, two = (cmp.Result(name, {}, None, costs(nats, count=count, noise=0)) for name, nats in (("a", 2), ("b", 1)))
+    paired = cmp.compare(one, [two], bootstrap=FEW, seed=0)["paired"]["b"]["likelihood"]
+    entry = paired["differences"]["nats_per_token"]
+    assert (entry["verdict"], entry["clear"]) == (verdict, verdict == "significant")
+    assert entry["p"] == (None if verdict == "too few" else pytest.approx(2 / 201))
+    assert (paired["sentences"], paired["fewest_sentences"]) == (count, 30)
+
+
+@pytest.mark.parametrize(("unknown", "headline"), [(None, True), (0.5, True), (0.51, False), (885 / 910, False)])
+def test_an_sts_set_of_other_words_is_no_headline(unknown, headline):
+    metrics = {"sts.starter.spearman": 70.0} | ({} if unknown is None else {"sts.starter.unknown": unknown})
+    ours = cmp.Result("a", metrics)
+    labels = [line["label"] for line in cmp.compare(ours, [cmp.Result("b", {})], bootstrap=FEW, seed=0)["table"]]
+    assert labels == (["STS starter, Spearman × 100"] if headline else [])
+    assert [card.label for card in cards(metrics)] == (["STS starter"] if headline else [])

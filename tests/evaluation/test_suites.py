@@ -20,7 +20,7 @@ from mm_ldlm.evaluation.config import (
     SweepPoint,
     TextFile,
 )
-from mm_ldlm.evaluation.sts_sets import StsSource
+from mm_ldlm.evaluation.sts_sets import StsSet, StsSource
 from mm_ldlm.evaluation.suites import generation, inversion, latents, likelihood, sts
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
@@ -183,9 +183,15 @@ def test_sts_of_model_encoder_and_regression(model, tmp_path):
     entry = sts.evaluate(model, config=config, bootstrap=FEW, seed=0, progress=False)["sets"]["tiny"]
     assert entry["pairs"] == 40
     assert entry["too_long"] == 0
+    assert entry["unknown"] == 0.0
     assert set(entry["scores"]) == {"encoder", "model", "one_step"}
     assert entry["scores"]["encoder"]["spearman"]["value"] > 50
     assert {"low", "high", "value", "level"} == set(entry["scores"]["model"]["ratio"])
+
+
+def test_sts_counts_the_sentences_with_unknown_words(model):
+    pairs = StsSet("some", ("w1 w2", "w1 news", "w3"), ("news", "w1 w2", "w4"), np.arange(3.0), ("",) * 3)
+    assert sts.fraction_unknown(pairs, model) == 2 / 5, "of the distinct sentences, two hold 'news'"
 
 
 def test_sts_sentences_that_are_too_long_are_cut_and_counted_or_refused(model, tmp_path):

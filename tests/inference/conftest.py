@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.config import parse_kind
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.models.base import DataShape
+from mm_ldlm.latents.normaliser import Normaliser
+from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.causal import CausalConfig
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
+from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
+from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 
 DIM, LENGTH = 6, 12
@@ -43,7 +47,7 @@ class UnitNormaliser:
     """Standardised = raw·2; unit vectors."""
 
     def standardise(self, x):
-        return x * 2
+        return x.astype(np.float64) * 2
 
     def invert(self, z):
         x = z / 2
@@ -112,9 +116,33 @@ def text_model():
     return make_text_model()
 
 
+def make_causal():
+    return make_text_model(objective=AutoregressiveConfig(), config=CausalConfig(dim=16, depth=1, heads=2))
+
+
 @pytest.fixture
 def causal_model():
-    return make_text_model(objective=AutoregressiveConfig(), config=CausalConfig(dim=16, depth=1, heads=2))
+    return make_causal()
+
+
+def make_images():
+    shape = DataShape(vocab_size=23, pad_id=20, mask_id=21, max_length=LENGTH, image_size=(4, 4, 1))
+    config = parse_kind(MODELS, {"kind": "image_mmdit", "dim": 16, "depth": 1, "heads": 2}, at="model")
+    objective = parse_kind(OBJECTIVES, {"kind": "image_text"}, at="objective")
+    generative = objective.build(shape).generative_model(built(config, shape))
+    normaliser = Normaliser("one_scale", np.full(16, 0.5), np.full(16, 0.25), False)
+    return MMLDLM(generative, objective.capabilities(config), WordTokenizer(), image_normaliser=normaliser)
+
+
+def make_classifier(*, pairs):
+    kind = {"kind": "pairwise_classification"} if pairs else {"kind": "classification", "features": "trunk"}
+    names = [b"first\0\0", b"second\0", b"similar"]
+    config, objective = DiTConfig(dim=32, depth=1, heads=2), parse_kind(OBJECTIVES, kind, at="objective")
+    module = built(config, TEXT_SHAPE)
+    made = objective.build(TEXT_SHAPE, label_names=torch.tensor([list(name) for name in names], dtype=torch.uint8))
+    made.attach(module)
+    init_weights(made, torch.Generator().manual_seed(1))
+    return MMLDLM(made.generative_model(module), objective.capabilities(config), WordTokenizer())
 
 
 @pytest.fixture
@@ -137,7 +165,6 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
     from mm_ldlm.checkpoints.identity import identity_of
     from mm_ldlm.config import to_dict
     from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
-    from mm_ldlm.latents.normaliser import Normaliser
     from mm_ldlm.objectives.root import TrainableRoot
     from mm_ldlm.store import atomic
 
@@ -188,7 +215,10 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
 @pytest.fixture(scope="session")
 def parts():
     """What fixtures of other scopes build their models from."""
-    return SimpleNamespace(make=make, write_run=write_run, BagEncoder=BagEncoder)
+    return SimpleNamespace(
+        make=make, make_text_model=make_text_model, make_causal=make_causal, make_images=make_images,
+        make_classifier=make_classifier, write_run=write_run, BagEncoder=BagEncoder,
+    )  # fmt: skip
 
 
 @pytest.fixture

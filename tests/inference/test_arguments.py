@@ -78,8 +78,8 @@ def test_arguments_are_checked_where_the_run_does_not_use_them(option, value, te
 @pytest.mark.parametrize("order", ["text_first", "latent_first", "together"])
 def test_a_length_that_cannot_be_written_is_refused_before_texts_of_it_are_made(order, model, monkeypatch):
     """A canvas of a thousand million tokens would take the memory of the host."""
-    monkeypatch.setattr(model, "_masks", lambda lengths: pytest.fail("a canvas was made"))
-    monkeypatch.setattr(model._latents, "_canvases", lambda lengths: pytest.fail("a canvas was made"))
+    monkeypatch.setattr(model._engine, "masks", lambda lengths: pytest.fail("a canvas was made"))
+    monkeypatch.setattr(model._engine.latents, "_canvases", lambda lengths: pytest.fail("a canvas was made"))
     with pytest.raises(SamplingError, match=r"at most 12 tokens.*found a request for 1000000000"):
         model.generate(6, order=order, length=10**9, steps=2)
     with pytest.raises(SamplingError, match=r"at most 12 tokens.*or use the sampler 'blocks'"):

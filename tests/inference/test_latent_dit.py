@@ -27,7 +27,7 @@ def learn(made: MMLDLM, config: LatentConditionedConfig) -> None:
     module, objective = made.model.model, config.build(made.shape)
     ids = made.tokenizer.encode(TEXTS) * COPIES
     tokens = torch.tensor([row + [20] * (7 - len(row)) for row in ids])
-    fields = {"latents": made._edge.standardised(made.encode(TEXTS)).repeat(COPIES, 1)}
+    fields = {"latents": made._engine.edge.standardised(made.encode(TEXTS)).repeat(COPIES, 1)}
     rows = torch.arange(len(ids))
     batch = Batch(tokens, tokens != 20, fields, rows, rows, len(ids), int((tokens != 20).sum()))
     optimizer = torch.optim.Adam(module.parameters(), lr=4e-3)

@@ -36,7 +36,7 @@ def learned():
     module, objective = made.model.model, config.build(parts.SHAPE)
     ids = made.tokenizer.encode(TEXTS) * 8
     tokens = torch.tensor([row + [20] * (7 - len(row)) for row in ids])
-    latents = made._edge.standardised(made.encode(TEXTS)).repeat(8, 1)
+    latents = made._engine.edge.standardised(made.encode(TEXTS)).repeat(8, 1)
     rows = torch.arange(len(ids))
     fields = {"latents": latents}
     batch = Batch(tokens, tokens != 20, fields, rows, rows, len(ids), int((tokens != 20).sum()))

@@ -143,7 +143,7 @@ def test_draws_shrink_the_error_and_seeds_decide(model):
 def test_a_score_does_not_depend_on_its_batch(model):
     texts = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
     together = model.score(texts, draws=4)
-    model._writer.batch_tokens = 1
+    model._engine.writer.batch_tokens = 1
     assert np.allclose(model.score(texts, draws=4).token_nll, together.token_nll, rtol=1e-5)
 
 

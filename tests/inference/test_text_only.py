@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.choices import latent_config, text_config
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
@@ -102,5 +102,5 @@ def test_no_sampler_is_the_default_and_a_configuration_is_itself():
     assert text_config({"kind": "entropy"}, 3, default=DEFAULT) == text_sampler("entropy", steps=3)
     assert latent_config(None, None, None) == latent_sampler("ddim")
     assert latent_config("ddpm", 3, 2) == latent_sampler("ddpm", steps=3, draws=2)
-    with pytest.raises(ConfigurationError, match=r"parameter 'sampler\.steps'"):
+    with pytest.raises(SamplingError, match="steps must be at least 1, found 0"):
         text_config("margin", 0, default=DEFAULT)

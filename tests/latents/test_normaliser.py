@@ -184,3 +184,33 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
         fitted(tmp_path / "c", vectors, "standard", rows=np.empty(0, int))
     with pytest.raises(StoreError, match="expected vectors with 6 dimensions"):
         fitted(tmp_path / "d", drawn(), "standard").standardise(np.zeros((2, 5)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_range_of_norms_is_that_of_the_given_rows_and_is_saved(kind: str, tmp_path: Path) -> None:
+    vectors = drawn(3000)
+    latents = store(tmp_path / "latents", vectors)
+    plain = fit(latents, rows=np.arange(1000), config=NormaliserConfig(kind=kind), unit_norm=False)  # type: ignore[arg-type]
+    found = module.calibrated(plain, latents, rows=np.arange(1000, 2000))
+    by_hand = np.sqrt(np.square(plain.standardise(vectors[1000:2000]).astype(np.float64)).mean(1))
+    low, high = np.quantile(by_hand, [0.001, 0.999])
+    assert found.typical == pytest.approx((low / 1.15, high * 1.15), rel=1e-6)
+    fresh = module.norms(plain.standardise(vectors[2000:]))
+    assert ((fresh >= found.typical[0]) & (fresh <= found.typical[1])).mean() >= 0.99  # type: ignore[index]
+    found.save(tmp_path / "saved")
+    assert Normaliser.load(tmp_path / "saved").typical == found.typical
+    assert found.fingerprint == plain.fingerprint, "the range is no part of the transformation"
+    assert module.calibrated(plain, latents, rows=np.arange(0)).typical is None
+
+
+@pytest.mark.parametrize("damage", ['"wide"', "[1.0]", "[2.0, 1.0]", "[0.1, Infinity]", "7", '["a", "b"]'])
+def test_a_damaged_range_is_refused_and_an_older_normaliser_has_none(damage: str, tmp_path: Path) -> None:
+    fitted(tmp_path / "latents", drawn(), "standard").save(tmp_path / "saved")
+    path = tmp_path / "saved" / "normaliser.json"
+    text = path.read_text()
+    assert '"typical": null' in text
+    path.write_text(text.replace('"typical": null', f'"typical": {damage}'))
+    with pytest.raises(StoreError, match="not a readable normaliser"):
+        Normaliser.load(tmp_path / "saved")
+    path.write_text(text.replace('"typical": null,', ""))
+    assert Normaliser.load(tmp_path / "saved").typical is None

@@ -24,6 +24,7 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents import token_states
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
+from mm_ldlm.latents.normaliser import norms
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.pipelines.validation import nodes
 from mm_ldlm.pipelines.validation.pipeline import create_pipeline
@@ -143,6 +144,11 @@ def test_sound_data_give_index_and_normaliser(catalog: DataCatalog, tmp_path: Pa
     np.testing.assert_allclose(z.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(np.delete(z.std(0, ddof=1), normaliser.constant), 1, atol=1e-4)
     np.testing.assert_allclose(normaliser.invert(z), latents.take(train), atol=1e-6)
+    held_out = norms(
+        normaliser.standardise(latents.take([i for i, split in enumerate(SPLITS) if split == "validation"]))
+    )
+    low, high = np.quantile(held_out, [0.001, 0.999])
+    assert normaliser.typical == pytest.approx((low / 1.15, high * 1.15), rel=1e-6), "that of the validation split"
     assert sum(catalog["plot_lengths"].load().data[0].y) == len(TEXTS)
     dataset = catalog["dataset"].load()
     assert set(dataset.names) == {"records", "tokens", "index", "tokenizer", "latents", "normaliser"}

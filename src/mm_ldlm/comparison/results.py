@@ -255,7 +255,8 @@ def _difference_columns(paired: Mapping[str, Any]) -> dict[str, Any]:
         if (found := differences.get(unit)) is not None:
             parts = {f"difference{suffix}": found["difference"][part]
                      for part, suffix in (("value", ""), ("low", "_low"), ("high", "_high"))}  # fmt: skip
-            return parts | {"difference_p": found["p"], "difference_unit": unit.replace("_", " ")}
+            parts |= {"difference_p": found["p"], "difference_verdict": found["verdict"]}
+            return parts | {"difference_unit": unit.replace("_", " ")}
     return {}
 
 

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.errors import EvaluationError
+
+FEWEST_PAIRS = 30
+"""Fewest items of a paired comparison. Percentile intervals are too narrow for few items: for the mean of n normal
+differences the nominal 95 % interval covers 60 % at n = 2, 90.4 % at n = 10 and 93.6 % at n = 30."""
+Verdict = Literal["too few", "significant", "not significant"]
 
 _BLOCK = 4_000_000  # counts in memory at once: 32 MB, for any size of the set
 
@@ -218,17 +224,34 @@ def weighted_pearson(x_RN: np.ndarray, y_RN: np.ndarray, weight_RN: np.ndarray) 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """B − A on the same items, with its interval and the bootstrap p-value of a difference of zero."""
+    """B − A on the same items, with its interval and the bootstrap p-value of a difference of zero.
+
+    Attributes:
+        p_two_sided: None for fewer than `FEWEST_PAIRS` items; at least 2/(R + 1) for R replicates.
+    """
 
     a: float
     b: float
     difference: Interval
-    p_two_sided: float
+    p_two_sided: float | None
+    items: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough items for a statement about the difference."""
+        return self.items >= FEWEST_PAIRS
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.difference.low > 0 or self.difference.high < 0
+        """Whether there are enough items and the interval excludes zero."""
+        return self.enough and (self.difference.low > 0 or self.difference.high < 0)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the comparison shows."""
+        if not self.enough:
+            return "too few"
+        return "significant" if self.clear else "not significant"
 
 
 def paired_difference(
@@ -251,8 +274,10 @@ def paired_difference(
     differences = [_difference(one, two) for one, two in zip(a, b, strict=True)]
     difference_R = replicates_of_runs(differences, items, replicates=replicates, seed=seed)
     found = interval(value_b - value_a, difference_R, level=level)
-    below, above = (difference_R <= 0).mean(), (difference_R >= 0).mean()
-    return PairedDifference(value_a, value_b, found, float(min(1.0, 2 * min(below, above))))
+    # The observed sample counts as one more replicate, so that no p-value is 0 (Davison and Hinkley 1997).
+    below, above = ((side.sum() + 1) / (replicates + 1) for side in (difference_R <= 0, difference_R >= 0))
+    p_two_sided = float(min(1.0, 2 * min(below, above))) if items >= FEWEST_PAIRS else None
+    return PairedDifference(value_a, value_b, found, p_two_sided, items)
 
 
 def _difference(

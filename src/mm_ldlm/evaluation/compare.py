@@ -21,6 +21,7 @@ import pandas as pd
 
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation.bootstrap import (
+    FEWEST_PAIRS,
     Interval,
     interval,
     mean_of_counts,
@@ -29,6 +30,7 @@ from mm_ldlm.evaluation.bootstrap import (
     replicates_of_runs,
 )
 from mm_ldlm.evaluation.config import BootstrapConfig
+from mm_ldlm.evaluation.headline import sts_headlines
 from mm_ldlm.evaluation.inversion import bleu_of_counts
 from mm_ldlm.store.atomic import write_bytes, write_json
 
@@ -159,7 +161,7 @@ def compare(ours: Result, others: Sequence[Result], *, bootstrap: BootstrapConfi
 def side_by_side(results: Sequence[Result]) -> dict[str, Any]:
     """The parts `runs` and `table` of `compare`, for any number of results."""
     names = _distinct([result.name for result in results])
-    sts = sorted({k for r in results for k in r.metrics if k.startswith("sts.") and k.endswith(".spearman")})
+    sts = sorted({key for result in results for key in sts_headlines(result.metrics)})
     labels = {key: label for key, label in HEADLINES.items() if any(key in result.metrics for result in results)}
     labels |= {key: f"STS {key.removeprefix('sts.').removesuffix('.spearman')}, Spearman × 100" for key in sts}
     table = [
@@ -324,8 +326,9 @@ def _differences(
             "difference": result.difference.as_dict(),
             "p": result.p_two_sided,
             "clear": result.clear,
+            "verdict": result.verdict,
         }
-    return {"sentences": sentences, "differences": found}
+    return {"sentences": sentences, "fewest_sentences": FEWEST_PAIRS, "differences": found}
 
 
 def _name(path: Path) -> str:

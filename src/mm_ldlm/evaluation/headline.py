@@ -12,6 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+MOST_UNKNOWN = 0.5
+"""Largest fraction of the sentences of an STS set with unknown words at which its score is a headline of a run"""
+
 
 def flat_metrics(
     *,
@@ -91,6 +94,7 @@ def _latents(found: dict[str, float], latents: Mapping[str, Any]) -> None:
 
 def _sts(found: dict[str, float], key: str, entry: Mapping[str, Any]) -> None:
     found[f"{key}.pairs"] = float(entry["pairs"])
+    _put(found, f"{key}.unknown", entry.get("unknown"))
     for source, prefix in (("model", ""), ("encoder", "encoder_"), ("one_step", "one_step_")):
         score = entry["scores"].get(source)
         if score is None:
@@ -99,6 +103,12 @@ def _sts(found: dict[str, float], key: str, entry: Mapping[str, Any]) -> None:
         _put(found, f"{key}.{prefix}pearson", score["pearson"]["value"])
         _put(found, f"{key}.{prefix}mean_spearman", score.get("mean_spearman"))
         _put(found, f"{key}.{prefix}ratio", score.get("ratio"))
+
+
+def sts_headlines(metrics: Mapping[str, float]) -> list[str]:
+    """List the keys of the model's STS scores that say something about a run: it knows the words of most sentences."""
+    scores = sorted(key for key in metrics if key.startswith("sts.") and key.endswith(".spearman"))
+    return [key for key in scores if metrics.get(f"{key.removesuffix('spearman')}unknown", 0.0) <= MOST_UNKNOWN]
 
 
 def _likelihood(found: dict[str, float], likelihood: Mapping[str, Any]) -> None:

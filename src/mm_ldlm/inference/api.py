@@ -6,11 +6,10 @@ they are standardised.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +17,19 @@ import torch
 
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference import editing, inputs
+from mm_ldlm.inference import classifying, editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.batching import default_batch_tokens
-from mm_ldlm.inference.choices import latent_config, text_config
-from mm_ldlm.inference.classifying import classify_latents, classify_tokens, refuse_second, second_texts
-from mm_ldlm.inference.edge import Edge, Encoder, Latents, TooLong
+from mm_ldlm.inference.edge import Encoder, Latents, TooLong
+from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.images import ImageWriter
-from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Classes, Embeddings, Interpolations, Neighbours, Scores, Texts
-from mm_ldlm.inference.scoring import score_tokens
-from mm_ldlm.inference.writing import Writer, Written
+from mm_ldlm.messages import show
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.capabilities import USES, Capabilities, Use
+from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.config import JointOrder, SearchConfig, refuse_samplers
-from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
+from mm_ldlm.sampling.config import SearchConfig
+from mm_ldlm.sampling.lengths import Length
 
 
 class MMLDLM:
@@ -69,11 +65,15 @@ class MMLDLM:
         self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
         self.parts: Parts | None = None
         self.image_normaliser = image_normaliser
-        batch_tokens = batch_tokens or default_batch_tokens(tokenizer.vocab_size)
-        self._writer = Writer(model, batch_tokens=batch_tokens)
-        self._latents = LatentWriter(model, batch_tokens=batch_tokens)
-        self._edge = Edge(
-            model.shape, model.device, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder
+        if batch_tokens is None:
+            batch_tokens = default_batch_tokens(tokenizer.vocab_size)
+        batch_tokens = inputs.check_integer(batch_tokens, name="batch_tokens", minimum=1)
+        if encoder is not None and not (hasattr(encoder, "encode") and hasattr(encoder, "dim")):
+            raise SamplingError(f"encoder: expected an encoder (dim, encode), found {show(encoder, 60)}.")
+        memory.refuse_batch(batch_tokens, vocab_size=tokenizer.vocab_size)
+        self._engine = Engine(
+            model, capabilities, tokenizer, normaliser,
+            encoder=encoder, load_encoder=load_encoder, batch_tokens=batch_tokens,
         )  # fmt: skip
 
     @classmethod
@@ -107,6 +107,28 @@ class MMLDLM:
         made.parts = parts
         return made
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MMLDLM:
+        """Copy the weights; the tokenizer, the normalisers and the encoder, which do not change, are shared."""
+        engine = self._engine
+        made = MMLDLM(
+            copy.deepcopy(self.model, memo), self.capabilities, self.tokenizer, self.normaliser, engine.edge.loaded,
+            batch_tokens=self.batch_tokens, load_encoder=engine.edge.load_encoder,
+            image_normaliser=self.image_normaliser,
+        )  # fmt: skip
+        made.parts = self.parts
+        return made
+
+    def __copy__(self) -> MMLDLM:
+        """Copy the model; a copy that shared its weights would be the same object."""
+        return copy.deepcopy(self)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse pickling, which runs code when it is read and does not contain the encoder."""
+        raise SamplingError(
+            "MMLDLM is not pickled. Give the other process the path of the run folder and load it there by "
+            "MMLDLM.from_run(path)."
+        )
+
     def __repr__(self) -> str:
         """Name the run, the step, the number of parameters and the uses in one line."""
         run = f"{self.parts.checkpoint.parent.parent.name}, step {self.parts.step:,}, " if self.parts else ""
@@ -132,7 +154,7 @@ class MMLDLM:
         Raises:
             SamplingError: the run has no latents.
         """
-        return self._edge.dim
+        return self._engine.edge.dim
 
     @property
     def max_length(self) -> int:
@@ -142,7 +164,7 @@ class MMLDLM:
     @property
     def batch_tokens(self) -> int:
         """Number of tokens of one batch, including pads."""
-        return self._writer.batch_tokens
+        return self._engine.batch_tokens
 
     @property
     def encoder(self) -> Encoder:
@@ -151,7 +173,7 @@ class MMLDLM:
         Raises:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
-        return self._edge.encoder
+        return self._engine.edge.encoder
 
     @property
     def images(self) -> ImageWriter:
@@ -193,32 +215,10 @@ class MMLDLM:
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         """
-        self.capabilities.require("l2t")
-        seed = inputs.check_integer(seed, name="seed")
-        config = self._text_sampler(sampler, steps)
-        length = self._length(length, "l2t", sampler=config)
-        sources, raw_nd = self._edge.targets(targets)
-        latents_nd = self._edge.standardised(raw_nd)
-        several = how_many_lengths(length)
-        if search is not None and search.enabled:
-            lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
-            starts = self._writer.starting_canvases(latents_nd, first=lengths, config=search)
-            written = self._writer.search(
-                starts,
-                latents_nd=latents_nd,
-                cosines=self._edge.cosines(raw_nd),
-                sampler=config,
-                config=search,
-                seed=seed,
-            )
-        elif several > 1:
-            written = self._writer.write_likeliest_length(
-                lengths=several, latents_nd=latents_nd, rows=len(raw_nd), sampler=config, seed=seed
-            )
-        else:
-            lengths = self._writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
-            written = self._writer.write(self._masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
-        return self._texts(written, sources, raw_nd, reembed=reembed)
+        return inverting.invert(
+            self._engine, targets, sampler=sampler, steps=steps, length=length, search=search, reembed=reembed,
+            seed=seed,
+        )  # fmt: skip
 
     def embed(
         self,
@@ -238,7 +238,7 @@ class MMLDLM:
         self.capabilities.require("t2l")
         inputs.check_choice(too_long, get_args(TooLong), name="too_long")
         listed = inputs.check_texts(texts)
-        ids = self._edge.ids(listed, too_long=too_long)
+        ids = self._engine.edge.ids(listed, too_long=too_long)
         return self.embed_tokens(ids, listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
 
     def embed_tokens(
@@ -252,12 +252,7 @@ class MMLDLM:
         seed: int = 0,
     ) -> Embeddings:
         """Embed tokenised texts (each of 1..max_length ids), as stores contain them; see `embed`."""
-        self.capabilities.require("t2l")
-        inputs.check_tokens(ids, texts, shape=self.shape)
-        seed = inputs.check_integer(seed, name="seed")
-        drawn = self._latents.given_texts(ids, config=latent_config(sampler, steps, draws), seed=seed)
-        draws_Knd = np.stack([self._edge.raw(draw_nd) for draw_nd in drawn.draws])
-        return Embeddings(tuple(texts), self._edge.raw(drawn.draws.mean(dim=0)), draws_Knd, drawn.model_calls)
+        return embedding.embed(self._engine, ids, texts, sampler=sampler, steps=steps, draws=draws, seed=seed)
 
     def generate(
         self,
@@ -279,32 +274,10 @@ class MMLDLM:
         overrides the steps of both samplers. Lengths are drawn from the marginal distribution, or given the latent if
         it is drawn first.
         """
-        self.capabilities.require("unconditional")
-        n = inputs.check_integer(n, name="n", minimum=1)
-        seed = inputs.check_integer(seed, name="seed")
-        inputs.check_choice(order, get_args(JointOrder), name="order")
-        latent = latent_config(latent_sampler, None, None)
-        if how_many_lengths(inputs.check_length(length)) > 1:
-            raise SamplingError(f"length '{length}' ranks texts instead of drawing them; use 'sample' or 'argmax'.")
-        if not self.capabilities.joint_orders:
-            text = self._text_sampler(sampler, steps, conditional=False)
-            length = self._length(length, "unconditional", sampler=text)
-            lengths = self._writer.lengths(length, None, rows=n, seed=seed)
-            written = self._writer.write(self._masks(lengths), latents_nd=None, sampler=text, seed=seed)
-            return self._texts(written, [None] * n, None, reembed=False)
-        self.capabilities.require_order(order)
-        latent = latent_config(latent, steps, None)
-        if order == "together" and (sampler is None or isinstance(sampler, str)):
-            text = self._text_sampler(sampler or "ancestral", latent.steps, conditional=False)
-        else:
-            text = self._text_sampler(sampler, steps, conditional=False)
-        try:
-            refuse_samplers(order, text, latent)
-        except ValueError as error:
-            raise SamplingError(str(error)) from None
-        length = self._length(length, "unconditional", sampler=text, order=order)
-        written, latents_nd = self._latents.generate(n, order, self._writer, text, latent, length, seed)
-        return self._texts(written, [None] * n, self._edge.raw(latents_nd), reembed=False)
+        return inverting.generate(
+            self._engine, n, order=order, sampler=sampler, latent_sampler=latent_sampler, steps=steps, length=length,
+            seed=seed,
+        )  # fmt: skip
 
     def infill(
         self,
@@ -321,17 +294,9 @@ class MMLDLM:
         Raises:
             SamplingError: a text has no `mask`, is empty, or is too long.
         """
-        self.capabilities.require("infill" if latents is None else "infill_given_latent")
-        seed = inputs.check_integer(seed, name="seed")
-        listed = inputs.check_texts(texts)
-        canvases = [editing.canvas_of(text, mask=mask, tokenizer=self.tokenizer) for text in listed]
-        inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=self.max_length)
-        inputs.warn_of_unknown(canvases, listed, unk_id=self.tokenizer.unk_id)
-        raw_nd = self._edge.given(latents, rows=len(listed))
-        latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
-        config = self._text_sampler(sampler, steps)
-        written = self._writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
-        return self._texts(written, listed, raw_nd, reembed=False)
+        return editing.infill(
+            self._engine, texts, latents=latents, sampler=sampler, steps=steps, mask=mask, seed=seed
+        )  # fmt: skip
 
     def edit(
         self,
@@ -350,29 +315,10 @@ class MMLDLM:
         `which` chooses the tokens: those that are least likely given the target latent (four more model calls), or
         random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
         """
-        self.capabilities.require("edit")
-        seed = inputs.check_integer(seed, name="seed")
-        listed = inputs.check_texts(sources, what="sources")
-        if not isinstance(strength, Real) or not 0 <= strength <= 1:
-            raise SamplingError(f"strength must lie between 0 and 1, found {strength!r}.")
-        inputs.check_choice(which, ("least_likely", "random"), name="which")
-        _, raw_nd = self._edge.targets(targets)
-        if len(raw_nd) == 1:
-            raw_nd = np.repeat(raw_nd, len(listed), axis=0)
-        if len(raw_nd) != len(listed):
-            raise SamplingError(
-                f"edit: expected one target, or one for each of {len(listed)} sources, found {len(raw_nd)} targets."
-            )
-        latents_nd = self._edge.standardised(raw_nd)
-        ids = self._edge.ids(listed)
-        masked, calls = editing.remask(
-            self._writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed
-        )
-        written = self._writer.write(
-            masked, latents_nd=latents_nd, sampler=self._text_sampler(sampler, steps), seed=seed
-        )
-        written = replace(written, model_calls=written.model_calls + calls)
-        return self._texts(written, listed, raw_nd, reembed=reembed)
+        return editing.edit(
+            self._engine, sources, targets=targets, strength=strength, which=which, sampler=sampler, steps=steps,
+            reembed=reembed, seed=seed,
+        )  # fmt: skip
 
     def interpolate(
         self,
@@ -391,27 +337,9 @@ class MMLDLM:
         'slerp' interpolates along the great circle (and the norms linearly), 'lerp' along the line between the raw
         vectors.
         """
-        self.capabilities.require("interpolate")
-        steps = inputs.check_integer(steps, name="interpolate: steps (with the two ends)", minimum=2)
-        inputs.check_choice(path, ("slerp", "lerp"), name="path")
-        sources_a, raw_a = self._edge.targets(a)
-        sources_b, raw_b = self._edge.targets(b)
-        if len(raw_a) != len(raw_b):
-            raise SamplingError(f"interpolate: expected an end for each of {len(raw_a)} starts, found {len(raw_b)}.")
-        fractions = np.linspace(0.0, 1.0, steps)
-        between = editing.slerp if path == "slerp" else editing.lerp
-        raw = np.stack([between(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, self.dim)
-        written = self.invert(raw.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed)
-        ends = [
-            source
-            for first, last in zip(sources_a, sources_b, strict=True)
-            for source in (first, *[None] * (steps - 2), last)
-        ]
-        return Interpolations(
-            np.repeat(np.arange(len(raw_a)), steps),
-            np.tile(fractions, len(raw_a)),
-            replace(written, sources=tuple(ends)),
-        )
+        return inverting.interpolate(
+            self._engine, a, b, steps=steps, path=path, sampler=sampler, length=length, reembed=reembed, seed=seed
+        )  # fmt: skip
 
     def score(
         self, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
@@ -422,7 +350,7 @@ class MMLDLM:
         each text, with its standard error. `capabilities.likelihood` states whether the value is exact.
         """
         listed = inputs.check_texts(texts)
-        return self.score_tokens(self._edge.ids(listed), listed, latents=latents, draws=draws, seed=seed)
+        return self.score_tokens(self._engine.edge.ids(listed), listed, latents=latents, draws=draws, seed=seed)
 
     def score_tokens(
         self,
@@ -434,16 +362,7 @@ class MMLDLM:
         seed: int = 0,
     ) -> Scores:
         """Score tokenised texts (each of 1..max_length ids); see `score`."""
-        draws = inputs.check_integer(draws, name="draws", minimum=1)
-        seed = inputs.check_integer(seed, name="seed")
-        inputs.check_tokens(ids, texts, shape=self.shape)
-        self.capabilities.require("score" if latents is None else "score_given_latent")
-        raw_nd = self._edge.given(latents, rows=len(ids))
-        latents_nd = None if raw_nd is None else self._edge.standardised(raw_nd)
-        return score_tokens(
-            self._writer, ids, texts, latents_nd=latents_nd, likelihood=self.capabilities.likelihood, draws=draws,
-            seed=seed,
-        )  # fmt: skip
+        return scoring.score(self._engine, ids, texts, latents=latents, draws=draws, seed=seed)
 
     def classify(
         self,
@@ -457,31 +376,17 @@ class MMLDLM:
         `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
         first. `second` is the second text of each pair, for a run that compares pairs.
         """
-        self.capabilities.require("classify")
-        refuse_second(self.capabilities.classifies, given=second is not None)
-        if self.capabilities.classifies == "latents":
-            sources, raw_nd = self._edge.targets(items)
-            return self.classify_latents(raw_nd, sources)
-        listed = inputs.check_texts(items)  # type: ignore[arg-type]
-        ids = self._edge.ids(listed, too_long=too_long)
-        others = None if second is None else self._edge.ids(second_texts(second, count=len(ids)), too_long=too_long)
-        return self.classify_tokens(ids, listed, second=others)
+        return classifying.classify(self._engine, items, second=second, too_long=too_long)
 
     def classify_tokens(
         self, ids: Sequence[Sequence[int]], texts: Sequence[str], *, second: Sequence[Sequence[int]] | None = None
     ) -> Classes:
         """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
-        self.capabilities.require("classify")
-        inputs.check_tokens(ids, texts, shape=self.shape)
-        found = classify_tokens(self.model, ids, second=second, batch_tokens=self.batch_tokens)
-        return Classes(tuple(texts), self.model.classes, found)
+        return classifying.tokens(self._engine, ids, texts, second=second)
 
     def classify_latents(self, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
         """Classify raw latents (n, d); see `classify`."""
-        self.capabilities.require("classify")
-        raw_nd = inputs.check_latents(latents, dim=self.dim)
-        found = classify_latents(self.model, self._edge.standardised(raw_nd))
-        return Classes(tuple(sources or [None] * len(raw_nd)), self.model.classes, found)
+        return classifying.latents(self._engine, latents, sources)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """Find the k rows of `store` nearest to each raw latent by cosine.
@@ -493,53 +398,4 @@ class MMLDLM:
 
     def encode(self, texts: Sequence[str] | str) -> npt.NDArray[np.float32]:
         """Embed texts by the encoder: raw latents (n, d)."""
-        return np.asarray(self.encoder.encode(inputs.check_texts(texts)), dtype=np.float32)
-
-    # --- pieces -------------------------------------------------------------------------------------------------------
-
-    def _text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:
-        return text_config(sampler, steps, default=self.model.default_sampler(conditional=conditional))
-
-    def _length(self, length: Length, use: Use, *, sampler: Any, order: str | None = None) -> Length:
-        """Check a length before texts are made for it: the run can choose it, or the sampler can write it.
-
-        A text that is written together with a latent, or that the latent is drawn from, fits the model's window.
-        """
-        length = inputs.check_length(length)
-        reason = self.capabilities.refuse_length(length, use, order=order or "")
-        reason = reason or refuse_long(
-            length, max_length=self.max_length, sampler=sampler, process=self.capabilities.process
-        )
-        if reason is None and order is not None and (order != "latent_first" or self.model.latents_need_lengths):
-            reason = refuse_long(length, max_length=self.max_length, sampler=None, process=None)
-        if reason is not None:
-            raise SamplingError(reason)
-        return length
-
-    def _masks(self, lengths: Sequence[int]) -> list[list[int]]:
-        return [[self.shape.mask_id] * length for length in lengths]
-
-    def _texts(
-        self,
-        written: Written,
-        sources: Sequence[str | None],
-        raw_nd: npt.NDArray[np.float32] | None,
-        *,
-        reembed: bool,
-    ) -> Texts:
-        cosines, encoder_calls = written.cosines, written.encoder_calls
-        if reembed and cosines is None and raw_nd is not None:
-            cosines = np.array(
-                self._edge.cosines(raw_nd)([list(row) for row in written.tokens], list(range(len(raw_nd))))
-            )
-            encoder_calls = encoder_calls + 1
-        return Texts(
-            texts=tuple(self.tokenizer.decode_batch(written.tokens)),
-            tokens=written.tokens,
-            log_probs=written.log_probs,
-            model_calls=written.model_calls,
-            encoder_calls=encoder_calls,
-            sources=tuple(sources),
-            cosines=cosines,
-            latents=raw_nd,
-        )
+        return self._engine.edge.encoded(inputs.check_texts(texts))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mm_ldlm.config import parse_kind
+from mm_ldlm.inference import inputs
 from mm_ldlm.kinds import Kinds
+from mm_ldlm.sampling.limits import MOST_DRAWS, MOST_STEPS
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 
@@ -16,6 +18,7 @@ def text_config(sampler: Any, steps: int | None, *, default: Any) -> Any:
     Raises:
         ConfigurationError: there is no such kind, or a value is out of range; the message lists the kinds.
     """
+    steps = inputs.check_optional(steps, name="steps", maximum=MOST_STEPS)
     if isinstance(sampler, str):
         sampler = _by_name(TEXT_SAMPLERS, sampler, default)
     chosen = parse_kind(TEXT_SAMPLERS, default if sampler is None else sampler, at="sampler")
@@ -24,6 +27,8 @@ def text_config(sampler: Any, steps: int | None, *, default: Any) -> Any:
 
 def latent_config(sampler: Any, steps: int | None, draws: int | None) -> Any:
     """Return the latent sampler: `ddim` for None, a kind, or a configuration."""
+    steps = inputs.check_optional(steps, name="steps", maximum=MOST_STEPS)
+    draws = inputs.check_optional(draws, name="draws", maximum=MOST_DRAWS)
     if isinstance(sampler, str):
         sampler = {"kind": sampler}
     chosen = parse_kind(LATENT_SAMPLERS, latent_sampler("ddim") if sampler is None else sampler, at="sampler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,13 +14,35 @@ import torch
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import inputs
+from mm_ldlm.latents.normaliser import norms
 from mm_ldlm.models.base import DataShape
+
+log = logging.getLogger(__name__)
 
 Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 Floats = npt.NDArray[np.float32]
 TooLong = Literal["refuse", "truncate"]
 """Treatment of a text of more tokens than the model reads; encoders truncate."""
+
+
+FARTHEST = 1e6
+"""Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
+
+
+def refuse_huge(largest_n: npt.NDArray[np.floating]) -> None:
+    """Raise SamplingError if a latent is so far from the training data that the model's arithmetic means nothing."""
+    if (rows := np.flatnonzero(~(largest_n <= FARTHEST))).size:
+        raise SamplingError(
+            f"latents: expected vectors like those that the encoder makes, found {len(rows)} of {len(largest_n)} that "
+            f"are more than {FARTHEST:g} standard deviations away from them (row {rows[0]}: {largest_n[rows[0]]:.3g}). "
+            "Check their scale."
+        )
+
+
+def fraction_of(token: int, ids: Sequence[int]) -> float:
+    """Compute the fraction of one id among the ids of a text; 0 for a text without ids."""
+    return sum(found == token for found in ids) / max(len(ids), 1)
 
 
 class Encoder(Protocol):
@@ -55,7 +78,7 @@ class Edge:
         load_encoder: Callable[[], Encoder] | None,
     ) -> None:
         self.shape, self.device, self.tokenizer, self.normaliser = shape, device, tokenizer, normaliser
-        self._encoder, self._load_encoder = encoder, load_encoder
+        self.loaded, self.load_encoder = encoder, load_encoder
 
     @property
     def dim(self) -> int:
@@ -76,19 +99,19 @@ class Edge:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
         dim = self.dim
-        if self._encoder is None and self._load_encoder is not None:
-            self._encoder = self._load_encoder()
-        if self._encoder is None:
+        if self.loaded is None and self.load_encoder is not None:
+            self.loaded = self.load_encoder()
+        if self.loaded is None:
             raise SamplingError(
                 "expected the encoder that made the latents, but this model was built without one. Pass "
                 "encoder=load_encoder(...), or give latents instead of texts."
             )
-        if self._encoder.dim != dim:
+        if self.loaded.dim != dim:
             raise SamplingError(
-                f"expected an encoder of dimension {dim}, found one of dimension {self._encoder.dim}. Pass the encoder "
+                f"expected an encoder of dimension {dim}, found one of dimension {self.loaded.dim}. Pass the encoder "
                 "that made the latents."
             )
-        return self._encoder
+        return self.loaded
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -97,15 +120,22 @@ class Edge:
         if isinstance(targets, Path) or (isinstance(targets, str) and targets.endswith(".npy")):
             raw_nd = inputs.read_npy(targets, dim=self.dim)
             return [None] * len(raw_nd), raw_nd
-        if isinstance(targets, str) or (
-            isinstance(targets, Sequence) and len(targets) > 0 and isinstance(targets[0], str)
-        ):
+        several = isinstance(targets, Sequence) and not isinstance(targets, (bytes, range))
+        if isinstance(targets, str) or (several and len(targets) > 0 and isinstance(targets[0], str)):
             listed = inputs.check_texts(targets)
             # The encoder reads every word, but the model can only write words of its vocabulary.
             inputs.warn_of_unknown(self.tokenizer.encode(listed), listed, unk_id=self.tokenizer.unk_id)
-            return list(listed), inputs.check_latents(self.encoder.encode(listed), dim=self.dim, what="encoder")
+            return list(listed), self.encoded(listed)
         raw_nd = inputs.check_latents(targets, dim=self.dim)
         return [None] * len(raw_nd), raw_nd
+
+    def encoded(self, texts: Sequence[str]) -> Floats:
+        """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text."""
+        encoder = self.encoder
+        raw_nd = inputs.check_latents(encoder.encode(texts), dim=self.dim, what="encoder")
+        if len(raw_nd) != len(texts):
+            raise SamplingError(f"expected a vector for each of {len(texts)} texts, the encoder made {len(raw_nd)}.")
+        return raw_nd
 
     def given(self, latents: Latents | None, *, rows: int) -> Floats | None:
         """Check raw latents (rows, d), one for each text; None if none are given."""
@@ -128,21 +158,56 @@ class Edge:
     def standardised(self, raw_nd: Floats) -> torch.Tensor:
         """Standardise raw latents: (n, d) float32 on the model's device."""
         assert self.normaliser is not None
-        return torch.from_numpy(np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float32)).to(self.device)
+        standard_nd = np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float64)
+        refuse_huge(np.abs(standard_nd).max(axis=1))
+        self._warn_of_unlike(norms(standard_nd))
+        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+
+    def norms(self, raw_nd: Floats) -> npt.NDArray[np.float64]:
+        """Compute the root mean square (n,) of the standardised coordinates of raw latents: how unlike training."""
+        assert self.normaliser is not None
+        return norms(np.asarray(self.normaliser.standardise(raw_nd)))
+
+    def unknown(self, texts: Sequence[str | None]) -> npt.NDArray[np.float64] | None:
+        """Compute the fraction (n,) of [UNK] among the tokens of each text; NaN without a text, None without any."""
+        known = [text for text in texts if text is not None]
+        if not known:
+            return None
+        rows = iter(self.tokenizer.encode(known))
+        return np.array([np.nan if text is None else fraction_of(self.tokenizer.unk_id, next(rows)) for text in texts])
+
+    def _warn_of_unlike(self, norms_n: npt.NDArray[np.float64]) -> None:
+        """Warn of latents whose norm lies outside the range that the validation split has."""
+        if (typical := getattr(self.normaliser, "typical", None)) is None:
+            return
+        low, high = typical
+        if (rows := np.flatnonzero((norms_n < low) | (norms_n > high))).size:
+            log.warning(
+                "%d of %d latents are unlike those that the run was trained on, so results for them mean little: "
+                "expected norms from %.2f to %.2f in standardised space, found %s (rows %s)",
+                rows.size, len(norms_n), low, high, ", ".join(f"{norms_n[row]:.2f}" for row in rows[:3]),
+                ", ".join(str(row) for row in rows[:3]),
+            )  # fmt: skip
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
     def raw(self, latents_nd: torch.Tensor) -> Floats:
         """Convert standardised latents to raw ones, of unit norm if the encoder's vectors have unit norm."""
         assert self.normaliser is not None
-        return np.asarray(self.normaliser.invert(latents_nd.float().cpu().numpy()), dtype=np.float32)
+        raw_nd = np.asarray(self.normaliser.invert(latents_nd.float().cpu().numpy()), dtype=np.float32)
+        if not np.isfinite(raw_nd).all():
+            row = int(np.flatnonzero(~np.isfinite(raw_nd).all(axis=1))[0])
+            raise SamplingError(
+                f"row {row} of the request: the model drew a latent that exceeds float32. Lower the guidance."
+            )
+        return raw_nd
 
     def cosines(self, raw_nd: Floats) -> Callable[[list[list[int]], list[int]], list[float]]:
         """Return the function (token ids of m texts, row of `raw_nd` of each) → m cosines of the re-embedded texts."""
         unit_nd = raw_nd / np.maximum(np.linalg.norm(raw_nd, axis=1, keepdims=True), 1e-12)
 
         def cosines(tokens: list[list[int]], rows: list[int]) -> list[float]:
-            found_md = np.asarray(self.encoder.encode(self.tokenizer.decode_batch(tokens)), dtype=np.float64)
+            found_md = self.encoded(self.tokenizer.decode_batch(tokens)).astype(np.float64)
             found_md /= np.maximum(np.linalg.norm(found_md, axis=1, keepdims=True), 1e-12)
             return np.einsum("md,md->m", found_md, unit_nd[rows]).tolist()
 

@@ -1,8 +1,9 @@
-"""Functions for infilling, editing, interpolation and nearest neighbours."""
+"""Infilling and editing of texts, paths between latents, and nearest neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,66 @@ import torch
 
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference import inputs
 from mm_ldlm.inference.batching import in_batches
-from mm_ldlm.inference.results import Neighbours
+from mm_ldlm.inference.engine import Engine
+from mm_ldlm.inference.finite import check_finite
+from mm_ldlm.inference.results import Neighbours, Texts
 from mm_ldlm.inference.writing import Writer, pad
+from mm_ldlm.messages import show
 from mm_ldlm.sampling.orders import top_by_row
 
 Floats = npt.NDArray[np.floating]
+
+
+def infill(engine: Engine, texts: Any, *, latents: Any, sampler: Any, steps: int | None, mask: str, seed: int) -> Texts:
+    """See `MMLDLM.infill`."""
+    engine.capabilities.require("infill" if latents is None else "infill_given_latent")
+    seed = inputs.check_seed(seed)
+    if not isinstance(mask, str) or not mask:
+        raise SamplingError(f"infill: mask must be a text that marks the gaps, found {show(mask, 60)}.")
+    listed = inputs.check_texts(texts)
+    canvases = [canvas_of(text, mask=mask, tokenizer=engine.tokenizer) for text in listed]
+    inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=engine.shape.max_length)
+    inputs.warn_of_unknown(canvases, listed, unk_id=engine.tokenizer.unk_id)
+    raw_nd = engine.edge.given(latents, rows=len(listed))
+    latents_nd = None if raw_nd is None else engine.edge.standardised(raw_nd)
+    config = engine.text_sampler(sampler, steps)
+    written = engine.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
+    return engine.texts(written, listed, raw_nd, reembed=False)
+
+
+def edit(
+    engine: Engine,
+    sources: Any,
+    *,
+    targets: Any,
+    strength: float,
+    which: str,
+    sampler: Any,
+    steps: int | None,
+    reembed: bool,
+    seed: int,
+) -> Texts:
+    """See `MMLDLM.edit`."""
+    engine.capabilities.require("edit")
+    seed, reembed = inputs.check_seed(seed), inputs.check_flag(reembed, name="reembed")
+    listed = inputs.check_texts(sources, what="sources")
+    strength = inputs.check_fraction(strength, name="strength")
+    inputs.check_choice(which, ("least_likely", "random"), name="which")
+    config = engine.text_sampler(sampler, steps)
+    _, raw_nd = engine.edge.targets(targets)
+    if len(raw_nd) == 1:
+        raw_nd = np.repeat(raw_nd, len(listed), axis=0)
+    if len(raw_nd) != len(listed):
+        raise SamplingError(
+            f"edit: expected one target, or one for each of {len(listed)} sources, found {len(raw_nd)} targets."
+        )
+    latents_nd = engine.edge.standardised(raw_nd)
+    ids = engine.edge.ids(listed)
+    masked, calls = remask(engine.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
+    written = engine.writer.write(masked, latents_nd=latents_nd, sampler=config, seed=seed)
+    return engine.texts(replace(written, model_calls=written.model_calls + calls), listed, raw_nd, reembed=reembed)
 
 
 def canvas_of(text: str, *, mask: str, tokenizer: TextTokenizer) -> list[int]:
@@ -27,7 +82,7 @@ def canvas_of(text: str, *, mask: str, tokenizer: TextTokenizer) -> list[int]:
     """
     pieces = text.split(mask) if mask else [text]
     if len(pieces) == 1:
-        raise SamplingError(f"infill: expected at least one {mask!r} in each text, found none in {text!r}.")
+        raise SamplingError(f"infill: expected at least one {mask!r} in each text, found none in {show(text, 60)}.")
     ids = tokenizer.encode(pieces)
     canvas = list(ids[0])
     for piece in ids[1:]:
@@ -62,6 +117,7 @@ def remask(
                 log_probs_BL, calls[batch] = model.token_log_probs(
                     tokens_BL, latents_Bd=latents_nd[batch], generator=stream
                 )
+                check_finite(model, log_probs_BL.sum(dim=1).cpu().numpy(), what="log-probabilities of the source")
                 priority_BL = -log_probs_BL
             count_B = (valid_BL.sum(dim=1) * strength).round().long()
             open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
@@ -98,20 +154,31 @@ def neighbours(latents_nd: Floats, store: Any, *, k: int, chunk: int = 65_536) -
         SamplingError: the dimensions differ, or the store has fewer than k rows.
     """
     is_array = isinstance(store, np.ndarray)
+    if is_array and (store.ndim != 2 or store.dtype.kind not in "fiu"):
+        raise SamplingError(
+            f"neighbours: expected an array of real numbers (m, d), found shape {store.shape}, dtype "
+            f"{show(store.dtype, 60)}."
+        )
+    if not is_array and not all(hasattr(store, name) for name in ("take", "strings", "__len__")):
+        raise SamplingError(f"neighbours: expected a latent store or an array (m, d), found {show(store, 60)}.")
     rows = len(store)
     if not 1 <= k <= rows:
         raise SamplingError(f"neighbours: k must lie between 1 and the store's {rows} rows, found {k}.")
+    latents_nd = latents_nd.astype(np.float64)
     unit_nd = latents_nd / np.maximum(np.linalg.norm(latents_nd, axis=1, keepdims=True), 1e-12)
     best_nk = np.full((len(unit_nd), 0), -np.inf)
     rows_nk = np.zeros((len(unit_nd), 0), dtype=np.int64)
     for start in range(0, rows, chunk):
         index = np.arange(start, min(start + chunk, rows), dtype=np.int64)
-        part_md = np.asarray(store[index] if is_array else store.take(index), dtype=np.float32)
+        part_md = np.asarray(store[index] if is_array else store.take(index), dtype=np.float64)
         if part_md.shape[1] != unit_nd.shape[1]:
             raise SamplingError(
                 f"neighbours: expected latents of dimension {part_md.shape[1]}, as in the store, found "
                 f"{unit_nd.shape[1]}."
             )
+        if not np.isfinite(part_md).all():
+            bad = start + int(np.flatnonzero(~np.isfinite(part_md).all(axis=1))[0])
+            raise SamplingError(f"neighbours: row {bad} of the store contains a number that is not finite.")
         norm_m = np.maximum(np.linalg.norm(part_md, axis=1), 1e-12)
         both_nc = np.concatenate([best_nk, unit_nd @ part_md.T / norm_m], axis=1)
         rows_nc = np.concatenate([rows_nk, np.broadcast_to(index, (len(unit_nd), len(index)))], axis=1)

@@ -15,15 +15,16 @@ import torch
 from mm_ldlm.config import parse_kind
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference import inputs
+from mm_ldlm.inference import inputs, memory
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Images, Texts
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.lengths import Length
+from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
+from mm_ldlm.sampling.limits import MOST_STEPS
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
 
 VALUES_PER_TOKEN = 4
@@ -85,7 +86,9 @@ class ImageWriter:
         self.capabilities.require("caption_to_image")
         shape = self.model.shape
         inputs.check_tokens(ids, captions, shape=shape)
+        seed = inputs.check_seed(seed)
         config = self._image_sampler(sampler, steps)
+        self._refuse_size(len(ids), what="draw")
         drawn = self._images.given_texts(ids, config=config, seed=seed)
         return Images(self._pixels(drawn.mean), tuple(captions), drawn.model_calls)
 
@@ -107,7 +110,11 @@ class ImageWriter:
             SamplingError: the run cannot, or the images have another size or values outside 0..1.
         """
         self.capabilities.require("image_to_caption")
+        seed = inputs.check_seed(seed)
+        length = self._length(length, "image_to_caption")
+        steps = inputs.check_optional(steps, name="steps", maximum=MOST_STEPS)
         vectors_nP = self._standardised(images)
+        self._refuse_size(len(vectors_nP), what="caption")
         config = self.model.default_sampler(conditional=True) if sampler is None else sampler
         config = parse_kind(CAPTION_SAMPLERS, {"kind": config} if isinstance(config, str) else config, at="sampler")
         config = config if steps is None else config.override(steps=steps)
@@ -126,8 +133,10 @@ class ImageWriter:
     def generate(self, n: int, *, steps: int = 50, length: Length = "sample", seed: int = 0) -> Images:
         """Generate `n` images and their captions together from noise, in `steps` model calls."""
         self.capabilities.require("image_text")
-        if n < 1:
-            raise SamplingError(f"n must be at least 1, found {n}.")
+        n, seed = inputs.check_integer(n, name="n", minimum=1), inputs.check_seed(seed)
+        steps = inputs.check_integer(steps, name="steps", minimum=1, maximum=MOST_STEPS)
+        length = self._length(length, "image_text")
+        self._refuse_size(n, what="generate")
         text, image = text_sampler("ancestral", steps=steps), latent_config("ddim", steps, None)
         written, vectors_nP = self._images.generate(n, "together", self._captions, text, image, length, seed)
         return Images(
@@ -135,6 +144,21 @@ class ImageWriter:
         )  # fmt: skip
 
     # -- pieces -------------------------------------------------------------------------------------------------------
+
+    def _length(self, length: Length, use: Use) -> Length:
+        """Check the length of captions: it is drawn or a number, and the model can write it."""
+        length, longest = inputs.check_length(length), self.model.shape.max_length
+        if how_many_lengths(length) > 1:
+            raise SamplingError(f"length '{length}' ranks captions; use 'argmax', 'sample' or a number.")
+        reason = self.capabilities.refuse_length(length, use, order="")
+        reason = reason or refuse_long(length, max_length=longest, sampler=None, process=self.capabilities.process)
+        if reason is not None:
+            raise SamplingError(reason)
+        return length
+
+    def _refuse_size(self, count: int, *, what: str) -> None:
+        tokens, numbers = self.model.shape.max_length, 5 * self.model.dim
+        memory.refuse_texts(count, tokens=tokens, numbers=numbers, what=what)
 
     def _image_sampler(self, sampler: Any, steps: int | None) -> Any:
         config = latent_config(sampler, steps, None)
@@ -151,12 +175,14 @@ class ImageWriter:
         return np.clip(raw_nP, 0.0, 1.0).astype(np.float32).reshape(-1, *self.size)
 
     def _standardised(self, images: npt.ArrayLike) -> torch.Tensor:
-        pixels = np.asarray(images, np.float32)
+        pixels = inputs.check_array(images, what="images").astype(np.float32)
         if pixels.ndim != 4 or pixels.shape[1:] != self.size:
             raise SamplingError(
                 f"expected images of shape (n, {', '.join(map(str, self.size))}), as in training, found shape "
                 f"{pixels.shape}. Resize them, for example by mm_ldlm.latents.images.resize."
             )
+        if len(pixels) == 0:
+            raise SamplingError("images: expected at least one image, found none.")
         if not (np.isfinite(pixels).all() and pixels.min(initial=0.0) >= 0 and pixels.max(initial=0.0) <= 1):
             raise SamplingError(
                 f"expected pixels between 0 and 1, found values from {pixels.min():g} to {pixels.max():g}. Divide grey "

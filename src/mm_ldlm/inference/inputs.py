@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.messages import show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
@@ -24,16 +25,21 @@ log = logging.getLogger(__name__)
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
     """Return a list of non-empty strings; a single string becomes a list of one."""
-    if not isinstance(texts, (str, Iterable)) or isinstance(texts, (bytes, Mapping)):
+    if not isinstance(texts, (str, Iterable)) or isinstance(texts, (bytes, Mapping, set, frozenset)):
         raise SamplingError(f"{what}: expected a text or a list of texts, found {type(texts).__name__}.")
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    try:
+        listed = [texts] if isinstance(texts, str) else list(texts)
+    except Exception as error:
+        raise SamplingError(f"{what}: expected a list of texts, found one that cannot be read ({error}).") from None
     if not listed:
         raise SamplingError(f"{what}: expected at least one text, found none.")
     for index, text in enumerate(listed):
         if not isinstance(text, str):
-            raise SamplingError(f"{what}[{index}]: expected a text, found {type(text).__name__} {text!r}.")
+            raise SamplingError(f"{what}[{index}]: expected a text, found {type(text).__name__} {show(text)}.")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise SamplingError(f"{what}[{index}] {text!r} contains an unpaired surrogate, which is not valid Unicode.")
+            raise SamplingError(
+                f"{what}[{index}] {show(text)} contains an unpaired surrogate, which is not valid Unicode."
+            )
         if not text.strip():
             raise SamplingError(f"{what}[{index}] is empty. Remove it, or add words.")
     return listed
@@ -41,12 +47,13 @@ def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]
 
 def read_texts(path: str | Path) -> list[str]:
     """Read the non-empty lines of a UTF-8 text file."""
+    check_path(path)
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise SamplingError(f"{path}: no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SamplingError(f"{path} cannot be read as UTF-8 text ({error}).") from None
+    except (OSError, ValueError) as error:
+        raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}).") from None
     return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
 
 
@@ -54,11 +61,13 @@ def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: i
     """Refuse texts without tokens and texts of more tokens than the model reads."""
     for index, length in enumerate(lengths):
         if length == 0:
-            raise SamplingError(f"{what}[{index}] {texts[index]!r} has no token in this model's vocabulary. Remove it.")
+            raise SamplingError(
+                f"{what}[{index}] {show(texts[index])} has no token in this model's vocabulary. Remove it."
+            )
         if length > max_length:
             raise SamplingError(
                 f"{what}[{index}] has {length} tokens, but the model reads at most {max_length} "
-                f"(tokenizer.max_length): {_short(texts[index])!r}. Shorten or split it."
+                f"(tokenizer.max_length): {show(texts[index], 60)}. Shorten or split it."
             )
 
 
@@ -67,40 +76,80 @@ def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_i
     if rows := [row for row, tokens in enumerate(ids) if unk_id in tokens]:
         log.warning(
             "%d of %d texts contain words outside this model's vocabulary, which it reads and writes as [UNK]: %s",
-            len(rows), len(texts), ", ".join(repr(_short(texts[row])) for row in rows[:3]),
+            len(rows), len(texts), ", ".join(show(texts[row], 60) for row in rows[:3]),
         )  # fmt: skip
 
 
-def check_tokens(ids: Sequence[Sequence[int]], texts: Sequence[str], *, shape: DataShape) -> None:
+def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
     """Raise SamplingError unless each text has a row of 1..max_length ids of words, and there is at least one."""
+    for name, value in (("ids", ids), ("texts", texts)):
+        listed = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+        if not listed or (isinstance(value, np.ndarray) and value.ndim == 0):
+            raise SamplingError(f"{name}: expected a list with one entry for each text, found {show(value, 60)}.")
+    if bad := [text for text in texts if not isinstance(text, str)]:
+        raise SamplingError(f"texts: expected a list of texts, found {show(bad[0], 60)} among them.")
     if len(ids) != len(texts):
         raise SamplingError(f"expected one row of ids for each of {len(texts)} texts, found {len(ids)} rows.")
     if len(ids) == 0:
         raise SamplingError("ids: expected at least one row, found none.")
     for index, row in enumerate(ids):
         if not isinstance(row, (Sequence, np.ndarray)) or isinstance(row, (str, bytes)):
-            raise SamplingError(f"ids[{index}]: expected a list of ids, found {_short(repr(row))}.")
+            raise SamplingError(f"ids[{index}]: expected a list of ids, found {show(row, 60)}.")
     check_lengths([len(row) for row in ids], texts, max_length=shape.max_length)
     for index, row in enumerate(ids):
         for token in row:
             if not _is_integer(token) or not 0 <= token < shape.vocab_size:
-                raise SamplingError(f"ids[{index}]: expected ids in 0..{shape.vocab_size - 1}, found {token!r}.")
+                raise SamplingError(f"ids[{index}]: expected ids in 0..{shape.vocab_size - 1}, found {show(token)}.")
             if token in (shape.pad_id, shape.mask_id):
                 name = "[PAD]" if token == shape.pad_id else "[MASK]"
                 raise SamplingError(f"ids[{index}]: expected ids of words, found {token}, which is {name}. Remove it.")
 
 
-def check_integer(value: Any, *, name: str, minimum: int | None = None) -> int:
+def check_integer(value: Any, *, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
     """Return an argument as an int; true, false, fractions and texts are refused.
 
     Raises:
-        SamplingError: it is not an integer, or below the minimum.
+        SamplingError: it is not an integer, below the minimum or above the maximum.
     """
     if not _is_integer(value):
-        raise SamplingError(f"{name}: expected an integer, found {_short(repr(value))}.")
+        raise SamplingError(f"{name}: expected an integer, found {show(value, 60)}.")
     if minimum is not None and value < minimum:
-        raise SamplingError(f"{name} must be at least {minimum}, found {value}.")
+        raise SamplingError(f"{name} must be at least {minimum}, found {show(int(value), 60)}.")
+    if maximum is not None and value > maximum:
+        raise SamplingError(f"{name} must be at most {maximum:,}, found {show(int(value), 60)}.")
     return int(value)
+
+
+def check_optional(value: Any, *, name: str, maximum: int) -> int | None:
+    """Return a count from 1 to the maximum, or None if it is not given."""
+    return None if value is None else check_integer(value, name=name, minimum=1, maximum=maximum)
+
+
+def check_seed(value: Any) -> int:
+    """Return a seed: an integer from 0 to 2⁶³ − 1. Noise is a function of 64 bits, so others would repeat these."""
+    return check_integer(value, name="seed", minimum=0, maximum=2**63 - 1)
+
+
+def check_flag(value: Any, *, name: str) -> bool:
+    """Return an argument that is true or false; numbers and texts are refused."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise SamplingError(f"{name}: expected True or False, found {show(value, 60)}.")
+    return bool(value)
+
+
+def check_fraction(value: Any, *, name: str) -> float:
+    """Return a number between 0 and 1, both included."""
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+    if not is_number or not 0 <= value <= 1:
+        raise SamplingError(f"{name} must lie between 0 and 1, found {show(value, 60)}.")
+    return float(value)
+
+
+def check_path(path: Any) -> Path:
+    """Return a path; everything but a string and a Path is refused."""
+    if not isinstance(path, (str, Path)):
+        raise SamplingError(f"expected a path, found {show(path, 60)}.")
+    return Path(path)
 
 
 def check_length(length: Any) -> Length:
@@ -119,23 +168,33 @@ def check_length(length: Any) -> Length:
 def check_choice(value: Any, choices: Sequence[str], *, name: str) -> None:
     """Raise SamplingError unless an argument is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {value!r}.")
+        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.")
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
+    """Convert real numbers (an array, a tensor or nested lists) to an array; everything else is refused."""
+    try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+            values = (values.float() if values.is_floating_point() else values).numpy()
+        array = np.asarray(values)
+    except ValueError:
+        raise SamplingError(f"{what}: expected vectors, found rows of unequal length.") from None
+    except Exception as error:
+        reason = show(str(error), 100)
+        raise SamplingError(f"{what}: expected an array, found {type(values).__name__} ({reason}).") from None
+    if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+        raise SamplingError(f"{what}: expected real numbers, found dtype {show(array.dtype, 60)}.")
+    return array
+
+
 def check_latents(latents: Any, *, dim: int, what: str = "latents") -> Floats:
     """Convert latents to finite float32 (n, dim); a single vector becomes one row."""
-    if isinstance(latents, torch.Tensor):
-        latents = latents.detach().cpu().float().numpy()
-    try:
-        array = np.asarray(latents)
-    except ValueError as error:
-        raise SamplingError(f"{what}: expected vectors of dim {dim}, found rows of unequal length.") from error
-    if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
-        raise SamplingError(f"{what}: expected real numbers, found dtype {array.dtype}.")
+    array = check_array(latents, what=what)
     array = np.atleast_2d(array)
     if array.ndim != 2 or array.shape[1] != dim:
         raise SamplingError(
@@ -151,27 +210,23 @@ def check_latents(latents: Any, *, dim: int, what: str = "latents") -> Floats:
         rows = np.flatnonzero(bad)
         raise SamplingError(
             f"{what}: expected finite float32 numbers, found NaN, infinity or numbers beyond float32 in {len(rows)} of "
-            f"{len(array)} vectors (rows {_short(rows[:8].tolist())}). Remove these vectors."
+            f"{len(array)} vectors (rows {show(rows[:8].tolist(), 60)}). Remove these vectors."
         )
     return array
 
 
 def read_npy(path: str | Path, *, dim: int) -> Floats:
     """Read and check the vectors of a `.npy` file; pickled objects are never loaded."""
-    path = Path(path)
-    if not path.is_file():
-        raise SamplingError(f"{path}: no such file.")
+    path = check_path(path)
     try:
+        if not path.is_file():
+            raise SamplingError(f"{show(str(path))}: no such file.")
         array = npy.read_npy(path)
     except ValueError as error:
         raise SamplingError(
-            f"{path} is not a .npy file of one array of numbers: {error}. Save a plain float array with numpy.save."
+            f"{show(str(path))} is not a .npy file of one array of numbers: {error}. Save a plain "
+            "float array with numpy.save."
         ) from None
     except OSError as error:
-        raise SamplingError(f"{path} cannot be read ({error}).") from None
+        raise SamplingError(f"{show(str(path))} cannot be read ({error.strerror or error}).") from None
     return check_latents(array, dim=dim, what=str(path))
-
-
-def _short(value: Any, length: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= length else text[: length - 1] + "…"

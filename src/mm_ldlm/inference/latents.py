@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.batching import in_batches
+from mm_ldlm.inference.finite import check_finite, check_words
 from mm_ldlm.inference.writing import Writer, Written, pad
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.lengths import Length
@@ -80,6 +81,7 @@ class LatentWriter:
                 sample = draw(tokens_BL, sampler=config, generator=self._generator(batch, seed))
                 draws_Knd[:, batch] = sample.draws.float()
                 calls[batch] = sample.model_calls
+        check_finite(self.model, draws_Knd.double().sum(dim=(0, 2)).cpu().numpy(), what="latents")
         return Drawn(draws_Knd, calls)
 
     def _together(self, lengths: Sequence[int], text: Any, latent: Any, seed: int) -> tuple[Written, Tensor]:
@@ -96,6 +98,8 @@ class LatentWriter:
                 for place, (row, found) in enumerate(zip(batch, sample.text.tokens.tolist(), strict=True)):
                     tokens[row] = tuple(found[: lengths[row]])
                     log_probs[row], calls[row] = sums[place], sample.model_calls
+        check_finite(self.model, latents_nd.double().sum(dim=1).cpu().numpy() + log_probs, what="texts or latents")
+        check_words(self.model, tokens)
         return Written(tuple(tokens), log_probs, calls, np.zeros(len(lengths), dtype=np.int64)), latents_nd
 
     def _generator(self, rows: Sequence[int], seed: int) -> RowGenerator:

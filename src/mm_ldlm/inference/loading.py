@@ -22,7 +22,9 @@ from mm_ldlm.data.dataset import values
 from mm_ldlm.encoders.base import load_encoder
 from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
+from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.latents.normaliser import Normaliser
+from mm_ldlm.messages import show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import BuildsOnModel
@@ -66,9 +68,16 @@ def load_run(
         CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights do
             not fit the model that config.json describes.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such run folder.")
+    path, use_ema = check_path(path), check_flag(use_ema, name="use_ema")
+    if not isinstance(checkpoint, str):
+        checkpoint = check_integer(checkpoint, name="checkpoint", minimum=0)
+    chosen = _device(device)
+    try:
+        exists = path.is_dir()
+    except OSError:  # a name that is too long
+        exists = False
+    if not exists:
+        raise CheckpointError(f"{show(str(path))}: no such run folder.")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
     config = _config(path, found)
@@ -91,14 +100,10 @@ def load_run(
     root = TrainableRoot(model, objective)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         root = root.to(chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise SamplingError(
-            f"device {str(chosen)!r} cannot be used on this machine ({str(error).splitlines()[0]}). "
-            "Choose cpu, cuda or cuda:N, or None for the default."
-        ) from None
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise _refused_device(chosen, str(error).splitlines()[0]) from None
     root.eval().requires_grad_(False)
     return Parts(
         model=objective.generative_model(root.model),
@@ -110,6 +115,29 @@ def load_run(
         checkpoint=found,
         step=folder.step_of(found),
         fingerprints=fingerprints,
+    )
+
+
+def _device(device: Any) -> torch.device:
+    """Return the device of a request; None is the first GPU if there is one, otherwise the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, (str, torch.device)):
+        raise _refused_device(device, "expected a name")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise _refused_device(device, str(error).splitlines()[0]) from None
+    if chosen.type == "meta":
+        raise _refused_device(device, "its tensors have no values")
+    return chosen
+
+
+def _refused_device(device: Any, reason: str) -> SamplingError:
+    name = str(device) if isinstance(device, torch.device) else device
+    return SamplingError(
+        f"device {show(name, 60)} cannot be used on this machine ({reason}). Choose cpu, cuda or cuda:N, or "
+        "None for the default."
     )
 
 

@@ -37,6 +37,11 @@ class Texts:
     """(n,) cosine of the re-embedded text to the target latent; None without re-embedding"""
     latents: Floats | None = field(default=None, repr=False)
     """(n, d) raw latents of the texts: the condition, or generated with the text"""
+    latent_norms: Floats | None = field(default=None, repr=False)
+    """(n,) root mean square of the standardised coordinates of each latent: about 1 for latents like those of training
+    (`Normaliser.typical` is their range); None without latents"""
+    unknown: Floats | None = field(default=None, repr=False)
+    """(n,) fraction of the tokens of each source that the run does not know; None without sources"""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -57,6 +62,10 @@ class Texts:
             columns["cosine"] = np.asarray(self.cosines, dtype=np.float64)
         if self.latents is not None:
             columns["latent"] = list(np.asarray(self.latents, dtype=np.float32))
+        if self.latent_norms is not None:
+            columns["latent_norm"] = np.asarray(self.latent_norms, dtype=np.float64)
+        if self.unknown is not None:
+            columns["unknown"] = np.asarray(self.unknown, dtype=np.float64)
         return pd.DataFrame(columns)
 
 
@@ -96,6 +105,8 @@ class Embeddings:
     draws: Floats = field(repr=False)
     """(K, n, d) raw"""
     model_calls: Ints
+    unknown: Floats | None = field(default=None, repr=False)
+    """(n,) fraction of the tokens of each text that the run does not know"""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -157,6 +168,8 @@ class Scores:
     """(K, n) number of scored tokens at which the model's most probable token is correct"""
     draw_cross_entropy: Floats | None = field(default=None, repr=False)
     """(K, n) nats: sum of the cross-entropy of the scored tokens, without the weight of the NELBO"""
+    unknown: Floats | None = field(default=None, repr=False)
+    """(n,) fraction of the tokens of each text that the run does not know"""
 
     @property
     def nll(self) -> Floats:
@@ -189,6 +202,10 @@ class Classes:
     """Names of the K classes"""
     probabilities: Floats = field(repr=False)
     """(n, K) in the order of `names`; each row sums to 1"""
+    latent_norms: Floats | None = field(default=None, repr=False)
+    """(n,) as in `Texts`; None for texts"""
+    unknown: Floats | None = field(default=None, repr=False)
+    """(n,) fraction of the tokens of each text that the run does not know; None for latents"""
 
     def __len__(self) -> int:
         return len(self.sources)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.batching import in_batches
+from mm_ldlm.inference.finite import check_finite, check_words
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
@@ -65,6 +66,7 @@ class Writer:
         if isinstance(length, int):
             return [length] * rows
         log_probs_nN = self.length_log_probs(latents_nd, rows=rows)
+        check_finite(self.model, log_probs_nN.amax(dim=1).cpu().numpy(), what="probabilities of lengths")
         if length == "sample":
             u_n = self.generator(range(rows), seed).fork("length").uniform()
             return (draw_tokens(log_probs_nN, u_n, Draw()) + 1).tolist()
@@ -96,6 +98,8 @@ class Writer:
                 for place, (row, ids) in enumerate(zip(batch, sample.tokens.tolist(), strict=True)):
                     tokens[row] = self._text(ids, len(canvases[row]))
                     log_probs[row], calls[row] = sums[place], costs[place]
+        check_finite(self.model, log_probs, what="log-probabilities")
+        check_words(self.model, tokens)
         return Written(tuple(tokens), log_probs, calls, np.zeros(len(canvases), dtype=np.int64))
 
     def write_likeliest_length(
@@ -172,6 +176,8 @@ class Writer:
                     log_probs[row], nearest[row] = sums[place], float(found.cosines[place])
                     calls[row] = int(found.model_calls_per_row[place])
                     encoder_calls[row] = int(found.encoder_calls_per_row[place])
+        check_finite(self.model, log_probs, what="log-probabilities")
+        check_words(self.model, tokens)
         return Written(tuple(tokens), log_probs, calls, encoder_calls, nearest)
 
     def starting_canvases(

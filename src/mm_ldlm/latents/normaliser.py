@@ -60,6 +60,8 @@ class Normaliser:
         matrix_dd: (d, d) float64 W, for "whitening".
         inverse_dd: (d, d) float64, its inverse.
         constant: dimensions without variation; they are standardised to 0 and inverted to their value.
+        typical: lowest and highest `norms` of latents like those of training (`calibrated`); None if not calibrated.
+            It belongs to the warning about other latents, not to the transformation, nor to its fingerprint.
     """
 
     kind: str
@@ -70,6 +72,7 @@ class Normaliser:
     matrix_dd: Matrix | None = None
     inverse_dd: Matrix | None = None
     constant: tuple[int, ...] = ()
+    typical: tuple[float, float] | None = None
 
     @property
     def dim(self) -> int:
@@ -117,7 +120,10 @@ class Normaliser:
 
         directory = Path(directory)
         atomic.write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
-        about = {"format_version": FORMAT_VERSION, **self._about(), "fingerprint": self.fingerprint}
+        typical = None if self.typical is None else list(self.typical)
+        about = {
+            "format_version": FORMAT_VERSION, **self._about(), "typical": typical, "fingerprint": self.fingerprint
+        }  # fmt: skip
         atomic.write_json(directory / "normaliser.json", about)
 
     @classmethod
@@ -146,6 +152,7 @@ class Normaliser:
                 unit_norm=about["unit_norm"],
                 rows=about["rows"],
                 constant=tuple(about["constant"]),
+                typical=_range(about.get("typical")),
                 **arrays,
             )
         except FileNotFoundError as error:
@@ -223,6 +230,40 @@ def fit(
     if config.kind == "one_scale":
         return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
     return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
+
+
+TYPICAL_QUANTILES = (0.001, 0.999)
+TYPICAL_MARGIN = 1.15
+"""Quantiles of the norms of the validation split, and the factor by which the range is wider on both sides"""
+
+
+def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
+    """Compute the root mean square (n,) of the coordinates of standardised latents; about 1 for training data."""
+    found: Matrix = np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1))
+    return found
+
+
+def calibrated(normaliser: Normaliser, latents: ShardStore, *, rows: npt.NDArray[np.int64]) -> Normaliser:
+    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are any."""
+    if not len(rows):
+        return normaliser
+    found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(latents, rows, "latent")])
+    low, high = np.quantile(found, TYPICAL_QUANTILES)
+    return dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
+
+
+def _range(value: Any) -> tuple[float, float] | None:
+    """Read the range of norms; None for a normaliser that was not calibrated.
+
+    Raises:
+        ValueError: It is not a pair of increasing numbers.
+    """
+    if value is None:
+        return None
+    low, high = (float(end) for end in value)
+    if not 0 <= low <= high < np.inf:
+        raise ValueError(f"expected an increasing range of norms, found {value}")
+    return low, high
 
 
 def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64], name: str) -> Iterator[Matrix]:

@@ -17,6 +17,7 @@ from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.limits import refuse_temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 _NEEDS_NEXT_TOKEN = (
@@ -66,6 +67,7 @@ class AutoregressiveSampler:
     def __post_init__(self) -> None:
         if self.top_p == 0:
             raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
+        refuse_temperature(self.temperature)
 
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None.

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, Repeats, config, parse, to_dict
+from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.sampling.limits import Guidance, Steps, refuse_temperature
 from mm_ldlm.sampling.logit_filters import Draw
 
 
@@ -61,11 +62,11 @@ class DiffusionSampler:
     """
 
     kind: str
-    steps: Repeats = 8
+    steps: Steps = 8
     temperature: NonNegativeFloat = 1.0
     top_k: PositiveInt | None = None
     top_p: Fraction | None = None
-    guidance: NonNegativeFloat = 1.0
+    guidance: Guidance = 1.0
 
     exceeds_window: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
@@ -74,6 +75,7 @@ class DiffusionSampler:
     def __post_init__(self) -> None:
         if self.top_p == 0:
             raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
+        refuse_temperature(self.temperature)
 
     @property
     def draw(self) -> Draw:

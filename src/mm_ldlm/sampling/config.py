@@ -13,13 +13,13 @@ from mm_ldlm.config import (
     NonNegativeFloat,
     PositiveFloat,
     Repeats,
-    RepeatsOrNone,
     Rows,
     RowsOrNone,
     config,
 )
 from mm_ldlm.sampling.gaussian import DdimConfig, GaussianSampler
 from mm_ldlm.sampling.lengths import how_many_lengths
+from mm_ldlm.sampling.limits import Candidates, Rounds, Steps, refuse_temperature
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, LATENT_SAMPLERS, TEXT_SAMPLERS
 
 JointOrder = Literal["together", "latent_first", "text_first"]
@@ -36,8 +36,9 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
         )
     if order != "together":
         return
-    expected = {"kind": ("ancestral", "ddim"), "steps": (latent.steps, latent.steps), "guidance": (1.0, 1.0)}
-    for key, values in expected.items():
+    both = getattr(latent, "steps", None)
+    expected = {"kind": ("ancestral", "ddim"), "steps": (both, both), "guidance": (1.0, 1.0)}
+    for key, values in expected.items():  # the kind first: other kinds need not have the other keys
         for name, sampler, value in zip(("text", "latent"), (text, latent), values, strict=True):
             found = getattr(sampler, key)
             if found != value:
@@ -53,11 +54,11 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
 class SearchConfig:
     """Parameters of the search, which re-embeds candidates and compares them with the target. Counts are per target."""
 
-    candidates: Repeats = 1
+    candidates: Candidates = 1
     """Number of candidates at the start (K), and of children in each round"""
-    rounds: RepeatsOrNone = 0
+    rounds: Rounds = 0
     """Number of rounds, in which the least confident tokens are masked again and rewritten"""
-    beam: Repeats = 1
+    beam: Candidates = 1
     """Number of candidates kept from round to round"""
     remask_ratio: Fraction = 0.4
     """Fraction of a candidate's tokens that a child draws again"""
@@ -71,6 +72,9 @@ class SearchConfig:
     """Temperature of all candidates but the first, which uses the temperature of the text sampler"""
     good_enough: PositiveFloat = 0.9999
     """Cosine at which the search for a target ends"""
+
+    def __post_init__(self) -> None:
+        refuse_temperature(self.temperature)
 
     @property
     def enabled(self) -> bool:
@@ -175,7 +179,7 @@ class InterpolateConfig:
 
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    steps: Repeats = 5
+    steps: Steps = 5
     path: Literal["slerp", "lerp"] = "slerp"
 
     def __post_init__(self) -> None:
@@ -202,7 +206,7 @@ class ImageTasksConfig:
     """Length of the captions: argmax | sample | a number of tokens"""
     joint_count: Rows = 64
     """Number of images that are drawn together with their captions"""
-    joint_steps: Repeats = 50
+    joint_steps: Steps = 50
 
     def __post_init__(self) -> None:
         how_many_lengths(self.length)

@@ -20,12 +20,13 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, Repeats, config, parse, to_dict
+from mm_ldlm.config import Fraction, InvalidValue, PositiveFloat, config, parse, to_dict
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
+from mm_ldlm.sampling.limits import Draws, Guidance, Steps
 
 Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x_Bd, t_B, previous estimate of x0 (B, d) or None) → prediction (B, d) in the model's parameterisation."""
@@ -178,9 +179,9 @@ class GaussianSampler(ABC):
     """
 
     kind: str
-    guidance: NonNegativeFloat = 1.0
+    guidance: Guidance = 1.0
     t_max: PositiveFloat = 1.0
-    draws: Repeats = 1
+    draws: Draws = 1
 
     def __post_init__(self) -> None:
         if self.t_max > 1:
@@ -227,7 +228,7 @@ class GridSampler(GaussianSampler):
         steps: number of steps of the grid.
     """
 
-    steps: Repeats = 20
+    steps: Steps = 20
 
     def points(self, schedule: GaussianSchedule) -> list[Point]:
         """Make the grid of times from `t_max` to 0."""

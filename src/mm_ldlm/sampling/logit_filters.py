@@ -13,9 +13,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.distributions import categorical, parts
 from mm_ldlm.errors import SamplingError
-
-COLDEST, HOTTEST = 1e-20, 1e30
-"""Temperatures beyond which float32 logits divide to NaN; there the draw is an argmax or uniform already."""
+from mm_ldlm.sampling.limits import refuse_temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +32,17 @@ def filter_logits(
     """Divide by the temperature; keep the `top_k` largest logits and of those the smallest set of mass ≥ `top_p`.
 
     All other logits become −inf. `temperature` must be above 0: a draw at 0 is an argmax and needs no filter.
+
+    Raises:
+        SamplingError: the temperature is 0, or outside the range of float32 (`limits.refuse_temperature`).
     """
-    if temperature <= 0:
+    if not temperature > 0:
         raise SamplingError(f"temperature must be above 0 to filter logits, found {temperature}; 0 means argmax.")
-    logits_MV = logits_MV / min(max(temperature, COLDEST), HOTTEST)
+    try:
+        refuse_temperature(temperature)
+    except ValueError as error:
+        raise SamplingError(f"{error}.") from None
+    logits_MV = logits_MV / temperature
     if top_k is not None and top_k < logits_MV.shape[-1]:
         smallest_kept_M1 = logits_MV.topk(top_k, dim=-1).values[..., -1:]
         logits_MV = logits_MV.masked_fill(logits_MV < smallest_kept_M1, -torch.inf)

@@ -17,6 +17,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.ancestral import chosen_log_probs, log_x0_at, reverse_process
 from mm_ldlm.sampling.base import DiffusionSampler, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
+from mm_ldlm.sampling.limits import Steps, refuse_temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 
@@ -36,13 +37,14 @@ class SelfCorrectionConfig(DiffusionSampler):
     """
 
     kind: str = "self_correction"
-    corrections: Repeats = 32
+    corrections: Steps = 32
     correction_temperature: NonNegativeFloat = 0.1
     correction_time: PositiveFloat = 0.01
     patience: Repeats = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_temperature(self.correction_temperature, name="correction_temperature")
         if not self.correction_time <= 1:
             raise InvalidValue(f"correction_time must be at most 1, found {self.correction_time}", "correction_time")
 

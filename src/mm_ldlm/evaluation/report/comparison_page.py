@@ -89,6 +89,7 @@ def differences(paired: Mapping[str, Mapping[str, Any]]) -> go.Figure | None:
         name: entry["differences"]["likelihood"]["differences"]["nats_per_token"]["difference"]
         for name, entry in paired.items()
         if "nats_per_token" in (entry.get("differences") or {}).get("likelihood", {}).get("differences", {})
+        and entry["differences"]["likelihood"]["differences"]["nats_per_token"]["verdict"] != "too few"
     }
     if not found:
         return None

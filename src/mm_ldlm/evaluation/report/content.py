@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.evaluation import likelihood
+from mm_ldlm.evaluation.headline import MOST_UNKNOWN, sts_headlines
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.tracking.jsonl import number
 
@@ -48,7 +49,7 @@ def cards(metrics: Mapping[str, float]) -> list[Card]:
         _number(metrics, "t2l.cosine", "Cosine, text to latent", "to the encoder's own vector", digits=3),
         _fraction(metrics, "classification.accuracy", "Accuracy", _beside_baseline(metrics)),
         _number(metrics, "classification.macro_f1", "Macro F1", "mean over the classes", digits=3),
-        *(_sts(metrics, key) for key in metrics if key.startswith("sts.") and key.endswith(".spearman")),
+        *(_sts(metrics, key) for key in sts_headlines(metrics)),
         *_costs(metrics),
         _number(
             metrics,
@@ -212,6 +213,10 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
         found.append(("Semantic textual similarity", inputs.sts.get("skipped") or empty))
     elif inputs.sts.get("skipped"):
         found.append(("STS of the model", inputs.sts["skipped"]))
+    for name, entry in (inputs.sts.get("sets") or {}).items():
+        if (unknown := entry.get("unknown") or 0.0) > MOST_UNKNOWN:
+            words = f"{percent(unknown)} of its sentences contain words that this run does not know"
+            found.append((f"STS {name} among the headlines", words))
     if not (inputs.likelihood.get("unconditional") or inputs.likelihood.get("given_latent")):
         found.append(("Likelihood", inputs.likelihood.get("skipped") or nothing))
     found += [("Part of the likelihood", reason) for reason in inputs.likelihood.get("left_out") or ()]

@@ -33,6 +33,7 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
         entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
         if reason is None:
             entry["too_long"] = count_long(pairs, model, too_long=config.too_long)
+            entry["unknown"] = fraction_unknown(pairs, model)
             scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
             scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
         entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
@@ -61,6 +62,12 @@ def count_long(pairs: StsSet, model: Any, *, too_long: str) -> int:
             "longer. Set evaluation.sts.too_long to 'truncate' to truncate them as encoders do."
         )
     return long
+
+
+def fraction_unknown(pairs: StsSet, model: Any) -> float:
+    """Compute the fraction of the distinct sentences with a word that the run does not know."""
+    rows = model.tokenizer.encode(pairs.sentences)
+    return sum(model.tokenizer.unk_id in row for row in rows) / len(rows)
 
 
 def as_dict(score: StsScore) -> dict[str, Any]:

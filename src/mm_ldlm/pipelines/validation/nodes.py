@@ -96,15 +96,16 @@ def index_valid_examples(
 def fit_normaliser(
     latents: ShardStore | None, index: ShardStore, objective: Parameters, normaliser: Parameters
 ) -> Normaliser | NotNeeded:
-    """Fit the normaliser to the latents of the valid training examples."""
+    """Fit the normaliser to the latents of the valid training examples; calibrate its range on those of validation."""
     if (found := _field("latents", latents, objective)) is None:
         return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig, calibrated, fit
 
     unit_norm = bool(found.manifest.meta["encoder"]["normalised"])
     config = parse(NormaliserConfig, normaliser, at="normaliser")
-    return fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=unit_norm)
+    fitted = fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=unit_norm)
+    return calibrated(fitted, found, rows=split_column(index, "validation", "row"))
 
 
 def fit_state_normaliser(

@@ -1,0 +1,39 @@
+"""Largest and smallest settings of samplers; each bound has a reason, and a value beyond it is refused.
+
+Counts far above these bounds cost days without a measurable effect on a sample. Temperatures and guidance beyond theirs
+leave float32 too few digits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mm_ldlm.config import InvalidValue, bounded
+
+MOST_STEPS = 10_000
+"""Steps of a sampler: ten times the grids of DDPM and MDLM (1,000)"""
+MOST_DRAWS = 10_000
+"""Draws of a latent or of a likelihood: the standard error of their mean is then 1 % of the spread of one draw"""
+MOST_CANDIDATES = 1_000
+"""Candidates, rounds and kept candidates of a search; the distinct candidates of a round are compared in pairs"""
+MOST_GUIDANCE = 1_000.0
+"""Guidance scale: the difference of two predictions in float32 (relative error 1e-7) then has an error of 1e-4"""
+COLDEST, HOTTEST = 1e-4, 1e4
+"""Temperatures above 0: the rounding of a float32 log-probability (1e-6 at −10) is 1 % of a logit at 1e-4, and at 1e4
+the largest differences of log-probabilities (about 100) are 1 %, so that the draw is uniform"""
+
+Steps = Annotated[int, bounded(gt=0, le=MOST_STEPS)]
+Draws = Annotated[int, bounded(gt=0, le=MOST_DRAWS)]
+Candidates = Annotated[int, bounded(gt=0, le=MOST_CANDIDATES)]
+Rounds = Annotated[int, bounded(ge=0, le=MOST_CANDIDATES)]
+Guidance = Annotated[float, bounded(ge=0, le=MOST_GUIDANCE)]
+
+
+def refuse_temperature(value: float, *, name: str = "temperature") -> None:
+    """Raise InvalidValue for a temperature above 0 that float32 log-probabilities cannot be divided by usefully."""
+    if value != 0 and not COLDEST <= value <= HOTTEST:
+        raise InvalidValue(
+            f"{name} must be 0, for the most probable token, or lie between {COLDEST:g} and {HOTTEST:g}, found "
+            f"{value:g}: float32 has too few digits for it",
+            name,
+        )
