@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,14 +16,14 @@ import pytest
 from embedding_service import DIM, Service, running, unit
 
 from mm_ldlm.config import parse
-from mm_ldlm.encoders import http_client, load_encoder, parse_encoder
+from mm_ldlm.encoders import EncoderConfig, http_client, load_encoder, locate_encoder, parse_encoder
 from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
 from mm_ldlm.latents import extract as extraction
 from mm_ldlm.latents import worker
 from mm_ldlm.latents.checks import validate
 from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
 from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.plan import Plan
+from mm_ldlm.latents.plan import Plan, make_plan
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import Manifest, Shard
 
@@ -37,10 +38,12 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         yield found
 
 
+def http_encoder(service: Service, **values: Any) -> EncoderConfig:
+    return parse_encoder({"kind": "http", "url": service.url, "name": "toy", "batch_rows": 8, "timeout": 30, **values})
+
+
 def run(data: Any, service: Service, workspace: Path, *, parameters: Any = None, **values: Any) -> LatentStore:
-    encoder = parse_encoder(
-        {"kind": "http", "url": service.url, "name": "toy", "batch_rows": 8, "timeout": 0.4, **(parameters or {})}
-    )
+    encoder = http_encoder(service, **(parameters or {}))
     config = dataclasses.replace(data.extraction, **values)
     extract(data.records, encoder=encoder, config=config, workspace=workspace)
     return LatentStore.open(workspace)
@@ -76,7 +79,7 @@ def test_a_failing_service_gives_the_bytes_of_one_that_does_not_fail(
     assert (meta["dim"], meta["encoder"]["kind"], meta["encoder"]["name"]) == (DIM, "http", "toy")
     assert service.url not in (tmp_path / "calm" / "manifest.json").read_text()
     service.fault = failing(0.3, seed=1)
-    run(pristine, service, tmp_path / "failing", processes=0)
+    run(pristine, service, tmp_path / "failing", processes=0, parameters={"timeout": 0.4})  # "slow" is slower
     assert files(tmp_path / "failing") == files(tmp_path / "calm")
 
 
@@ -174,19 +177,40 @@ def test_not_a_number_stops_with_the_ids_or_goes_to_quarantine(pristine: Any, se
     assert store.manifest.meta["non_finite"] == {"count": 1, "ids": [identity]}
 
 
+WORKER = """
+import sys
+from pathlib import Path
+from mm_ldlm.latents import worker
+worker.main(Path(sys.argv[1]))
+print([name for name in ("kedro", "mlflow", "transformers") if name in sys.modules])
+"""
+
+
 def test_the_worker_process_builds_the_encoder_from_the_plan(
     pristine: Any, service: Service, tmp_path: Path, files: Files
 ) -> None:
-    """Two ranks, without Kedro and MLflow, give the bytes of one process; the key reaches them by the environment."""
-    run(pristine, service, tmp_path / "one")
-    run(pristine, service, tmp_path / "two", processes=2)
-    assert files(tmp_path / "two") == files(tmp_path / "one")
-    code = (
-        "import sys, mm_ldlm.latents.worker, mm_ldlm.encoders.http_encoder; "
-        "print([name for name in ('kedro', 'mlflow', 'transformers') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    """Without Kedro, MLflow and transformers; the key reaches it by the environment."""
+    parameters = {"key_variable": "TOY_KEY"}
+    environment = {**os.environ, "TOY_KEY": "sk-secret", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOY_KEY", "sk-secret")
+        run(pristine, service, tmp_path / "here", parameters=parameters)
+        encoder = http_encoder(service, **parameters)
+        located = locate_encoder(encoder)
+        plan = make_plan(
+            pristine.records, located, encoder=encoder, config=pristine.extraction, workspace=tmp_path / "there"
+        )
+        plan.progress_folder.mkdir(parents=True)
+        extraction._write_plan(plan, located)
+        (tmp_path / "job.json").write_text(json.dumps({"plan": plan.to_dict(), "missing": [0, 1, 2, 3, 4]}))
+        command = [sys.executable, "-c", WORKER, str(tmp_path / "job.json")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
+        assert written(tmp_path / "there") == [0, 1, 2, 3, 4]
+        asked = len(service.texts)
+        run(pristine, service, tmp_path / "there", parameters=parameters)
+    assert len(service.texts) == asked
+    assert files(tmp_path / "there") == files(tmp_path / "here")
 
 
 def test_the_plan_of_a_service_survives_its_json(pristine: Any, service: Service, tmp_path: Path) -> None:
@@ -222,7 +246,7 @@ def test_twenty_thousand_sentences_through_a_service_that_fails(
 
     texts = [f"sentence {number} of twenty thousand" for number in range(20_000)]
     records = write_records(tmp_path / "records", texts)
-    encoder = parse_encoder({"kind": "http", "url": service.url, "name": "toy", "batch_rows": 16, "timeout": 1})
+    encoder = http_encoder(service, batch_rows=16)
     config = parse(ExtractConfig, {"progress": False}, at="embedding")
     extract(records, encoder=encoder, config=config, workspace=tmp_path / "calm")
     assert sorted(service.texts) == sorted(texts)
@@ -237,7 +261,8 @@ def test_twenty_thousand_sentences_through_a_service_that_fails(
         return failed[-1]
 
     service.fault = one_in_twenty
-    extract(records, encoder=encoder, config=config, workspace=tmp_path / "failing")
+    impatient = http_encoder(service, batch_rows=16, timeout=0.5)
+    extract(records, encoder=impatient, config=config, workspace=tmp_path / "failing")
     assert len(failed) > 40
     assert set(failed) == set(FAULTS)
     assert files(tmp_path / "failing") == files(tmp_path / "calm")

@@ -295,7 +295,7 @@ class _Service:
             raise
         if failures := self.client.take_failures():
             reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(failures.items()))
-            logger.info("%s: %d requests were repeated (%s)", self.client.service, sum(failures.values()), reasons)
+            logger.info("%s: repeated requests: %d (%s)", self.client.service, sum(failures.values()), reasons)
         if len(dims := {block.shape[1] for block in blocks}) > 1:
             raise EncoderError(
                 f"{self.client.service}: expected vectors of one dimension, found {sorted(dims)}. Set encoder.dim, and "
