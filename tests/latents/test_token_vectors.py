@@ -77,7 +77,7 @@ def test_other_inputs_are_embedded_anew(service: Service, tmp_path: Path, change
     first = embed(service, tmp_path / "w").manifest
     again = embed(service, tmp_path / "w", **change).manifest
     assert again.fingerprints != first.fingerprints
-    assert len(service.texts) == 2 * len(TOKENS)
+    assert len([text for text in service.texts if text.endswith("cat")]) == 2
 
 
 def test_a_model_that_changes_meanwhile_is_refused(service: Service, tmp_path: Path) -> None:
