@@ -143,7 +143,8 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             not train.
 
     Raises:
-        ConfigurationError: paths are missing, or what the encoder needs of this machine; the message lists each with its parameter.
+        ConfigurationError: paths are missing, or what the encoder needs of this machine; the message lists each with
+            its parameter.
     """
     missing = [
         f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
