@@ -26,13 +26,13 @@ def run(*, sentences: int = SENTENCES, rounds: int = ROUNDS) -> list[dict[str, A
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from mm_ldlm.encoders import EncoderConfig, locate_encoder
+    from mm_ldlm.encoders import LocalEncoderConfig, locate_encoder
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
     from mm_ldlm.latents.store import LatentStore
 
     texts = _texts(sentences)
-    folder = str(locate_encoder(EncoderConfig()).folder)
+    folder = str(locate_encoder(LocalEncoderConfig()).folder)
     cores = len(os.sched_getaffinity(0))
     ours, theirs, difference = [], [], 0.0
     cpu: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -44,7 +44,9 @@ def run(*, sentences: int = SENTENCES, rounds: int = ROUNDS) -> list[dict[str, A
             for number in range(rounds):
                 workspace = Path(temporary) / f"latents-{number}"
                 start, busy = time.perf_counter(), _cpu_seconds()
-                extract(records, encoder=EncoderConfig(), config=ExtractConfig(progress=False), workspace=workspace)
+                extract(
+                    records, encoder=LocalEncoderConfig(), config=ExtractConfig(progress=False), workspace=workspace
+                )
                 ours.append(sentences / (time.perf_counter() - start))
                 cpu["ours"].append(_cpu_seconds() - busy)
                 start, busy = time.perf_counter(), _cpu_seconds()

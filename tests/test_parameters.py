@@ -18,7 +18,7 @@ from mm_ldlm.config import PositiveInt, _dataclasses_in, config
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.kinds import Kinds
-from mm_ldlm.parameters import check_parameters, flatten
+from mm_ldlm.parameters import check_files, check_parameters, flatten
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 
@@ -362,6 +362,28 @@ def test_samplers_of_the_evaluation_are_checked_where_the_run_inverts(project: P
     check_parameters(merge(parameters(project, "mdlm"), changes))
     with pytest.raises(ConfigurationError, match=r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'autoregr"):
         check_parameters(merge(parameters(project, "base"), changes))
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoder", "message"),
+    [
+        ("base", {"path": "/nowhere"}, r"parameter 'encoder\.path': /nowhere does not exist"),
+        ("http", {"key_variable": "NO_KEY"}, r"parameter 'encoder\.key_variable': .* variable NO_KEY, found none"),
+    ],
+)
+def test_what_the_encoder_lacks_is_named_before_the_first_node(
+    project: Path, environment: str, encoder: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_KEY", raising=False)
+    typed = check_parameters(parameters(project, environment, encoder=encoder))
+    with pytest.raises(ConfigurationError, match=message):
+        check_files(typed, read={"encoder", "embedding"})
+    check_files(typed, read={"encoder"})  # training names the encoder and does not use it
+    without = check_parameters(
+        parameters(project, f"{environment}+mdlm" if environment != "base" else "mdlm", encoder=encoder,
+                   model={"token_vectors": "random"})
+    )  # fmt: skip
+    check_files(without, read={"encoder", "embedding"})
 
 
 def test_a_key_set_in_base_stands_in_one_file(project: Path, tmp_path: Path) -> None:

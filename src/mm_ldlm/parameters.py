@@ -20,12 +20,13 @@ from mm_ldlm.kinds import Kinds
 from mm_ldlm.messages import escape, shorten, show, summarise
 from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
+from mm_ldlm.store.needs import needed_stores
 
 SECTIONS = {
     "tracking": "mm_ldlm.tracking.config:TrackingConfig",
     "ingestion": "mm_ldlm.corpus.config:IngestionConfig",
     "tokenizer": "mm_ldlm.corpus.tokenizer:TokenizerConfig",
-    "encoder": "mm_ldlm.encoders:EncoderConfig",
+    "encoder": "mm_ldlm.encoders:ENCODERS",
     "embedding": "mm_ldlm.latents.config:ExtractConfig",
     "token_states": "mm_ldlm.latents.token_states:TokenStatesConfig",
     "images": "mm_ldlm.latents.images:ImagesConfig",
@@ -133,7 +134,8 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
 
 
 def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path | None = None) -> None:
-    """Check that the files and folders named by the sections that the run reads exist.
+    """Check that the files and folders named by the sections that the run reads exist, and that its encoder can be
+    used.
 
     Args:
         read: the sections that the run reads.
@@ -141,7 +143,8 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             not train.
 
     Raises:
-        ConfigurationError: paths are missing; the message lists each with its parameter.
+        ConfigurationError: paths are missing, or what the encoder needs of this machine; the message lists each with
+            its parameter.
     """
     missing = [
         f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
@@ -157,6 +160,10 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             for place, name in enumerate(typed["reporting"].compare)
             if not _exists(name) and not re.fullmatch(r"[0-9a-f]{32}", name)
         ]
+    if "embedding" in read and "encoder" in typed:
+        needed = needed_stores(model=typed["model"], objective=typed["objective"])
+        lacking = typed["encoder"].missing() if needed & {"latents", "token_vectors", "token_states"} else None
+        missing += [lacking] if lacking else []
     if missing:
         raise ConfigurationError(summarise(missing))
 
@@ -169,9 +176,8 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
             replaced = ingestion.path is not None and source.path is not None
             key = "ingestion.path" if replaced else f"ingestion.sources.{place}.path"
             yield from ((key, path) for path in source.paths)
-    for section, name in (("ingestion", "tokenizer"), ("embedding", "encoder")):
-        if section in read and name in typed and typed[name].path is not None:
-            yield f"{name}.path", typed[name].path
+    if "ingestion" in read and "tokenizer" in typed and typed["tokenizer"].path is not None:
+        yield "tokenizer.path", typed["tokenizer"].path
     if "evaluation" in read:
         evaluation = typed["evaluation"]
         for place, source in enumerate(evaluation.sts.sets):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:  # `embedding_service` is imported by name, here and from tests/latents
+    sys.path.insert(0, HERE)
 
 WORDS = """a b c d e f the cat dog sat on mat ran ! . ? it is was in house red blue green query one two three
     four""".split()  # noqa: SIM905

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mm_ldlm.batching import batches_by_length
-from mm_ldlm.encoders import REGISTRY, EncoderConfig, load_encoder
+from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder
 from mm_ldlm.errors import EncoderError
 
 Tiny = Callable[[str], Path]
@@ -50,7 +50,7 @@ def reference(name: str, folder: Path, sentence: str, *, truncate: int | None = 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_registered_encoder_gives_its_architectures_own_vectors(name: str, tiny: Tiny) -> None:
-    encoder = load_encoder(EncoderConfig(name=name, path=str(tiny(name)), device="cpu"))
+    encoder = load_encoder(LocalEncoderConfig(name=name, path=str(tiny(name)), device="cpu"))
     found = encoder.encode(SENTENCES)
     expected = np.stack([reference(name, tiny(name), sentence) for sentence in SENTENCES])
     assert found.dtype == np.float32
@@ -61,7 +61,7 @@ def test_every_registered_encoder_gives_its_architectures_own_vectors(name: str,
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("budget", [8, 40, 10_000])
 def test_pitfall_17_batched_equals_one_by_one_whatever_the_padding(name: str, budget: int, tiny: Tiny) -> None:
-    config = EncoderConfig(name=name, path=str(tiny(name)), device="cpu", batch_tokens=budget)
+    config = LocalEncoderConfig(name=name, path=str(tiny(name)), device="cpu", batch_tokens=budget)
     encoder = load_encoder(config)
     alone = np.concatenate([encoder.encode([sentence]) for sentence in SENTENCES])
     np.testing.assert_allclose(encoder.encode(SENTENCES), alone, atol=1e-5)
@@ -69,8 +69,8 @@ def test_pitfall_17_batched_equals_one_by_one_whatever_the_padding(name: str, bu
 
 def test_pitfall_17_e5_gets_its_prefix(tiny: Tiny) -> None:
     folder = str(tiny("e5"))
-    with_prefix = load_encoder(EncoderConfig(name="e5", path=folder, device="cpu"))
-    without = load_encoder(EncoderConfig(name="e5", path=folder, device="cpu", prompt=""))
+    with_prefix = load_encoder(LocalEncoderConfig(name="e5", path=folder, device="cpu"))
+    without = load_encoder(LocalEncoderConfig(name="e5", path=folder, device="cpu", prompt=""))
     assert with_prefix.fingerprint != without.fingerprint
     np.testing.assert_allclose(with_prefix.encode(["the cat"]), without.encode(["query: the cat"]), atol=1e-6)
     assert np.abs(with_prefix.encode(["the cat"]) - without.encode(["the cat"])).max() > 1e-3
@@ -78,7 +78,7 @@ def test_pitfall_17_e5_gets_its_prefix(tiny: Tiny) -> None:
 
 def test_pitfall_17_a_cut_vector_is_normalised_again(tiny: Tiny) -> None:
     folder = tiny("qwen3")
-    encoder = load_encoder(EncoderConfig(name="qwen3", path=str(folder), device="cpu", truncate_dim=32))
+    encoder = load_encoder(LocalEncoderConfig(name="qwen3", path=str(folder), device="cpu", truncate_dim=32))
     found = encoder.encode(SENTENCES)
     assert found.shape[1] == encoder.dim == 32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -88,31 +88,33 @@ def test_pitfall_17_a_cut_vector_is_normalised_again(tiny: Tiny) -> None:
 
 def test_pitfall_17_qwen3_pools_at_its_final_token_even_where_the_tokenizer_adds_none(tiny: Tiny) -> None:
     """The tiny model with and without the template has the same weights: the same vectors must come out."""
-    own = load_encoder(EncoderConfig(name="qwen3", path=str(tiny("qwen3")), device="cpu"))
-    bare = load_encoder(EncoderConfig(name="qwen3", path=str(tiny("qwen3-bare")), device="cpu"))
+    own = load_encoder(LocalEncoderConfig(name="qwen3", path=str(tiny("qwen3")), device="cpu"))
+    bare = load_encoder(LocalEncoderConfig(name="qwen3", path=str(tiny("qwen3-bare")), device="cpu"))
     np.testing.assert_allclose(own.encode(SENTENCES), bare.encode(SENTENCES), atol=1e-6)
     assert bare.tokenise(["a b"])[0][-1] == 0  # type: ignore[attr-defined]
 
 
 def test_maximum_length_cuts_and_keeps_special_tokens(tiny: Tiny) -> None:
-    encoder: Any = load_encoder(EncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", max_length=6))
+    encoder: Any = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", max_length=6))
     ids = encoder.tokenise(["a b c d e f the cat"])[0]
     assert len(ids) == 6
     assert (ids[0], ids[-1]) == (2, 3)
-    bare: Any = load_encoder(EncoderConfig(name="qwen3", path=str(tiny("qwen3-bare")), device="cpu", max_length=4))
+    bare: Any = load_encoder(LocalEncoderConfig(name="qwen3", path=str(tiny("qwen3-bare")), device="cpu", max_length=4))
     assert len(bare.tokenise(["a b c d e f"])[0]) == 4
 
 
 def test_sonar_takes_a_source_language(tiny: Tiny) -> None:
-    english: Any = load_encoder(EncoderConfig(name="sonar", path=str(tiny("sonar")), device="cpu"))
-    french: Any = load_encoder(EncoderConfig(name="sonar", path=str(tiny("sonar")), device="cpu", language="fra_Latn"))
+    english: Any = load_encoder(LocalEncoderConfig(name="sonar", path=str(tiny("sonar")), device="cpu"))
+    french: Any = load_encoder(
+        LocalEncoderConfig(name="sonar", path=str(tiny("sonar")), device="cpu", language="fra_Latn")
+    )
     assert english.tokenise(["a"])[0] != french.tokenise(["a"])[0]
     assert english.fingerprint != french.fingerprint
 
 
 def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mm_ldlm.encoders.transformer.WINDOW", 3)
-    encoder = load_encoder(EncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))
+    encoder = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))
     many = SENTENCES * 3
     alone = np.concatenate([encoder.encode([sentence]) for sentence in many])
     np.testing.assert_allclose(encoder.encode(many), alone, atol=1e-5)
@@ -120,12 +122,12 @@ def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypa
 
 
 def test_half_precision_computes_in_it_and_gives_float32(tiny: Tiny) -> None:
-    config = EncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", dtype="bfloat16")
+    config = LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", dtype="bfloat16")
     encoder: Any = load_encoder(config)
     assert next(encoder.model.parameters()).dtype == torch.bfloat16
     found = encoder.encode(SENTENCES)
     assert found.dtype == np.float32
-    exact = load_encoder(EncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu")).encode(SENTENCES)
+    exact = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu")).encode(SENTENCES)
     assert 0 < np.abs(found - exact).max() < 0.1
 
 
@@ -139,7 +141,7 @@ def test_weights_of_another_architecture_are_refused(tiny: Tiny, tmp_path: Path)
     weights.pop(next(name for name in weights if "layer.1" in name))
     save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(EncoderError, match=r"1 weights are missing .* would be random"):
-        load_encoder(EncoderConfig(name="minilm", path=str(tmp_path / "m"), device="cpu"))
+        load_encoder(LocalEncoderConfig(name="minilm", path=str(tmp_path / "m"), device="cpu"))
 
 
 def test_batches_keep_the_budget_and_every_row() -> None:

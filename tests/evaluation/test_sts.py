@@ -46,6 +46,12 @@ def test_all_mean_and_weighted_mean_differ_as_defined():
     by_subset = score.subset_spearman
     assert score.mean_spearman == pytest.approx((by_subset["x"] + by_subset["y"]) / 2)
     assert score.weighted_mean_spearman == pytest.approx(0.75 * by_subset["x"] + 0.25 * by_subset["y"])
+    x, y = score.subset_pearson["x"], score.subset_pearson["y"]
+    assert (score.mean_pearson, score.weighted_mean_pearson) == (
+        pytest.approx((x + y) / 2),
+        pytest.approx(0.75 * x + 0.25 * y),
+    )
+    assert x != by_subset["x"]
     assert score.mean_interval.low <= score.mean_spearman <= score.mean_interval.high
 
 

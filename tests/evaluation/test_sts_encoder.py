@@ -2,8 +2,8 @@
 
 import pytest
 
+from mm_ldlm.encoders import LocalEncoderConfig
 from mm_ldlm.encoders.base import load_encoder
-from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.sts import score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSource, load_sts
@@ -13,7 +13,7 @@ def test_starter_set_scores_equal_sentence_transformers():
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
     pairs = load_sts(StsSource(format="starter", name="starter"))
-    encoder = load_encoder(EncoderConfig(name="minilm"), device="cpu")
+    encoder = load_encoder(LocalEncoderConfig(name="minilm"), device="cpu")
     known = dict(zip(pairs.sentences, encoder.encode(pairs.sentences), strict=True))  # embedded once for both
 
     def encode(sentences):

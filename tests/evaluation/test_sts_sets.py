@@ -3,7 +3,14 @@
 import pytest
 
 from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation.sts_sets import StsSource, load_sts, read_semeval, read_sick, read_stsb
+from mm_ldlm.evaluation.sts_sets import (
+    SEMEVAL_SUBSETS,
+    StsSource,
+    load_sts,
+    read_semeval,
+    read_sick,
+    read_stsb,
+)
 
 
 def test_stsb_original_tsv_with_loose_quotes(tmp_path):
@@ -35,10 +42,10 @@ def test_stsb_csv_with_and_without_header(tmp_path, header):
     assert pairs.second == ("One, two.", "Y.")
 
 
-def semeval(folder, subset, pairs, golds):
+def semeval(folder, subset, pairs, golds, *, prefix="STS"):
     folder.mkdir(exist_ok=True)
-    (folder / f"STS.input.{subset}.txt").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
-    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{g}\n" for g in golds))
+    (folder / f"{prefix}.input.{subset}.txt").write_text("".join("\t".join(columns) + "\n" for columns in pairs))
+    (folder / f"{prefix}.gs.{subset}.txt").write_text("".join(f"{g}\n" for g in golds))
 
 
 def test_semeval_skips_unannotated_pairs_and_the_concatenation(tmp_path):
@@ -49,6 +56,47 @@ def test_semeval_skips_unannotated_pairs_and_the_concatenation(tmp_path):
     assert len(pairs) == 3
     assert pairs.subset_N == ("one", "one", "two")
     assert pairs.first == ("a", "e", "g")
+
+
+def test_semeval_2016_in_its_own_naming(tmp_path):
+    """Four columns; most pairs of the answers and questions were never scored."""
+    sources = ("http://a", "http://b")
+    for subset in SEMEVAL_SUBSETS["sts16"]:
+        pairs = [(f"{subset} a{row}", f"{subset} b{row}", *sources) for row in range(4)]
+        semeval(tmp_path / "y", subset, pairs, ["", 5, "", "0"], prefix="STS2016")
+    found = load_sts(StsSource(format="semeval", name="sts16", path=str(tmp_path)))
+    assert found.subsets == SEMEVAL_SUBSETS["sts16"]
+    assert found.first[:2] == ("answer-answer a1", "answer-answer a3")
+    assert found.second[-1] == "question-question b3"
+    assert found.gold_N.tolist() == [5.0, 0.0] * 5
+    (tmp_path / "y" / "STS2016.gs.headlines.txt").unlink()
+    with pytest.raises(EvaluationError, match=r"its scores STS2016\.gs\.headlines\.txt are missing"):
+        read_semeval(tmp_path, name="sts16")
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_semeval_reads_a_last_pair_without_a_score(tmp_path, end):
+    """The last line of the gs file is empty, with or without a line break of its own."""
+    semeval(tmp_path / "y", "one", [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")], [])
+    (tmp_path / "y" / "STS.gs.one.txt").write_text(f"1\n\n2\n{end}")
+    assert read_semeval(tmp_path, name="sts99").first == ("a", "e")
+    for cut in ("1\n\n2", "1\n2\n3\n"):
+        (tmp_path / "y" / "STS.gs.one.txt").write_text(cut)
+        with pytest.raises(EvaluationError, match="4 pairs, but 3 scores"):
+            read_semeval(tmp_path, name="sts99")
+
+
+def test_semeval_refuses_a_subset_that_occurs_twice(tmp_path):
+    for year, prefix in (("2015", "STS"), ("2016", "STS2016")):
+        semeval(tmp_path / year, "headlines", [("a", "b"), ("c", "d")], [1, 2], prefix=prefix)
+    with pytest.raises(EvaluationError, match=r"each subset once, found 'headlines' in .*2015.* and .*2016"):
+        read_semeval(tmp_path, name="sts99")
+
+
+def test_semeval_names_both_namings_if_there_are_no_files(tmp_path):
+    (tmp_path / "STS2016.input.txt").write_text("a\tb\n")
+    with pytest.raises(EvaluationError, match=r"found no STS\.input\.\*\.txt \(2016: STS2016"):
+        read_semeval(tmp_path, name="sts16")
 
 
 def test_semeval_refuses_a_year_with_a_missing_subset(tmp_path):
@@ -79,6 +127,42 @@ def test_sick_both_shapes(tmp_path):
     assert len(read_sick(new, split="all")) == 3
     with pytest.raises(EvaluationError, match="train"):
         read_sick(new, split="nonsense")
+
+
+def sick_part(folder, name, rows):
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    (folder / name).write_text(header + "".join(f"{i}\t{a}\t{b}\t{gold}\tX\n" for i, (a, b, gold) in enumerate(rows)))
+
+
+def test_sick_in_three_files_is_read_by_part_or_together(tmp_path):
+    for part, letters in (("train", "ab"), ("trial", "cd"), ("test_annotated", "ef")):
+        sick_part(tmp_path, f"SICK_{part}.txt", [(x, f"{x}!", 1 + i) for i, x in enumerate(letters)])
+    assert {split: read_sick(tmp_path, split=split).first for split in ("train", "trial", "test", "all")} == {
+        "train": ("a", "b"), "trial": ("c", "d"), "test": ("e", "f"), "all": tuple("abcdef")
+    }  # fmt: skip
+    assert load_sts(StsSource(format="sick", name="sickr", path=str(tmp_path))).first == ("e", "f")
+    (tmp_path / "SICK_trial.txt").unlink()
+    assert len(read_sick(tmp_path, split="test")) == 2
+    with pytest.raises(EvaluationError, match=r"expected SICK_trial\.txt \(or SICK\.txt\) for the part 'all'"):
+        read_sick(tmp_path, split="all")
+
+
+def test_sick_reads_the_file_of_all_parts_in_a_folder(tmp_path):
+    (tmp_path / "SICK.txt").write_text(
+        "sentence_A\tsentence_B\trelatedness_score\tSemEval_set\n"
+        "a\tb\t1\tTRAIN\nc\td\t2\tTRIAL\ne\tf\t3\tTEST\ng\th\t4\tTEST\n"
+    )
+    assert read_sick(tmp_path).first == ("e", "g")
+    assert read_sick(tmp_path, split="all").first == ("a", "c", "e", "g")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("SICK_train.txt", "test"), ("SICK_test_annotated.txt", "all"), ("own.txt", "all")]
+)
+def test_sick_takes_no_part_for_another(tmp_path, name, split):
+    sick_part(tmp_path, name, [("a", "b", 1), ("c", "d", 2)])
+    with pytest.raises(EvaluationError, match=f"expected the part '{split}' of SICK, found a file of one part"):
+        read_sick(tmp_path / name, split=split)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,16 @@ from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.corpus.splits import SplitConfig, split_of
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.corpus.tokens import tokenize_records
-from mm_ldlm.encoders import EncoderConfig
+from mm_ldlm.encoders import LocalEncoderConfig
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import ShardStore, StoreWriter
 from mm_ldlm.store.verified import RECORD
+
+ENCODERS = str(Path(__file__).parents[1] / "encoders")
+if ENCODERS not in sys.path:  # `embedding_service` is imported by name
+    sys.path.insert(0, ENCODERS)
 
 NOUNS = ("cat", "dog", "teacher", "sailor", "river", "house", "bird", "baker", "train", "king", "garden", "letter")
 VERBS = ("sees", "likes", "finds", "follows", "paints", "forgets", "remembers", "carries")
@@ -69,15 +74,15 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             max_position_embeddings=64,
         )  # fmt: skip
         BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    real = locate_encoder(EncoderConfig()).folder
+    real = locate_encoder(LocalEncoderConfig()).folder
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(real / name, folder / name)
     return folder
 
 
 @pytest.fixture(scope="session")
-def encoder(encoder_folder: Path) -> EncoderConfig:
-    return EncoderConfig(name="minilm", path=str(encoder_folder), device="cpu", batch_tokens=256, max_length=64)
+def encoder(encoder_folder: Path) -> LocalEncoderConfig:
+    return LocalEncoderConfig(name="minilm", path=str(encoder_folder), device="cpu", batch_tokens=256, max_length=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Data:
     """Stores that belong together, and what made them."""
 
     root: Path
-    encoder: EncoderConfig
+    encoder: LocalEncoderConfig
     extraction: ExtractConfig
     tokenizer: TextTokenizer
 
@@ -112,7 +117,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def make(root: Path, encoder: EncoderConfig, *, rows: int = 230, shard_rows: int = 50) -> Data:
+def make(root: Path, encoder: LocalEncoderConfig, *, rows: int = 230, shard_rows: int = 50) -> Data:
     records = write_records(root / "records", sentences(rows))
     limits = TokenizerConfig(max_length=32, reduce_vocabulary=False)
     tokenizer = load_tokenizer(limits)
@@ -124,7 +129,7 @@ def make(root: Path, encoder: EncoderConfig, *, rows: int = 230, shard_rows: int
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory, encoder: EncoderConfig) -> Data:
+def pristine(tmp_path_factory: pytest.TempPathFactory, encoder: LocalEncoderConfig) -> Data:
     """Do not write into it."""
     return make(tmp_path_factory.mktemp("pristine"), encoder)
 
@@ -137,7 +142,7 @@ def data(pristine: Data, tmp_path: Path) -> Data:
 
 
 @pytest.fixture
-def new_data(encoder: EncoderConfig, tmp_path: Path) -> Callable[..., Data]:
+def new_data(encoder: LocalEncoderConfig, tmp_path: Path) -> Callable[..., Data]:
     def build(**options: int) -> Data:
         return make(tmp_path / "made", encoder, **options)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.encoders import EncoderConfig, load_encoder
+from mm_ldlm.encoders import LocalEncoderConfig, load_encoder
 from mm_ldlm.errors import EncoderError, FingerprintError
 from mm_ldlm.latents import worker
 from mm_ldlm.latents.config import ExtractConfig
@@ -227,7 +227,7 @@ def test_a_dead_process_is_one_readable_error_and_nothing_is_lost(pristine: Any,
 
     folder = tmp_path / "encoder"
     shutil.copytree(pristine.encoder.path, folder)
-    encoder = EncoderConfig(name="minilm", path=str(folder), device="cpu", batch_tokens=256, max_length=64)
+    encoder = LocalEncoderConfig(name="minilm", path=str(folder), device="cpu", batch_tokens=256, max_length=64)
     import mm_ldlm.latents.extract as module
 
     real = module.launch
@@ -254,7 +254,7 @@ def test_a_dead_process_is_one_readable_error_and_nothing_is_lost(pristine: Any,
 _JOB = """
 import sys
 from pathlib import Path
-from mm_ldlm.encoders import EncoderConfig
+from mm_ldlm.encoders import LocalEncoderConfig
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.store import ShardStore
@@ -262,7 +262,7 @@ from mm_ldlm.store import ShardStore
 records, workspace, encoder = sys.argv[1:]
 extract(
     ShardStore.open(records, "records"),
-    encoder=EncoderConfig(name="minilm", path=encoder, device="cpu", batch_tokens=256, max_length=64),
+    encoder=LocalEncoderConfig(name="minilm", path=encoder, device="cpu", batch_tokens=256, max_length=64),
     config=ExtractConfig(shard_rows=20, processes=2, progress=False),
     workspace=Path(workspace),
 )
@@ -334,10 +334,10 @@ def test_processes_zero_means_the_machines_own_number(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert _processes_and_lanes(EncoderConfig(), ExtractConfig(threads=2), shards=64) == (1, 3)
-    assert _processes_and_lanes(EncoderConfig(), ExtractConfig(), shards=2) == (1, 2)
-    assert _processes_and_lanes(EncoderConfig(), ExtractConfig(processes=4), shards=64) == (4, 1)
+    assert _processes_and_lanes(LocalEncoderConfig(), ExtractConfig(threads=2), shards=64) == (1, 3)
+    assert _processes_and_lanes(LocalEncoderConfig(), ExtractConfig(), shards=2) == (1, 2)
+    assert _processes_and_lanes(LocalEncoderConfig(), ExtractConfig(processes=4), shards=64) == (4, 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert _processes_and_lanes(EncoderConfig(), ExtractConfig(), shards=64) == (4, 1)
-    assert _processes_and_lanes(EncoderConfig(device="cuda:1"), ExtractConfig(), shards=64) == (1, 1)
+    assert _processes_and_lanes(LocalEncoderConfig(), ExtractConfig(), shards=64) == (4, 1)
+    assert _processes_and_lanes(LocalEncoderConfig(device="cuda:1"), ExtractConfig(), shards=64) == (1, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.encoders import EncoderConfig
+from mm_ldlm.encoders import LocalEncoderConfig
 from mm_ldlm.errors import EncoderError, FingerprintError
 from mm_ldlm.latents import token_states
 from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
@@ -96,7 +96,7 @@ def test_an_encoder_without_token_outputs_is_refused(
 ) -> None:
     monkeypatch.setattr(token_states, "load_encoder", lambda config, located: object())
     with pytest.raises(EncoderError, match="no state for each token"):
-        run(pristine, tmp_path / "states", encoder=EncoderConfig(path=pristine.encoder.path))
+        run(pristine, tmp_path / "states", encoder=LocalEncoderConfig(path=pristine.encoder.path))
 
 
 def test_shards_end_at_records_and_are_bounded() -> None:

@@ -18,7 +18,7 @@ from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.corpus.tokens import tokenize_records
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
-from mm_ldlm.encoders import EncoderConfig
+from mm_ldlm.encoders import LocalEncoderConfig
 from mm_ldlm.errors import StoreError, ValidationError
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents import token_states
@@ -53,7 +53,10 @@ def catalog(tmp_path: Path) -> DataCatalog:
     tokenize_records(records, tokenizer, limits, tmp_path / "tokens").write(tmp_path / "tokens")
     embedding: dict[str, Any] = {"processes": 1, "progress": False}
     extract(
-        records, encoder=EncoderConfig(device="cpu"), config=ExtractConfig(**embedding), workspace=tmp_path / "latents"
+        records,
+        encoder=LocalEncoderConfig(device="cpu"),
+        config=ExtractConfig(**embedding),
+        workspace=tmp_path / "latents",
     )
     parameters: dict[str, Any] = {
         "encoder": {"device": "cpu"},

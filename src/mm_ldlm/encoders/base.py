@@ -1,4 +1,4 @@
-"""The `Encoder` protocol, `encode(sentences) -> (n, d) float32`, and `load_encoder`."""
+"""The interfaces of encoders, `encode(sentences) -> (n, d) float32`, and `locate_encoder` and `load_encoder`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,34 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.encoders.config import EncoderConfig
-from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedEncoder, locate_encoder
+
+class LocatedEncoder(Protocol):
+    """An encoder that was found and identified, but not loaded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the vectors, where it is known."""
+        ...
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the vectors have unit length."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Data type of the computation, which decides how closely vectors can be reproduced."""
+        ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the encoder for manifests and reports, as plain JSON without paths and addresses."""
+        ...
 
 
 class Encoder(Protocol):
@@ -19,11 +44,6 @@ class Encoder(Protocol):
     `encode` is `run(prepare(sentences))`. The two are separate so that a caller can tokenise the next rows while the
     current ones are computed.
     """
-
-    located: LocatedEncoder
-
-    @property
-    def spec(self) -> EncoderSpec: ...
 
     @property
     def dim(self) -> int:
@@ -45,19 +65,77 @@ class Encoder(Protocol):
         """Return (n, d) float32 in the order of the sentences."""
         ...
 
+    def verify(self) -> None:
+        """Check that the encoder is still the one that was located. The extraction calls it before it writes a shard.
 
-def load_encoder(config: EncoderConfig, *, device: str | None = None, located: LocatedEncoder | None = None) -> Encoder:
+        Raises:
+            EncoderError: it has changed.
+        """
+        ...
+
+
+class EncoderConfig(Protocol):
+    """Configuration of an encoder; `encoders.registry.ENCODERS` lists the kinds."""
+
+    kind: str
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def device(self) -> str | None:
+        """A torch device name, "auto", or None for an encoder that computes elsewhere."""
+        ...
+
+    @property
+    def batching(self) -> dict[str, int]:
+        """Limits of the batches, which may influence the last bits of the vectors."""
+        ...
+
+    def portable(self) -> dict[str, Any]:
+        """Return the parameters as plain JSON without those of one machine (paths, addresses, devices)."""
+        ...
+
+    def missing(self) -> str | None:
+        """Return an error message if this machine lacks what the encoder needs, else None; reads and loads nothing."""
+        ...
+
+    def locate(self, *, expected: str | None) -> LocatedEncoder:
+        """Find the encoder and compute its fingerprint.
+
+        An encoder whose vectors are not reproducible to the last bit compares itself with the fingerprint `expected`
+        and adopts it if it is the same encoder.
+
+        Raises:
+            EncoderError: it cannot be found or reached, is not the one that the parameters name, or has changed since
+                the fingerprint `expected` was made.
+        """
+        ...
+
+    def load(self, located: Any, *, device: str | None) -> Encoder:
+        """Load the encoder that `locate` of this configuration returned."""
+        ...
+
+
+def locate_encoder(config: EncoderConfig, *, expected: str | None = None) -> LocatedEncoder:
+    """Find the encoder that the parameters name, without loading it; `expected` as in `EncoderConfig.locate`.
+
+    Raises:
+        EncoderError: It is missing, or is not the one that the parameters name.
+    """
+    return config.locate(expected=expected)
+
+
+def load_encoder(
+    config: EncoderConfig,
+    *,
+    device: str | None = None,
+    located: LocatedEncoder | None = None,
+    expected: str | None = None,
+) -> Encoder:
     """Load the encoder that the parameters name; `device` overrides theirs (for a worker with its own GPU).
 
     Raises:
         EncoderError: It cannot be found or loaded, or its dimension differs from its spec.
     """
-    located = located or locate_encoder(config)
-    chosen = device or config.device
-    if located.spec.architecture == "sentence_transformers":
-        from mm_ldlm.encoders.sentence_transformers import SentenceTransformersEncoder
-
-        return SentenceTransformersEncoder(located, config, device=chosen)
-    from mm_ldlm.encoders.transformer import TransformerEncoder
-
-    return TransformerEncoder(located, config, device=chosen)
+    return config.load(located or locate_encoder(config, expected=expected), device=device)

@@ -1,8 +1,40 @@
-"""The registry of encoders: one `EncoderSpec` per encoder, with pinned revisions."""
+"""The kinds of encoders, and the registry of those with local weights: one `EncoderSpec` each, pinned by revision."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from mm_ldlm.config import parse_kind
+from mm_ldlm.encoders.base import EncoderConfig
 from mm_ldlm.encoders.spec import EncoderSpec
+from mm_ldlm.kinds import Kinds
+
+ENCODERS = Kinds(
+    what="encoder",
+    known={
+        "local": "mm_ldlm.encoders.local:LocalEncoderConfig",
+        "http": "mm_ldlm.encoders.http_encoder:HttpEncoderConfig",
+    },
+    group="mm_ldlm.encoders",
+    interface=EncoderConfig,
+)
+"""Encoders that the section `encoder` of the parameters can choose."""
+
+
+def parse_encoder(value: Any, *, at: str = "encoder") -> EncoderConfig:
+    """Build the configuration of an encoder from its parameters.
+
+    A mapping without `kind` has the kind `local`: run folders contain such mappings if they were written before there
+    were several kinds.
+
+    Raises:
+        ConfigurationError: the kind is not known, or a key is unknown, missing or invalid for it.
+    """
+    given = {"kind": "local", **value} if isinstance(value, Mapping) else value
+    found: EncoderConfig = parse_kind(ENCODERS, given, at=at)
+    return found
+
 
 _SPECS = (
     EncoderSpec(
@@ -66,4 +98,4 @@ _SPECS = (
     ),
 )
 REGISTRY: dict[str, EncoderSpec] = {spec.name: spec for spec in _SPECS}
-"""Encoders by name. Any other name refers to a sentence-transformers model on the hub."""
+"""Encoders of the kind `local` by name. Any other name refers to a sentence-transformers model on the hub."""

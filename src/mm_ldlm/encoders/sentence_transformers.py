@@ -7,22 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.encoders.spec import EncoderSpec
 from mm_ldlm.encoders.transformer import choose_device, quiet_loading
-from mm_ldlm.encoders.weights import LocatedEncoder
+from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.errors import EncoderError
 
 
 class SentenceTransformersEncoder:
     """An `Encoder` that sentence-transformers runs. It tokenises inside `run`."""
 
-    def __init__(self, located: LocatedEncoder, config: EncoderConfig, *, device: str) -> None:
+    def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
         import torch
         from sentence_transformers import SentenceTransformer
 
         self.located = located
-        self.batch_rows = config.batch_rows
+        self.batch_rows = batch_rows
         try:
             with quiet_loading():
                 self.model = SentenceTransformer(
@@ -38,8 +37,8 @@ class SentenceTransformersEncoder:
                 f"encoder {located.spec.name!r}: sentence-transformers cannot load {located.folder} "
                 f"({error}). Fetch the model again, or set encoder.path to another folder."
             ) from error
-        if config.max_length is not None:
-            self.model.max_seq_length = min(config.max_length, self.model.max_seq_length or config.max_length)
+        if max_length is not None:
+            self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
         self._dim = int(self.encode(["dim"]).shape[1])
 
     @property
@@ -74,3 +73,6 @@ class SentenceTransformersEncoder:
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
         return self.run(self.prepare(sentences))
+
+    def verify(self) -> None:
+        """Do nothing: the weights were read once and do not change."""

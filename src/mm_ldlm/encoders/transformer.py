@@ -14,11 +14,10 @@ import torch
 
 from mm_ldlm.batching import batches_by_length
 from mm_ldlm.encoders import pooling
-from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.encoders.onednn import pack_linear_layers
 from mm_ldlm.encoders.spec import EncoderSpec
 from mm_ldlm.encoders.token_states import TokenStates
-from mm_ldlm.encoders.weights import LocatedEncoder
+from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.errors import EncoderError
 
 WINDOW = 4096
@@ -41,9 +40,9 @@ class Prepared:
 class TransformerEncoder:
     """An `Encoder` that consists of tokenizer, transformer and pooling."""
 
-    def __init__(self, located: LocatedEncoder, config: EncoderConfig, *, device: str) -> None:
+    def __init__(self, located: LocatedWeights, *, device: str, batch_tokens: int, batch_rows: int) -> None:
         self.located = located
-        self.batch_tokens, self.batch_rows = config.batch_tokens, config.batch_rows
+        self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
         self.device = torch.device(choose_device(device))
         self.tokenizer = _load_tokenizer(located)
         self.model = pack_linear_layers(_load_model(located).to(self.device))
@@ -153,6 +152,9 @@ class TransformerEncoder:
                 found[index] = TokenStates(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
         return found
 
+    def verify(self) -> None:
+        """Do nothing: the weights were read once and do not change."""
+
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
         windows = [sentences[start : start + WINDOW] for start in range(0, len(sentences), WINDOW)]
@@ -189,7 +191,7 @@ def choose_device(wanted: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _load_tokenizer(located: LocatedEncoder) -> Any:
+def _load_tokenizer(located: LocatedWeights) -> Any:
     from transformers import AutoTokenizer
 
     extra = {"src_lang": located.spec.language} if located.spec.language else {}
@@ -204,7 +206,7 @@ def _load_tokenizer(located: LocatedEncoder) -> Any:
         ) from error
 
 
-def _load_model(located: LocatedEncoder) -> Any:
+def _load_model(located: LocatedWeights) -> Any:
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
@@ -252,7 +254,7 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _has_pooler(located: LocatedEncoder) -> bool:
+def _has_pooler(located: LocatedWeights) -> bool:
     """Return whether the class builds a pooler, which BERT-like sentence encoders neither use nor ship."""
     from transformers import AutoConfig
 

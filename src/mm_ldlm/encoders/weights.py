@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.encoders.config import EncoderConfig
 from mm_ldlm.encoders.registry import REGISTRY
 from mm_ldlm.encoders.spec import EncoderSpec, Pooling
 from mm_ldlm.errors import EncoderError
@@ -32,7 +31,7 @@ _POOLING_KEYS: dict[str, Pooling] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocatedEncoder:
+class LocatedWeights:
     """An encoder on this machine: its spec with the parameters applied, its folder and its fingerprint."""
 
     spec: EncoderSpec
@@ -40,6 +39,14 @@ class LocatedEncoder:
     truncate_dim: int | None
     dtype: str
     fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def normalised(self) -> bool:
+        return self.spec.normalised
 
     @property
     def dim(self) -> int | None:
@@ -53,48 +60,58 @@ class LocatedEncoder:
         return {**spec, "dim": self.dim, "dtype": self.dtype, "fingerprint": self.fingerprint}
 
 
-def locate_encoder(config: EncoderConfig) -> LocatedEncoder:
-    """Find the weights and check them.
+def locate_weights(
+    name: str,
+    *,
+    path: str | None = None,
+    revision: str | None = None,
+    truncate_dim: int | None = None,
+    prompt: str | None = None,
+    language: str | None = None,
+    max_length: int | None = None,
+    dtype: str = "float32",
+) -> LocatedWeights:
+    """Find the weights of an encoder and check them; the arguments are the parameters of `LocalEncoderConfig`.
 
     Raises:
         EncoderError: The weights are missing, or are not those that the spec names.
     """
-    spec = REGISTRY.get(config.name)
-    source = spec.source if spec else config.name
-    revision = config.revision or (spec.revision if spec else None)
-    if config.path is not None:
-        folder = Path(config.path)
+    spec = REGISTRY.get(name)
+    source = spec.source if spec else name
+    revision = revision or (spec.revision if spec else None)
+    if path is not None:
+        folder = Path(path)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise EncoderError(
-                f"encoder {config.name!r}: the folder {folder} contains no config.json. Set encoder.path to a folder "
+                f"encoder {name!r}: the folder {folder} contains no config.json. Set encoder.path to a folder "
                 "with the model's config.json, its tokenizer and its weights."
             )
     elif source.startswith("package:"):
-        folder = _package_folder(config.name, source.removeprefix("package:"))
+        folder = _package_folder(name, source.removeprefix("package:"))
     else:
-        folder = _hub_folder(config.name, source, revision)
+        folder = _hub_folder(name, source, revision)
     if spec is None:
-        spec = _spec_of_folder(config.name, source, revision, folder)
-    if config.path is None:
+        spec = _spec_of_folder(name, source, revision, folder)
+    if path is None:
         _check_digests(spec, folder)
     spec = dataclasses.replace(
         spec,
-        revision=revision if config.path is None else None,
-        prompt=spec.prompt if config.prompt is None else config.prompt,
-        language=config.language or spec.language,
-        max_length=min(config.max_length or spec.max_length, spec.max_length),
+        revision=revision if path is None else None,
+        prompt=spec.prompt if prompt is None else prompt,
+        language=language or spec.language,
+        max_length=min(max_length or spec.max_length, spec.max_length),
         dim=_hidden_size(folder) or spec.dim,
     )
-    truncate = None if config.truncate_dim == spec.dim else config.truncate_dim
+    truncate = None if truncate_dim == spec.dim else truncate_dim
     if truncate is not None and spec.dim is not None and truncate > spec.dim:
         raise EncoderError(
-            f"encoder {config.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
+            f"encoder {name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
             "Set encoder.truncate_dim to at most that."
         )
-    files = {str(path.relative_to(folder)): file_sha256(path) for path in _deciding_files(folder)}
-    if not any(name.endswith((".safetensors", ".bin")) for name in files):
+    files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
+    if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise EncoderError(
-            f"encoder {config.name!r}: {folder} contains no weights (*.safetensors or "
+            f"encoder {name!r}: {folder} contains no weights (*.safetensors or "
             "pytorch_model*.bin). Fetch the model again."
         )
     parts = {
@@ -110,8 +127,8 @@ def locate_encoder(config: EncoderConfig) -> LocatedEncoder:
             "architecture",
         )
     }
-    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
-    return LocatedEncoder(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
+    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": dtype, "files": files})
+    return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=dtype, fingerprint=identity)
 
 
 def _package_folder(name: str, package: str) -> Path:

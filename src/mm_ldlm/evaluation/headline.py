@@ -101,7 +101,8 @@ def _sts(found: dict[str, float], key: str, entry: Mapping[str, Any]) -> None:
             continue
         _put(found, f"{key}.{prefix}spearman", score["spearman"])
         _put(found, f"{key}.{prefix}pearson", score["pearson"]["value"])
-        _put(found, f"{key}.{prefix}mean_spearman", score.get("mean_spearman"))
+        for name in ("mean_spearman", "weighted_mean_spearman", "mean_pearson", "weighted_mean_pearson"):
+            _put(found, f"{key}.{prefix}{name}", score.get(name))
         _put(found, f"{key}.{prefix}ratio", score.get("ratio"))
 
 

@@ -4,9 +4,12 @@ A set is always scored completely, without sampling and without substitute value
 of four similarities: cosine, dot, and negative Manhattan and Euclidean distances, as in sentence-transformers'
 EmbeddingSimilarityEvaluator; a test requires agreement to 1e-4.
 
-Over subsets (SemEval 2012 to 2016): "all" correlates the concatenation of the subsets (SimCSE and most tables since);
-"mean" is the unweighted mean of the subsets' correlations, and "weighted mean" is weighted by their number of pairs
-(both as in SentEval).
+Over subsets (SemEval 2012 to 2016) there are three conventions:
+
+    all            correlation of the concatenation of the subsets: SimCSE (its copy of SentEval added it), and MTEB,
+                   whose sets of a year have no subsets
+    mean           unweighted mean of the subsets' correlations: SentEval's "mean"
+    weighted mean  mean weighted by the subsets' numbers of pairs: SentEval's "wmean"
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class StsScore:
     Attributes:
         spearman, pearson: by similarity ("cosine", "dot", "manhattan", "euclidean") over the concatenation ("all").
         subset_spearman, mean_spearman, weighted_mean_spearman: Spearman of the cosine by subset, and its means.
+        subset_pearson, mean_pearson, weighted_mean_pearson: the same with Pearson, which SentEval's tables contain.
         replicates_R: Spearman of the cosine per resample; the draws depend only on set and seed, so that the
             replicates of two encoders are paired.
     """
@@ -44,6 +48,9 @@ class StsScore:
     subset_spearman: dict[str, float] = field(default_factory=dict)
     mean_spearman: float | None = None
     weighted_mean_spearman: float | None = None
+    subset_pearson: dict[str, float] = field(default_factory=dict)
+    mean_pearson: float | None = None
+    weighted_mean_pearson: float | None = None
     mean_interval: Interval | None = None
     replicates_R: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     cosine_N: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
@@ -153,11 +160,12 @@ def ratio_to(encoder: StsScore, model: StsScore, *, level: float = 0.95) -> Inte
 def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, *, replicates: int, seed: int, level: float) -> dict:
     names, label_N = pairs.subsets, np.array(pairs.subset_N)
     by_name: dict[str, float] = {}
+    pearson: dict[str, float] = {}
     draws: list[np.ndarray] = []
     sizes: list[int] = []
     for name in names:
         rows = np.flatnonzero(label_N == name)
-        by_name[name], _ = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
+        by_name[name], pearson[name] = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
         statistic = SpearmanOfCounts(cosine_N[rows], pairs.gold_N[rows])
         # One stream per subset, because a mean over subsets needs resampling within each.
         draws.append(100 * replicates_of(statistic, len(rows), replicates=replicates, seed=seed + len(sizes)))
@@ -167,5 +175,8 @@ def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, *, replicates: int, seed:
         "subset_spearman": by_name,
         "mean_spearman": float(values.mean()),
         "weighted_mean_spearman": float(np.average(values, weights=sizes)),
+        "subset_pearson": pearson,
+        "mean_pearson": float(np.mean(list(pearson.values()))),
+        "weighted_mean_pearson": float(np.average(list(pearson.values()), weights=sizes)),
         "mean_interval": interval(float(values.mean()), np.mean(draws, axis=0), level=level),
     }

@@ -3,12 +3,16 @@
 A set is read completely or not at all: a line that cannot be read, a gold score outside its scale, and an input file
 without its scores are errors with file and line. The one exception is part of SemEval: in 2015 and 2016 many pairs of
 an input file were never annotated (an empty line in the gs file) and do not belong to the set.
+
+Published scores of SICK-R use different parts: SimCSE and SentEval the test part (4,927 pairs), MTEB all three parts
+together (9,927 pairs). `StsSource.split` names the part.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,10 @@ SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
 """Subsets that the literature (SentEval, SimCSE) scores in each year."""
+
+SICK_PARTS: dict[str, str] = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+"""Part → its file as published for SemEval 2014; SICK.txt, published later, contains all three."""
+_SEMEVAL_INPUT = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")
 
 HUB_SETS: dict[str, str] = {
     "stsb": "mteb/stsbenchmark-sts",
@@ -84,10 +92,11 @@ class StsSource:
         starter  the generated set that belongs to the starter corpus
         stsb     STS-B: the original tab-separated file, GLUE's, or a CSV "sentence 1, sentence 2, score" with or
                  without a header
-        semeval  a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year
-        sick     SICK.txt or SICK_test_annotated.txt
+        semeval  a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year (2016: STS2016.input.NAME.txt)
+        sick     SICK.txt, one of SICK_train.txt, SICK_trial.txt and SICK_test_annotated.txt, or a folder with either
         hub      a data set of the hub, or a folder saved by `datasets`
-    name: the name in the metrics. path: file, folder, or hub name. split: for sick and hub.
+    name: the name in the metrics. path: file, folder, or hub name.
+    split: for sick, the part: train, trial, test, or all three parts together ("all"); for hub, the split.
     subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else all
     found.
     """
@@ -177,15 +186,27 @@ def read_stsb(path: Path, *, name: str = "stsb") -> StsSet:
 def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> StsSet:
     """Read one year's STS.input.NAME.txt and STS.gs.NAME.txt, searched below `folder`.
 
+    The files of 2016 begin with STS2016 instead of STS, and their lines have two more columns, the sources of the
+    sentences, which are not used.
+
     Raises:
-        EvaluationError: a subset is missing on either side, or the two files differ in length.
+        EvaluationError: a subset is missing on either side, occurs twice, or its two files differ in length.
     """
-    inputs = {
-        p.name.removeprefix("STS.input.").removesuffix(".txt"): p for p in sorted(folder.rglob("STS.input.*.txt"))
-    }
-    inputs.pop("ALL", None)  # STS12 ships the concatenation as a file of its own
+    inputs: dict[str, Path] = {}
+    for path in sorted(folder.rglob("STS*.input.*.txt")):
+        found = _SEMEVAL_INPUT.fullmatch(path.name)
+        if found is None or found.group(1) == "ALL":  # STS12 ships the concatenation as a file of its own
+            continue
+        if (earlier := inputs.setdefault(found.group(1), path)) != path:
+            raise EvaluationError(
+                f"{folder}: expected each subset once, found '{found.group(1)}' in {earlier} and {path}. Give the "
+                "folder of one year, and only its training or its test data."
+            )
     if not inputs:
-        raise EvaluationError(f"{folder}: no STS.input.*.txt below it; expected SemEval's own folder of one year.")
+        raise EvaluationError(
+            f"{folder}: expected SemEval's own folder of one year, found no STS.input.*.txt (2016: "
+            "STS2016.input.*.txt) below it. Give the folder that contains these files."
+        )
     expected = list(subsets) or list(SEMEVAL_SUBSETS.get(name.lower(), sorted(inputs)))
     if missing := [s for s in expected if s not in inputs]:
         raise EvaluationError(
@@ -195,10 +216,11 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
     pairs, labels = [], []
     for subset in expected:
         source = inputs[subset]
-        gold_path = source.with_name(f"STS.gs.{subset}.txt")
+        gold_path = source.with_name(source.name.replace(".input.", ".gs.", 1))
         if not gold_path.exists():
             raise EvaluationError(f"{source}: its scores {gold_path.name} are missing beside it.")
-        lines, golds = _lines(source), _lines(gold_path)
+        lines = _lines(source)
+        golds = _lines(gold_path, expected=len(lines))
         if len(lines) != len(golds):
             raise EvaluationError(f"{source}: {len(lines)} pairs, but {len(golds)} scores in {gold_path.name}.")
         for number, (line, gold) in enumerate(zip(lines, golds, strict=True), start=1):
@@ -218,10 +240,33 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
 
 
 def read_sick(path: Path, *, name: str = "sickr", split: str = "test") -> StsSet:
-    """Read SICK's tab-separated file by its header: sentence_A, sentence_B, relatedness_score (1 to 5).
+    """Read one part of SICK ("train", "trial", "test"), or all three together in this order ("all").
 
-    The column SemEval_set, where present, selects the split.
+    `path` is SICK.txt, whose column SemEval_set names the part of each pair, the file of one part, or a folder with
+    either. Gold 1 to 5.
+
+    Raises:
+        EvaluationError: a file is missing, malformed, or contains another part.
     """
+    if split not in (*SICK_PARTS, "all"):
+        raise EvaluationError(
+            f"STS set '{name}': expected the part train, trial, test or all of SICK, found '{split}'. Correct `split`."
+        )
+    if not path.is_dir():
+        return from_pairs(name, _read_sick_file(path, split))
+    if (path / "SICK.txt").is_file():
+        return from_pairs(name, _read_sick_file(path / "SICK.txt", split))
+    files = {part: path / SICK_PARTS[part] for part in SICK_PARTS if split in (part, "all")}
+    if absent := [file.name for file in files.values() if not file.is_file()]:
+        raise EvaluationError(
+            f"{path}: expected {', '.join(absent)} (or SICK.txt) for the part '{split}', found no such file. Put it "
+            "there, or choose another `split`."
+        )
+    return from_pairs(name, [pair for part, file in files.items() for pair in _read_sick_file(file, part)])
+
+
+def _read_sick_file(path: Path, split: str) -> list[tuple[str, str, float]]:
+    """Read the pairs of a part from a tab-separated file by its header: sentence_A, sentence_B, relatedness_score."""
     rows = [(n, row) for n, row in _csv_rows(_read(path), {"delimiter": "\t", "quoting": csv.QUOTE_NONE}) if row]
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     if absent := [c for c in ("sentence_A", "sentence_B", "relatedness_score") if c not in header]:
@@ -230,18 +275,24 @@ def read_sick(path: Path, *, name: str = "sickr", split: str = "test") -> StsSet
         )
     a, b, gold = (header.index(c) for c in ("sentence_A", "sentence_B", "relatedness_score"))
     which = header.index("SemEval_set") if "SemEval_set" in header else None
+    own = next((part for part, file in SICK_PARTS.items() if path.name.startswith(file.split(".")[0])), None)
+    if which is None and split != (own or "test"):
+        raise EvaluationError(
+            f"{path}: expected the part '{split}' of SICK, found a file of one part{f' ({own})' if own else ''}. Give "
+            "SICK.txt, or the folder of all parts."
+        )
     pairs, seen = [], set()
     for number, row in rows[1:]:
         if len(row) != len(header):
             raise EvaluationError(f"{path}:{number}: {len(row)} columns, the header has {len(header)}.")
         if which is not None:
             seen.add(row[which].strip().lower())
-            if split != "all" and row[which].strip().lower() != split.lower():
+            if split not in ("all", row[which].strip().lower()):
                 continue
         pairs.append((row[a].strip(), row[b].strip(), _score(row[gold], path, number, low=1, high=5)))
     if not pairs:
         raise EvaluationError(f"{path}: no pairs of split '{split}' (splits found: {sorted(seen)}).")
-    return from_pairs(name, pairs)
+    return pairs
 
 
 # -- hub and starter -------------------------------------------------------------------------------------------------
@@ -293,8 +344,16 @@ def _read(path: Path) -> str:
         raise EvaluationError(f"{path}: not UTF-8 (byte {error.start}); STS files are UTF-8.") from error
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, *, expected: int | None = None) -> list[str]:
+    """Return the lines of a file.
+
+    An empty last line without a line break of its own counts if there are then `expected` lines, of which others are
+    empty as well; without them, the file may have been cut.
+    """
     text = _read(path)
+    lines = text.split("\n")
+    if len(lines) == expected and "" in lines[:-1]:
+        return lines
     return text.removesuffix("\n").split("\n") if text else []
 
 

@@ -16,11 +16,11 @@ import torch
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.identity import identity_of, refuse_other
 from mm_ldlm.checkpoints.weights import load_parameters
-from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.config import parse_kind
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
 from mm_ldlm.encoders.base import load_encoder
-from mm_ldlm.encoders.config import EncoderConfig
+from mm_ldlm.encoders.registry import parse_encoder
 from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.latents.normaliser import Normaliser
@@ -193,7 +193,7 @@ def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Calla
         return None
 
     def load() -> Any:
-        encoder = load_encoder(parse(EncoderConfig, config, at="encoder"), device=str(device))
+        encoder = load_encoder(parse_encoder(config), device=str(device), expected=expected or None)
         if expected and encoder.fingerprint != expected:
             raise FingerprintError(
                 f"expected the encoder with fingerprint {expected}, which made the latents of the run; found encoder "

@@ -57,7 +57,9 @@ def validate(
     None for an objective without images.
     """
     found = Findings()
-    located = locate_encoder(encoder) if latents is not None else None
+    located = None
+    if latents is not None:
+        located = locate_encoder(encoder, expected=latents.manifest.fingerprints.get("encoder"))
     stores = [store for store in (records, tokens, latents, images) if store is not None]
     _check_fingerprints(found, records, tokens, latents, images, tokenizer=tokenizer, located=located)
     readable = _check_bytes(found, *stores, checksums=config.verify_checksums)
@@ -70,7 +72,7 @@ def validate(
         alignment.check_texts(found, records, evaluation_sets=evaluation_sets, on_leakage=config.on_leakage)
     if readable and latents is not None and located is not None:
         measured = statistics.measure(latents, plot_rows=config.plot_rows, seed=seed)
-        check_vectors(found, latents, measured, config=config, normalised=located.spec.normalised)
+        check_vectors(found, latents, measured, config=config, normalised=located.normalised)
         if config.spot_rows and not any(finding.check in ("encoder", "alignment") for finding in found.errors):
             check_spots(found, records, latents, encoder=encoder, located=located, config=config, seed=seed)
     failing = found.failing
@@ -126,7 +128,7 @@ def _check_fingerprints(
                 "encoder",
                 located.fingerprint,
                 "the embedding pipeline",
-                f"encoder '{located.spec.name}' as configured",
+                f"encoder '{located.name}' as configured",
             ),
         ]
     if images is not None:

@@ -30,14 +30,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mm_ldlm.config import to_dict
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, locate_encoder
 from mm_ldlm.errors import FingerprintError, StoreError
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents import worker
 from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.plan import Plan, make_plan
+from mm_ldlm.latents.plan import PROGRESS_FOLDER, Plan, make_plan
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.writer import shard_name
@@ -54,7 +53,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
         WorkerFailed: A process failed; all finished shards are kept.
     """
     workspace.mkdir(parents=True, exist_ok=True)
-    located = locate_encoder(encoder)
+    located = locate_encoder(encoder, expected=_recorded_encoder(workspace))
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
     done = _finished_shards(plan)
     missing = [number for number in range(plan.num_shards) if number not in done]
@@ -65,7 +64,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
         kept = plan.num_shards - len(missing)
         logger.info(
             "embedding %s rows with %s: %d of %d shards to do, %d process(es), %d at a time",
-            plan.rows, located.spec.name, len(missing), plan.num_shards, processes, processes * lanes,
+            plan.rows, located.name, len(missing), plan.num_shards, processes, processes * lanes,
         )  # fmt: skip
         rows = sum(stop - start for start, stop in map(plan.bounds, missing))
         with _watch(plan, rows, shown=config.progress):
@@ -109,6 +108,17 @@ def _finished_shards(plan: Plan) -> dict[int, Shard]:
     for path in plan.workspace.glob("part-*.arrow"):
         if path.name not in {shard.name for shard in found.values()}:
             path.unlink()
+    return found
+
+
+def _recorded_encoder(workspace: Path) -> str | None:
+    """Return the fingerprint of the encoder that made the shards in the workspace, or None."""
+    if Manifest.exists(workspace):
+        return Manifest.read(workspace).fingerprints.get("encoder")
+    plan = workspace / PROGRESS_FOLDER / "plan.json"
+    if not plan.is_file():
+        return None
+    found: str | None = json.loads(plan.read_text(encoding="utf-8"))["fingerprints"].get("encoder")
     return found
 
 
@@ -184,7 +194,7 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
         fingerprints=plan.fingerprints,
         meta={
             "columns": ["id", "latent"], "dim": dim, "dtype": plan.dtype, "shard_rows": plan.shard_rows,
-            "encoder": located.describe(), "encoder_config": _identity(plan.encoder),
+            "encoder": located.describe(), "encoder_config": plan.encoder.portable(),
             "non_finite": {"count": non_finite, "ids": examples},
         },
     )  # fmt: skip
@@ -196,19 +206,19 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
     return manifest
 
 
-def _identity(encoder: EncoderConfig) -> dict[str, Any]:
-    """Return the encoder's parameters without path and device, so that stores of two machines are equal."""
-    plain: dict[str, Any] = to_dict(encoder)
-    return {key: value for key, value in plain.items() if key not in ("path", "device")}
-
-
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
 def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shards: int) -> tuple[int, int]:
-    """Return the number of processes (one per device) and the number of shards that each computes at a time."""
+    """Return the number of processes (one per device) and the number of shards that each computes at a time.
+
+    An encoder that computes elsewhere needs no further process; a second shard keeps it busy while one ends.
+    """
     import torch
 
+    if encoder.device is None:
+        processes = max(1, min(config.processes or 1, shards))
+        return processes, min(2, shards) if processes == 1 else 1
     if encoder.device in ("auto", "cuda") and torch.cuda.is_available():
         return max(1, min(config.processes or torch.cuda.device_count(), shards)), 1
     if config.processes or encoder.device not in ("auto", "cpu"):

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.config import parse, to_dict
-from mm_ldlm.encoders import EncoderConfig, LocatedEncoder
+from mm_ldlm.config import to_dict
+from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, parse_encoder
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.store import StoredType
 from mm_ldlm.store import ShardStore
@@ -62,7 +62,7 @@ class Plan:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Plan:
         """Read a plan from the JSON of `to_dict`."""
-        encoder = parse(EncoderConfig, plain["encoder"], at="encoder")
+        encoder = parse_encoder(plain["encoder"])
         return cls(
             **{**plain, "encoder": encoder, "records": Path(plain["records"]), "workspace": Path(plain["workspace"])}
         )
@@ -75,7 +75,7 @@ def make_plan(
     shard_rows = config.shard_rows or default_shard_rows(len(records))
     parameters = {
         "format": FORMAT_VERSION, "shard_rows": shard_rows, "dtype": config.dtype, "threads": config.threads,
-        "batch_tokens": encoder.batch_tokens, "batch_rows": encoder.batch_rows,
+        **encoder.batching,
     }  # fmt: skip
     return Plan(
         records=records.directory.resolve(),

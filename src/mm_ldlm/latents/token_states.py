@@ -100,7 +100,7 @@ def embed_tokens(
     loaded = load_encoder(encoder, located=located)
     if not isinstance(loaded, TokenEncoder):
         raise EncoderError(
-            f"encoder {located.spec.name!r} returns one vector for a text and no state for each token, which the "
+            f"encoder {located.name!r} returns one vector for a text and no state for each token, which the "
             "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
             "token states."
         )
@@ -109,11 +109,11 @@ def embed_tokens(
     with fixed_threads(config.threads):
         for number, (first, last) in enumerate(_cuts(starts_n)):
             if number not in done:
-                states_nd = _encode(loaded, records, tokens, tokenizer, first, last, name=located.spec.name)
+                states_nd = _encode(loaded, records, tokens, tokenizer, first, last, name=located.name)
                 stored = states_nd.astype(np.dtype(config.dtype))
                 if not np.isfinite(stored).all():
                     raise EncoderError(
-                        f"encoder {located.spec.name!r} returned numbers that are not finite in {config.dtype} for "
+                        f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for "
                         f"tokens of the records {first} to {last - 1}. Check these texts, or set token_states.dtype to "
                         "'float32'."
                     )

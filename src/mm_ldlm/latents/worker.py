@@ -47,7 +47,7 @@ def encode_shards(
     Raises:
         EncoderError: The encoder returned numbers that are not finite and the plan is to stop; names the sentences.
     """
-    encoder = load_encoder(plan.encoder, device=device, located=located)
+    encoder = load_encoder(plan.encoder, device=device, located=located, expected=plan.fingerprints["encoder"])
     _refuse_other_encoder(plan, encoder)
     stop = threading.Event()
     with ThreadPoolExecutor(lanes) as pool:
@@ -77,6 +77,7 @@ def _lane(plan: Plan, numbers: list[int], encoder: Encoder, rank: int, stop: thr
                     coming = reader.submit(_read, records, encoder, plan, numbers[position + 1])
                 vectors = encoder.run(prepared)
                 _check(plan, number, ids, vectors)
+                encoder.verify()
                 if writing is not None:
                     writing.result()
                 done += len(ids)

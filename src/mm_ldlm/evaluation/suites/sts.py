@@ -16,9 +16,9 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
     """Score every STS set of the parameters.
 
     Returns:
-        {"sets": {name: pairs, subsets, and for encoder, model and one_step the correlations with intervals}}. A run
-        that cannot embed texts has "skipped", the reason, and the encoder's scores alone; without latents it has no
-        encoder either, and no sets.
+        {"sets": {name: pairs, subsets, the part of SICK, and for encoder, model and one_step the correlations with
+        intervals}}. A run that cannot embed texts has "skipped", the reason, and the encoder's scores alone; without
+        latents it has no encoder either, and no sets.
     """
     from tqdm import tqdm
 
@@ -31,6 +31,8 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
         options: dict[str, Any] = {"replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level}
         scores = {"encoder": score_encoder(pairs, model.encode, **options)}
         entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
+        if source.format == "sick":
+            entry["part"] = source.split
         if reason is None:
             entry["too_long"] = count_long(pairs, model, too_long=config.too_long)
             entry["unknown"] = fraction_unknown(pairs, model)
@@ -82,6 +84,9 @@ def as_dict(score: StsScore) -> dict[str, Any]:
             "mean_spearman": score.mean_spearman,
             "weighted_mean_spearman": score.weighted_mean_spearman,
             "subset_spearman": score.subset_spearman,
+            "mean_pearson": score.mean_pearson,
+            "weighted_mean_pearson": score.weighted_mean_pearson,
+            "subset_pearson": score.subset_pearson,
         }
         if score.mean_interval:
             found["mean_interval"] = score.mean_interval.as_dict()

@@ -21,13 +21,13 @@ def embed_records(
     """Embed every record in order, continuing an interrupted run; do nothing for an objective without latents."""
     if "latents" not in fields_of(objective):
         return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import parse_encoder
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
 
     return extract(
         records,
-        encoder=parse(EncoderConfig, encoder, at="encoder"),
+        encoder=parse_encoder(encoder),
         config=parse(ExtractConfig, embedding, at="embedding"),
         workspace=latents_workspace,
     )
@@ -60,12 +60,10 @@ def embed_vocabulary(
     """Embed every token, for a model whose token embeddings are initialised from the vectors, or for clusters."""
     if "token_vectors" not in wanted(model=model, objective=objective):
         return not_needed("token vectors", "neither the model nor the objective starts from them")
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import parse_encoder
     from mm_ldlm.latents import token_vectors
 
-    return token_vectors.embed_vocabulary(
-        tokenizer, encoder=parse(EncoderConfig, encoder, at="encoder"), workspace=token_vectors_workspace
-    )
+    return token_vectors.embed_vocabulary(tokenizer, encoder=parse_encoder(encoder), workspace=token_vectors_workspace)
 
 
 def embed_tokens(
@@ -80,14 +78,14 @@ def embed_tokens(
     """Compute the encoder's output at every token, for an objective that reads token states."""
     if "token_states" not in fields_of(objective):
         return not_needed("token states", f"the objective '{objective['kind']}' reads none")
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import parse_encoder
     from mm_ldlm.latents import token_states as states
 
     return states.embed_tokens(
         records,
         tokens,
         tokenizer,
-        encoder=parse(EncoderConfig, encoder, at="encoder"),
+        encoder=parse_encoder(encoder),
         config=parse(states.TokenStatesConfig, token_states, at="token_states"),
         workspace=token_states_workspace,
     )

@@ -41,7 +41,7 @@ def validate_data(
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
     from mm_ldlm.data.index import write_quarantine
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import parse_encoder
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.sts_sets import load_sts
     from mm_ldlm.latents import figures
@@ -55,7 +55,7 @@ def validate_data(
         latents=_field("latents", latents, objective),
         images=_field("images", images, objective),
         tokenizer=tokenizer,
-        encoder=parse(EncoderConfig, encoder, at="encoder"),
+        encoder=parse_encoder(encoder),
         extraction=parse(ExtractConfig, embedding, at="embedding"),
         config=parse(ValidationConfig, validation, at="validation"),
         evaluation_sets={source.name: load_sts(source, seed=seed).sentences for source in sets},

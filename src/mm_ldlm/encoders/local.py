@@ -1,16 +1,19 @@
-"""Parameters that choose an encoder."""
+"""Encoders whose weights run on this machine: their parameters, location and loading."""
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from mm_ldlm.config import AutoDevice, InvalidValue, Rows, Size, config
+from mm_ldlm.config import AutoDevice, InvalidValue, Rows, Size, config, to_dict
+from mm_ldlm.encoders.base import Encoder
 from mm_ldlm.encoders.registry import REGISTRY
+from mm_ldlm.encoders.weights import LocatedWeights, locate_weights
 
 
 @config
-class EncoderConfig:
-    """The encoder, where its weights are, and how it runs.
+class LocalEncoderConfig:
+    """An encoder whose weights are on this machine: its name, where they are, and how it runs.
 
     Attributes:
         name: a name of the registry, or the hub id of any sentence-transformers model.
@@ -26,6 +29,7 @@ class EncoderConfig:
         batch_rows: maximum number of sentences in one forward pass.
     """
 
+    kind: str = "local"
     name: str = "minilm"
     path: str | None = None
     revision: str | None = None
@@ -68,3 +72,42 @@ class EncoderConfig:
         """Dimension of the vectors, where it is known without loading anything."""
         spec = REGISTRY.get(self.name)
         return self.truncate_dim or (spec.dim if spec else None)
+
+    @property
+    def batching(self) -> dict[str, int]:
+        """Limits of the batches, which influence the last bits of the vectors."""
+        return {"batch_tokens": self.batch_tokens, "batch_rows": self.batch_rows}
+
+    def portable(self) -> dict[str, Any]:
+        """Return the parameters without path and device, so that stores of two machines are equal."""
+        plain: dict[str, Any] = to_dict(self)
+        return {key: value for key, value in plain.items() if key not in ("path", "device")}
+
+    def missing(self) -> str | None:
+        """Return that the folder `path` does not exist, or None."""
+        if self.path is None or Path(self.path).exists():
+            return None
+        return (
+            f"parameter 'encoder.path': {self.path} does not exist (looked from {Path.cwd()}). Correct it or put the "
+            "folder with the weights there."
+        )
+
+    def locate(self, *, expected: str | None = None) -> LocatedWeights:
+        """Find the weights and check them; their fingerprint depends on their bytes and not on `expected`."""
+        return locate_weights(
+            self.name, path=self.path, revision=self.revision, truncate_dim=self.truncate_dim, prompt=self.prompt,
+            language=self.language, max_length=self.max_length, dtype=self.dtype,
+        )  # fmt: skip
+
+    def load(self, located: LocatedWeights, *, device: str | None = None) -> Encoder:
+        """Load tokenizer and weights."""
+        chosen = device or self.device
+        if located.spec.architecture == "sentence_transformers":
+            from mm_ldlm.encoders.sentence_transformers import SentenceTransformersEncoder
+
+            return SentenceTransformersEncoder(
+                located, device=chosen, max_length=self.max_length, batch_rows=self.batch_rows
+            )
+        from mm_ldlm.encoders.transformer import TransformerEncoder
+
+        return TransformerEncoder(located, device=chosen, **self.batching)
