@@ -14,6 +14,7 @@ import torch._dynamo
 import yaml
 
 from mm_ldlm.config import parse_kind
+from mm_ldlm.distributed.process import joined
 from mm_ldlm.gpu_check import compiling, extraction, flops, kernels, models, precision, rank, ranks, throughput
 from mm_ldlm.gpu_check.outcome import Finding, Setting
 from mm_ldlm.models import layers
@@ -139,6 +140,7 @@ def test_a_guard_that_applies_an_overflow_fails_fp16(setting: Setting, monkeypat
     assert "expected that the step with an overflow is skipped (1 skip; found 0)" in precision.fp16(setting).faults[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize("right", [True, False])
 def test_a_compiled_model_has_the_same_losses(right: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +164,7 @@ def test_a_compiled_model_has_the_same_losses(right: bool, setting: Setting, mon
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_and_a_poisoned_one_moves_nothing(setting: Setting) -> None:
     numbers = passed(ranks.ranks(setting))
     assert (numbers["ranks"], numbers["backend"]) == (2, "gloo")
@@ -171,6 +174,17 @@ def test_two_ranks_agree_and_a_poisoned_one_moves_nothing(setting: Setting) -> N
 def test_a_killed_run_resumes_to_the_bit(setting: Setting) -> None:
     numbers = passed(ranks.kill_resume(setting))
     assert (numbers["killed in step"], numbers["resumed from"]) == (5, "step-00000004")
+
+
+def test_a_group_of_one_process_checks_every_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(device="cpu", group_of_one=True) as process:
+        found = rank.check_collectives(process, megabytes=0.01)
+        assert (found["wrong"], found["world"], found["backend"], found["active"]) == ([], 1, "gloo", True)
+        monkeypatch.setattr(rank.collectives, "broadcast", lambda tensor: tensor + 1)
+        monkeypatch.setattr(rank.collectives, "max_", lambda tensor: tensor - 1)
+        assert rank.check_collectives(process, megabytes=0.01)["wrong"] == ["broadcast", "maximum"]
+    with joined(device="cpu") as process:
+        assert process.backend is None
 
 
 def test_faults_of_ranks_are_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +199,10 @@ def test_faults_of_ranks_are_found(setting: Setting, monkeypatch: pytest.MonkeyP
             rank.train_case(spec, root=root)
 
     monkeypatch.setattr(ranks, "start", instead)
-    first, second = ranks.ranks(setting).faults
+    first, second, third = ranks.ranks(setting).faults
     assert "found wrong results of sum" in first
     assert "expected a NaN on rank 1 in step 3 to be skipped on all ranks" in second
+    assert "expected the losses of 2 processes within 0.001 of one, found inf" in third
 
 
 def test_a_resumed_run_that_differs_is_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +248,14 @@ def test_the_random_encoder_has_unit_vectors_that_do_not_depend_on_the_batch() -
 # -- operations, throughput --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heads", [("text", "length"), ("latent",), ("text", "latent", "length"), ("text",)])
-@pytest.mark.parametrize("options", [{}, {"condition_on_latent": False, "conditioning_dim": 24}, {"mlp_ratio": 3.125}])
+@pytest.mark.parametrize(
+    ("heads", "options"),
+    [
+        (("text", "length"), {}),
+        (("latent",), {"condition_on_latent": False, "conditioning_dim": 24}),
+        (("text", "latent", "length"), {"mlp_ratio": 3.125, "length_hidden_dim": 20}),
+    ],
+)
 def test_the_formula_for_operations_equals_torchs_counter(heads: Any, options: dict[str, Any]) -> None:
     config = MMDiTConfig(dim=32, depth=3, heads=2, latent_tokens=3, token_vectors="random", **options)
     shape = DataShape(vocab_size=50, pad_id=0, mask_id=1, max_length=70, latent_dim=8)

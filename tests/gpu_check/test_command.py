@@ -139,7 +139,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in BANNED]
 def test_a_bare_host_is_enough(tmp_path: Path) -> None:
     """The checks run where Kedro, MLflow, pydantic, transformers and further packages cannot be imported."""
     assert importlib.util.find_spec(CHILD)
-    names = ["fp16", "models", "extraction"]
+    names = ["models", "extraction"]
     done = subprocess.run(
         [sys.executable, "-c", _BARE, str(tmp_path), *names], capture_output=True, text=True, timeout=600
     )

@@ -41,15 +41,16 @@ class RandomEncoder:
         self.located = LocatedEncoder(
             spec=spec, folder=Path(), truncate_dim=None, dtype="float32", fingerprint=f"random-{dim}-{depth}-{heads}"
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):  # the layers' own initial values are not used
             layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, batch_first=True, activation="gelu")
             stack = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
             self.model = nn.ModuleDict(
                 {"token": nn.Embedding(257, dim), "position": nn.Embedding(self.max_length, dim), "stack": stack}
             )
-            for p in stack.parameters():  # the layers of a stack are copies of one
-                p.data.add_(torch.randn(p.shape) * 0.02)
+        generator = torch.Generator().manual_seed(0)
+        for p in self.model.parameters():
+            if p.ndim > 1:
+                p.data.copy_(torch.randn(p.shape, generator=generator) * p.shape[-1] ** -0.5)
         self.model.to(self.device).eval().requires_grad_(False)
 
     @property

@@ -72,7 +72,8 @@ def forward_flops(
 
 def flops(setting: Setting) -> Finding:
     """The formula for the 892M model at 4 texts of 1,024 positions against torch's counter, without computing."""
-    examples, heads = 4, ("text", "length")
+    examples = 4
+    heads: tuple[Head, ...] = ("text", "length")
     counted, parameters = counted_flops(MMDIT_892M, SHAPE_892M, examples=examples, heads=heads)
     length = SHAPE_892M.max_length
     formula = forward_flops(

@@ -98,7 +98,9 @@ def results(setting: Setting, spec: TrainingSpec) -> tuple[dict[str, torch.Tenso
         data = task.data(spec)
         parts = build(spec, root=setting.folder, data=data, process=process, tracker=tracker)
         perturb(parts)
-        stepper, losses, gradients = parts.stepper, {}, {}
+        stepper = parts.stepper
+        losses: dict[str, torch.Tensor] = {}
+        gradients: dict[str, torch.Tensor] = {}
         stepper.parallel.module.train()
         batch = parts.loader.make(next(parts.loader.plan.first(1)))[0].to(process.device)
         for kind in stepper.objective.kinds:

@@ -92,7 +92,7 @@ def main(path: Path) -> None:
     if case["spec"] is not None:
         train_case(TrainingSpec.from_dict(case["spec"]), root=root, fault=case["fault"])
         return
-    with joined(device=case["device"], timeout_minutes=3.0, group_of_one=True) as process:
+    with joined(device=case["device"], group_of_one=True) as process:
         found = check_collectives(process, megabytes=case["megabytes"])
         if process.is_main:
             atomic.write_json(root / "collectives.json", found)

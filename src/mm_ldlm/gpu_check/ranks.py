@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def ranks(setting: Setting) -> Finding:
     train_case(spec, root=one, fault={**poison, "rank": 0})
     logs = [read_metrics(root / "run/training_log.jsonl") for root in (several, one)]
     losses = [[float(line["loss"]) for line in log if "loss" in line] for log in logs]
-    error = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
+    same = len(losses[0]) == len(losses[1])
+    error = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)) if same else math.inf
     if moved or not trained or named != [POISONED]:
         faults.append(
             f"expected a NaN on rank {processes - 1} in step {POISONED} to be skipped on all ranks, found a change of "

@@ -37,7 +37,7 @@ class Session:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copy weights, averages and optimizer state to the CPU."""
-        held = {f"model {name}": p for name, p in self.parts.stepper.root.named_parameters()}
+        held: dict[str, torch.Tensor] = {f"model {name}": p for name, p in self.parts.stepper.root.named_parameters()}
         held |= {f"ema {name}": value for name, value in self.parts.ema.values.items()}
         held |= {f"optimizer {name}": value for name, value in self.parts.optimization.tensors().items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in held.items()}
@@ -59,7 +59,7 @@ def session(
         given = data or task.data(spec)
         parts = build(spec, root=root, data=given, process=process, tracker=log, wrap_objective=wrap_objective)
         if not checkpoints:
-            parts.checkpointer.save = lambda line: None  # type: ignore[method-assign, assignment]
+            parts.checkpointer.save = lambda line: None  # type: ignore[method-assign]
         yield Session(parts, log)
 
 

@@ -89,7 +89,7 @@ def spec(
         "max_steps": 10, "batch": {"examples": 16, "length_multiple": 4, "prefetch": 2},
         "optimizer": {"lr": 3e-3, "warmup_steps": 2}, "checkpoint": {"every_steps": None, "background": False},
         "log_every": 1, "diagnose_every": 0, "preflight": False, "run_name": "run", "device": device,
-        "precision": dict(precision or {}), "collective_timeout_minutes": 3.0,
+        "precision": dict(precision or {}),
     } | training  # fmt: skip
     made = parse_kind(OBJECTIVES, dict(objective), at="objective")
     return TrainingSpec(
