@@ -20,7 +20,7 @@ export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow check lint types bench viz notebook mlflow clean
+.PHONY: help install run test test-slow check lint types bench gpu-check viz notebook mlflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ types: $(DEV)
 
 bench: $(BENCH) ## run every benchmark; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Without an installation: a GPU host needs only torch, numpy, pyarrow, safetensors and tokenizers.
+gpu-check: ## check a machine with a GPU, writes data/gpu_check (ARGS='--only NAME ...', '--device cpu')
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m mm_ldlm.gpu_check $(ARGS)
 
 viz: $(STAMP) ## show the pipelines in the browser (ENV=..., ARGS=...)
 	$(BIN)/kedro viz run --env=$(ENV) $(ARGS)

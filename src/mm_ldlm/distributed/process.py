@@ -52,8 +52,12 @@ def choose_device(wanted: str, *, local_rank: int = 0) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(*, device: str = "auto", timeout_minutes: float = 10, threads: int | None = None) -> Iterator[Process]:
-    """Join the process group that the environment describes (none for a single process) and leave it at the end.
+def joined(
+    *, device: str = "auto", timeout_minutes: float = 10, threads: int | None = None, group_of_one: bool = False
+) -> Iterator[Process]:
+    """Join the process group that the environment describes and leave it at the end.
+
+    A single process has no group, unless `group_of_one` is set: then a machine with one GPU can check NCCL too.
 
     The restart attempt is a prefix of the store: ranks restarted by the elastic agent would otherwise read the
     addresses of dead peers (torch 2.13: 0 of 7 recoveries succeeded without the prefix).
@@ -67,7 +71,7 @@ def joined(*, device: str = "auto", timeout_minutes: float = 10, threads: int | 
     chosen = choose_device(device, local_rank=rank_info.local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if rank_info.world == 1:
+    if rank_info.world == 1 and not group_of_one:
         yield Process(rank_info, chosen, None)
         return
     backend = "nccl" if chosen.type == "cuda" else "gloo"

@@ -38,8 +38,11 @@ def encode_shards(
     rank: int,
     device: str | None = None,
     lanes: int = 1,
+    encoder: Encoder | None = None,
 ) -> None:
     """Encode and write these shards of the plan, distributed over `lanes` threads.
+
+    `encoder` is a loaded encoder; None loads that of the plan.
 
     On a CPU, threads are as fast as processes without starting further interpreters, because matrix products release
     Python's lock.
@@ -47,7 +50,9 @@ def encode_shards(
     Raises:
         EncoderError: The encoder returned numbers that are not finite and the plan is to stop; names the sentences.
     """
-    encoder = load_encoder(plan.encoder, device=device, located=located, expected=plan.fingerprints["encoder"])
+    encoder = encoder or load_encoder(
+        plan.encoder, device=device, located=located, expected=plan.fingerprints["encoder"]
+    )
     _refuse_other_encoder(plan, encoder)
     stop = threading.Event()
     with ThreadPoolExecutor(lanes) as pool:

@@ -33,7 +33,8 @@ def read_status(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory / STATUS}: not readable as JSON ({error}). {remedy}") from None
     kinds = {"status": str, "step": int, "metrics": dict}
-    known = {"status": None, "step": None, "metrics": {}} | found if isinstance(found, dict) else {}
+    defaults: dict[str, Any] = {"status": None, "step": None, "metrics": {}}
+    known = defaults | found if isinstance(found, dict) else {}
     if not known or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
         raise CheckpointError(
             f"{directory / STATUS}: expected a status, a step and metrics, found {found!r:.80}. {remedy}"

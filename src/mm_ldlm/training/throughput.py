@@ -80,8 +80,13 @@ class Throughput:
         return found
 
 
-# dense bf16 throughput in FLOP/s by a word in the device name
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12, "T4": 65e12}
+PEAKS = {
+    "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "L40": 181e12, "4090": 165e12, "A40": 150e12, "A30": 165e12, "A10G": 70e12,
+    "A10": 125e12, "L4": 121e12, "T4": 65e12,
+}  # fmt: skip
+"""Dense bf16 throughput in FLOP/s, as in the vendor's data sheets, by a word in the device name (T4: fp16); the first
+word that fits counts."""
 
 
 def peak_flops(device: torch.device) -> float | None:

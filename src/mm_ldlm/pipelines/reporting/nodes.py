@@ -143,7 +143,7 @@ def write_report(
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
     weights = metrics[MADE_BY]
-    inputs_of_run = {
+    inputs_of_run: dict[str, Any] = {
         "metrics_inversion": inversion, "metrics_sts": sts, "metrics_likelihood": likelihood,
         "metrics_latents": latents, "metrics_generation": generation, "metrics_classification": classification,
         "metrics_images": images, "inversion_rows": inversion_rows.attrs,
