@@ -77,7 +77,8 @@ class Encoder(Protocol):
 class EncoderConfig(Protocol):
     """Configuration of an encoder; `encoders.registry.ENCODERS` lists the kinds."""
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     @property
     def name(self) -> str: ...
