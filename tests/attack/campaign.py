@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import importlib
 import json
-import os
 import secrets
 import sys
 import time
@@ -72,7 +72,10 @@ def report(failures: Sequence[Finished], counts: collections.Counter[tuple[str, 
     lines.append(f"{len(failures)} failures at {len(groups)} places; {seconds:.2f} s of CPU time for each case")
     for (target, kind, place), items in sorted(groups.items(), key=lambda group: (group[0][0], -len(group[1]))):
         first = items[0]
-        lines += [f"\n== {target}: {kind} at {place or '?'} ({len(items)} cases)", *first.ending.detail.rstrip().splitlines()[-LAST_LINES:]]
+        lines += [
+            f"\n== {target}: {kind} at {place or '?'} ({len(items)} cases)",
+            *first.ending.detail.rstrip().splitlines()[-LAST_LINES:],
+        ]
         lines.append(f"   {first.case.seed}: {json.dumps(first.case.parameters)[:600]}")
     return lines
 
@@ -83,31 +86,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="drawn anew for each run by default")
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--replay", type=Path, nargs="*", default=None, help="run these case files instead; none: all kept ones")
+    parser.add_argument(
+        "--replay", type=Path, nargs="*", default=None, help="run these case files instead; none: all kept ones"
+    )
     parser.add_argument("--keep", type=Path, default=REGRESSIONS, help="folder for the files of new failures")
     parser.add_argument("--endings", type=Path, default=None, help="write the ending of every case to this JSON file")
     parser.add_argument("--cpu-seconds", type=int, default=Limits.cpu_seconds)
     parser.add_argument("--wall-seconds", type=float, default=Limits.wall_seconds)
+    parser.add_argument("--idle-seconds", type=float, default=Limits.idle_seconds)
+    parser.add_argument("--smoke", type=int, default=0, help="with --replay: add this many new cases of all targets")
     given = parser.parse_args(arguments)
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
-    os.environ["TQDM_DISABLE"] = ""
     tqdm.monitor_interval = 0  # no thread in the process that forks
     if given.replay is not None:
-        cases = [Case.read(path) for path in given.replay] or kept_cases(REGRESSIONS)
-        names: Sequence[str] = sorted({case.target for case in cases})
+        cases = [Case.read(path) for path in given.replay] or ([] if given.smoke else kept_cases(REGRESSIONS))
         print(f"replay of {len(cases)} kept cases", flush=True)
+        count, names = given.smoke, TARGETS if given.smoke else ()
     else:
-        names = given.targets.split(",")
-        print(f"seed {seed}: {given.cases} cases of {', '.join(names)}", flush=True)
-    modules, material = load(names)
-    if given.replay is None:
-        cases = list(draw_cases(modules, count=given.cases, seed=seed))
-    limits = Limits(cpu_seconds=given.cpu_seconds, wall_seconds=given.wall_seconds)
+        cases, count, names = [], given.cases, given.targets.split(",")
+        print(f"seed {seed}: {count} cases of {', '.join(names)}", flush=True)
+    modules, material = load(sorted({*names, *(case.target for case in cases)}))
+    cases += draw_cases({name: modules[name] for name in names}, count=count, seed=seed)
+    limits = Limits(cpu_seconds=given.cpu_seconds, wall_seconds=given.wall_seconds, idle_seconds=given.idle_seconds)
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     endings: list[dict[str, Any]] = []
     failures: list[Finished] = []
     started = time.monotonic()
-    with tqdm(total=len(cases), unit=" cases", mininterval=1.0, disable=None) as bar:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tqdm(total=len(cases), unit=" cases", mininterval=1.0, disable=None) as bar,
+    ):
         for finished in run_cases(cases, modules, material, jobs=given.jobs, limits=limits):
             counts[finished.case.target, finished.ending.kind] += 1
             endings.append(dataclasses.asdict(finished))
@@ -120,9 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.endings is not None:
         given.endings.write_text(json.dumps(endings, indent=1), encoding="utf-8")
     cpu = sum(item["cpu_seconds"] for item in endings) / max(len(endings), 1)
+    verdict = "failed" if failures else "passed"
     print("\n".join(report(failures, counts, seconds=cpu)))
-    print(f"{len(cases)} cases in {time.monotonic() - started:.0f} s, seed {seed}: {'failed' if failures else 'passed'}")
-    return 1 if failures else 0
+    print(f"{len(endings)} of {len(cases)} cases in {time.monotonic() - started:.0f} s, seed {seed}: {verdict}")
+    return 1 if failures or len(endings) < len(cases) else 0
 
 
 if __name__ == "__main__":

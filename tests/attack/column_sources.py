@@ -17,12 +17,24 @@ from .oracle import Written
 from .texts import stored, texts
 
 COLUMN_DAMAGE = (
-    "none", "bytes", "bytes", "truncate", "types", "duplicate_column", "nulls", "no_rows", "no_columns", "meta", "meta", "wrong_kind",
+    "none", "bytes", "bytes", "truncate", "types", "duplicate_column", "nulls", "no_rows", "no_columns", "meta",
+    "meta", "wrong_kind",
     "missing_column",
 )  # fmt: skip
 ARROW_DAMAGE = (*COLUMN_DAMAGE, "cut_at_batch", "cut_at_batch", "buffers", "buffers", "dictionary")
 DISK_DAMAGE = ("none", "file", "file", "json", "json", "cut_at_batch", "splits", "splits", "duplicate_column")
-TEXT_TYPES = ("large_string", "string_view", "binary", "dictionary", "int64", "list", "struct", "float64", "null", "bool")
+TEXT_TYPES = (
+    "large_string",
+    "string_view",
+    "binary",
+    "dictionary",
+    "int64",
+    "list",
+    "struct",
+    "float64",
+    "null",
+    "bool",
+)
 
 
 def table_of(rows: list[str], damage: str, draw: random.Random) -> tuple[pa.Table, Written]:
@@ -68,7 +80,9 @@ def table_of(rows: list[str], damage: str, draw: random.Random) -> tuple[pa.Tabl
 def make_parquet(damage: str, draw: random.Random, folder: Path) -> Made:
     table, written = table_of(texts(draw.randint(1, 40), draw), damage, draw)
     path = folder / "source.parquet"
-    pq.write_table(table, path, row_group_size=draw.choice((1, 7, 100)), compression=draw.choice(("none", "snappy", "zstd")))
+    pq.write_table(
+        table, path, row_group_size=draw.choice((1, 7, 100)), compression=draw.choice(("none", "snappy", "zstd"))
+    )
     return _damaged(path, damage, draw, written, {"kind": "parquet"})
 
 
@@ -126,7 +140,9 @@ def make_disk(damage: str, draw: random.Random, folder: Path) -> Made:
         raw = path.read_bytes()
         path.write_bytes(raw[:-8])  # without the marker of the end
     elif damage == "splits":
-        keys["splits"] = draw.choice(({"train": "train", "test": "test"}, {"train": "hash"}, {"dev": "train"}, {"": "test"}, {}))
+        keys["splits"] = draw.choice(
+            ({"train": "train", "test": "test"}, {"train": "hash"}, {"dev": "train"}, {"": "test"}, {})
+        )
         written.low = 0
         written.required = set()
     elif damage == "duplicate_column":
@@ -137,7 +153,9 @@ def make_disk(damage: str, draw: random.Random, folder: Path) -> Made:
 
 def _damaged(path: Path, damage: str, draw: random.Random, written: Written, keys: dict[str, Any]) -> Made:
     if damage == "bytes":
-        path.write_bytes(damage_bytes(path.read_bytes(), draw, draw.choice(("flip", "flips", "zeros", "insert", "append", "random"))))
+        path.write_bytes(
+            damage_bytes(path.read_bytes(), draw, draw.choice(("flip", "flips", "zeros", "insert", "append", "random")))
+        )
         written.whole, written.required = None, set()
     elif damage == "truncate":
         raw = path.read_bytes()
@@ -175,11 +193,17 @@ def _odd(draw: random.Random, count: int) -> pa.Array:
 
 
 def _write_bad_offsets(path: Path, draw: random.Random, *, stream: bool) -> int:
-    """Write an array of strings or lists, then move its offsets outside the data: pyarrow does not write such a file."""
+    """Write an array of strings or lists, then move its offsets outside the data, which pyarrow itself refuses."""
     lengths = [3 + i for i in range(draw.randint(3, 12))]
     rows = ["a" * length for length in lengths]
     kind = draw.choice((pa.string(), pa.binary(), pa.large_string(), pa.list_(pa.string())))
-    values = [list(row) for row in rows] if pa.types.is_list(kind) else [row.encode() for row in rows] if kind == pa.binary() else rows
+    values = (
+        [list(row) for row in rows]
+        if pa.types.is_list(kind)
+        else [row.encode() for row in rows]
+        if kind == pa.binary()
+        else rows
+    )
     batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], names=["text"])
     with open(path, "wb") as file, (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, batch.schema) as writer:
         writer.write_batch(batch)

@@ -12,12 +12,25 @@ from typing import Any
 
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 7, 2**31, -(2**31), 2**63, 2**64, 10**30, 1.5, -0.5, 1e308, -1e308, 1e-320,
-    "", " ", "x", "0", "-1", "null", "../x", "../../../etc/hostname", "/etc/hostname", "a/b", "a" * 400, "\ud800", "é\n\x00",
+    "", " ", "x", "0", "-1", "null", "../x", "../../../etc/hostname", "/etc/hostname", "a/b", "a" * 400, "\ud800",
+    "é\n\x00",
     [], [None], [1, 2], ["x"], [[]], {}, {"x": 1}, {"kind": "x"}, {"kind": None}, {"": ""},
 )  # fmt: skip
 """Values of every JSON type, at and beyond the bounds of common types."""
 
-BYTE_DAMAGE = ("flip", "flip", "flips", "truncate", "truncate8", "empty", "zeros", "append", "insert", "random", "repeat")
+BYTE_DAMAGE = (
+    "flip",
+    "flip",
+    "flips",
+    "truncate",
+    "truncate8",
+    "empty",
+    "zeros",
+    "append",
+    "insert",
+    "random",
+    "repeat",
+)
 FILE_DAMAGE = ("delete", "folder", "link_loop", "link_outside", "fifo", "swap")
 
 

@@ -19,11 +19,13 @@ from .texts import stored, texts
 
 SECRET = "a secret of another folder"
 LAYOUT_DAMAGE = (
-    "none", "escape", "escape", "link", "unlisted", "list_json", "list_json", "list_bytes", "missing_text", "bad_text", "zip", "zip_bytes",
+    "none", "escape", "escape", "link", "unlisted", "list_json", "list_json", "list_bytes", "missing_text",
+    "bad_text", "zip", "zip_bytes",
     "zip_twice", "zip_escape", "lists_gone", "listed_twice", "huge_text",
 )  # fmt: skip
 PATH_DAMAGE = (
-    "missing", "folder", "fifo", "link_loop", "long_name", "long_path", "not_utf8", "surrogate", "nul", "glob", "glob_empty", "socket",
+    "missing", "folder", "fifo", "link_loop", "long_name", "long_path", "not_utf8", "surrogate", "nul", "glob",
+    "glob_empty", "socket",
     "endless_device", "empty_device", "empty_file", "twice", "link", "brackets", "home", "unreadable_folder",
 )  # fmt: skip
 IMAGE_DAMAGE = ("none", "image_bytes", "image_bytes", "escape", "caption", "bomb", "missing")
@@ -47,8 +49,10 @@ def make_layout(damage: str, draw: random.Random, folder: Path) -> Made:
     chosen = draw.choice(lists["train"])
     first = root / chosen["text_path"]
     if damage == "escape":
-        chosen["text_path"] = draw.choice(("/etc/hostname", "../secret.txt", "texts/../../secret.txt", str(folder / "secret.txt"),
-                                           "texts/train/", ".", "", "a\x00b", "x" * 300, "\ud800", "texts//train/./00000000.txt"))  # fmt: skip
+        chosen["text_path"] = draw.choice(("/etc/hostname", "../secret.txt", "texts/../../secret.txt",
+        str(folder / "secret.txt"),
+                                           "texts/train/", ".", "", "a\x00b", "x" * 300, "\ud800",
+                                           "texts//train/./00000000.txt"))  # fmt: skip
         written.required.clear()
         written.high += 1  # the file whose name was replaced may be counted as well
     elif damage == "link":
@@ -131,7 +135,16 @@ def make_path(damage: str, draw: random.Random, folder: Path) -> Made:
         case "nul":
             path = str(folder) + "/a\x00.txt"
         case "glob":
-            path = draw.choice((str(folder / "*"), str(folder / "[a-"), str(folder / "**/*.txt"), "[" * 100, "*" * 50, "//**"[:1] + "*.no"))
+            path = draw.choice(
+                (
+                    str(folder / "*"),
+                    str(folder / "[a-"),
+                    str(folder / "**/*.txt"),
+                    "[" * 100,
+                    "*" * 50,
+                    "//**"[:1] + "*.no",
+                )
+            )
         case "glob_empty":
             path = str(folder / "no/*.txt")
         case "socket":
@@ -153,7 +166,9 @@ def make_path(damage: str, draw: random.Random, folder: Path) -> Made:
             path = draw.choice(("~/x.txt", "", " ", ".", "..", "/", "file:///etc/hostname", "http://127.0.0.1:9/x.txt"))
         case "unreadable_folder":
             path = str(good / "below" / "a" / "file.txt")
-    kind = draw.choice(("text", "text", "jsonl", "csv", "parquet", "arrow", "disk", "layout", "image_folder", "webdataset"))
+    kind = draw.choice(
+        ("text", "text", "jsonl", "csv", "parquet", "arrow", "disk", "layout", "image_folder", "webdataset")
+    )
     return {"kind": kind, "path": path}, written
 
 
@@ -197,11 +212,18 @@ def make_tar(damage: str, draw: random.Random, folder: Path) -> Made:
                 add(archive, f"{i:04d}.json", json.dumps(draw.choice(HOSTILE)).encode())
                 written.whole, written.low = None, len(rows)
         if damage == "names":
-            add(archive, draw.choice(("../../x.png", "/etc/x.png", "x.png", "a" * 300 + ".png", ".png", "0000.PNG")), png(draw))
+            add(
+                archive,
+                draw.choice(("../../x.png", "/etc/x.png", "x.png", "a" * 300 + ".png", ".png", "0000.PNG")),
+                png(draw),
+            )
             written.high += 1
         if damage == "links":
             link = tarfile.TarInfo("0009.png")
-            link.type, link.linkname = draw.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)), "/etc/hostname"
+            link.type, link.linkname = (
+                draw.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+                "/etc/hostname",
+            )
             archive.addfile(link)
             written.low = written.high = len(rows) + 1
     if damage in ("bytes", "truncate"):
@@ -233,7 +255,12 @@ def _bomb() -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(10**6)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def _hostname() -> str:

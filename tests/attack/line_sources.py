@@ -18,7 +18,8 @@ from .texts import stored, texts
 Made = tuple[dict[str, Any], Written]
 """Parameters of the source, and what was written into it."""
 ENCODINGS = (
-    "latin-1", "cp1252", "utf-16", "utf-32-le", "utf-7", "utf-8-sig", "ascii", "cp037", "shift_jis", "big5", "gb18030", "iso2022_jp",
+    "latin-1", "cp1252", "utf-16", "utf-32-le", "utf-7", "utf-8-sig", "ascii", "cp037", "shift_jis", "big5",
+    "gb18030", "iso2022_jp",
     "hz", "rot13", "base64", "hex", "zip", "bz2", "uu", "quopri", "punycode", "idna", "undefined", "raw_unicode_escape",
     "unicode_escape", "mbcs", "palmos", "nonsense", "", "utf-8\x00", "u" * 500,
 )  # fmt: skip
@@ -28,13 +29,16 @@ LINE_DAMAGE = (
 )  # fmt: skip
 JSONL_DAMAGE = (*LINE_DAMAGE, "json_line", "json_line", "json_value", "json_value", "duplicate_key", "columns", "meta")
 CSV_DAMAGE = (
-    *LINE_DAMAGE, "bad_in_quotes", "oversized_in_quotes", "open_quote", "bad_header", "duplicate_header", "ragged", "no_header_row",
+    *LINE_DAMAGE, "bad_in_quotes", "oversized_in_quotes", "open_quote", "bad_header", "duplicate_header", "ragged",
+    "no_header_row",
     "stray_quote", "columns",
 )  # fmt: skip
 BAD_LINES = (
-    "{broken", "[1]", "3", '"text"', "null", "NaN", "{}", '{"text": 5}', '{"text": null}', '{"text": ["a"]}', '{"text": {"a": 1}}',
+    "{broken", "[1]", "3", '"text"', "null", "NaN", "{}", '{"text": 5}', '{"text": null}', '{"text": ["a"]}',
+    '{"text": {"a": 1}}',
     "[" * 50_000, '{"text": "\\ud800"}', '{"text": "a\\u0000b"}', '{"text": ""}', '{"a": ' * 30_000, "9" * 10_000,
-    '{"text": "x", "n": ' + "9" * 10_000 + "}", '{"text": "y"} {"text": "z"}', '{"text": 1e999}', "\x1b[31m", '{"text": "x"},',
+    '{"text": "x", "n": ' + "9" * 10_000 + "}", '{"text": "y"} {"text": "z"}', '{"text": 1e999}', "\x1b[31m",
+    '{"text": "x"},',
 )  # fmt: skip
 MAX_BYTES = 400
 
@@ -54,7 +58,9 @@ def make_jsonl(damage: str, draw: random.Random, folder: Path) -> Made:
         lines.insert(at, draw.choice(BAD_LINES))
     elif damage == "json_value":
         key = draw.choice(("n", "s", "label", "pair"))
-        keys |= draw.choice(({"meta_columns": ["n"]}, {"split_column": "s"}, {"label_column": "label"}, {"pair_column": "pair"}))
+        keys |= draw.choice(
+            ({"meta_columns": ["n"]}, {"split_column": "s"}, {"label_column": "label"}, {"pair_column": "pair"})
+        )
         lines.insert(at, json.dumps({"text": "an odd row", "n": 0, "s": "train", key: draw.choice(HOSTILE)}))
         return _finish(damage, draw, folder, [line.encode() for line in lines], None, keys, "jsonl")
     elif damage == "duplicate_key":
@@ -73,20 +79,27 @@ def make_jsonl(damage: str, draw: random.Random, folder: Path) -> Made:
 
 
 def make_csv(damage: str, draw: random.Random, folder: Path) -> Made:
-    rows = [row + ("\nsecond line" if draw.random() < 0.3 else "") for row in texts(draw.randint(2, 30), draw, plain=True)]
+    rows = [
+        row + ("\nsecond line" if draw.random() < 0.3 else "") for row in texts(draw.randint(2, 30), draw, plain=True)
+    ]
     delimiter = draw.choice((",", ";", "\t", "|"))
     keys: dict[str, Any] = {"kind": "csv", "delimiter": delimiter}
     header = ["text", "n"]
     if damage == "duplicate_header":
         header = draw.choice((["text", "text"], ["text", "n", "n"], ["n", "text", "text"]))
     if damage == "columns":
-        keys |= draw.choice(({"columns": ["missing"]}, {"columns": ["0"]}, {"header": False, "columns": ["0"]}, {"delimiter": "\n"},
-                             {"delimiter": '"'}, {"delimiter": "\ud800"}, {"delimiter": "\x00"}, {"delimiter": " "}))  # fmt: skip
+        keys |= draw.choice(({"columns": ["missing"]}, {"columns": ["0"]}, {"header": False, "columns": ["0"]},
+        {"delimiter": "\n"},
+                             {"delimiter": '"'}, {"delimiter": "\ud800"}, {"delimiter": "\x00"},
+                             {"delimiter": " "}))  # fmt: skip
     first_text = header.index("text")
     records = [
-        _record([row if place == first_text else f"other {i}" for place in range(len(header))], delimiter) for i, row in enumerate(rows)
+        _record([row if place == first_text else f"other {i}" for place in range(len(header))], delimiter)
+        for i, row in enumerate(rows)
     ]
-    whole: list[str] | None = [] if header.count("text") > 1 else rows  # no choice between two columns of one name is right
+    whole: list[str] | None = (
+        [] if header.count("text") > 1 else rows
+    )  # no choice between two columns of one name is right
     at = draw.randrange(len(records))
     extra: tuple[int, int] | None = None
     quoted = b'"the beginning\n%s\nthe end"' + delimiter.encode() + b"1"
@@ -125,19 +138,26 @@ def make_csv(damage: str, draw: random.Random, folder: Path) -> Made:
 
 def _record(values: list[str], delimiter: str) -> bytes:
     special = (delimiter, '"', "\n", "\r")
-    quoted = ['"' + value.replace('"', '""') + '"' if any(mark in value for mark in special) else value for value in values]
+    quoted = [
+        '"' + value.replace('"', '""') + '"' if any(mark in value for mark in special) else value for value in values
+    ]
     return delimiter.join(quoted).encode()
 
 
 def _finish(
-    damage: str, draw: random.Random, folder: Path, lines: list[bytes], whole: list[str] | None, keys: dict[str, Any], suffix: str,
+    damage: str, draw: random.Random, folder: Path, lines: list[bytes], whole: list[str] | None, keys: dict[str, Any],
+    suffix: str,
     *, first: bytes | None = None,
 ) -> Made:  # fmt: skip
     """Write the lines with the damage that all kinds of lines share; `first` is a header, which is no row."""
     good = None if whole is None else {stored(text) for text in whole}
     written = Written(len(lines), len(lines), whole=good, required=set(good or ()))
     at = draw.randrange(len(lines) + 1)
-    bad = {"bad_utf8": b"caf\xe9 \xff", "nul": b"a\x00b", "oversized": b"x" * draw.choice((MAX_BYTES + 1, 5000, 3_000_000))}
+    bad = {
+        "bad_utf8": b"caf\xe9 \xff",
+        "nul": b"a\x00b",
+        "oversized": b"x" * draw.choice((MAX_BYTES + 1, 5000, 3_000_000)),
+    }
     if damage in bad:
         lines = [*lines[:at], bad[damage], *lines[at:]]
         written.low = written.high = len(lines)

@@ -32,7 +32,8 @@ def module(relative: str) -> ModuleType:
     """Import a file of the tests by its path."""
     path = TESTS / relative
     spec = importlib.util.spec_from_file_location(relative.replace("/", "_").removesuffix(".py"), path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = found
     spec.loader.exec_module(found)

@@ -65,7 +65,9 @@ def judge_message(error: MMLDLMError) -> Ending:
     """Check the message of a refusal: not empty, short, and printable on any terminal."""
     message = str(error)
     place = f"{_place(error)} {type(error).__name__}"
-    lines = message.splitlines()
+    lines = [
+        line for line in message.splitlines() if not line.startswith("✓")
+    ]  # checks that passed, above the one that failed
     try:
         message.encode("utf-8")
     except UnicodeEncodeError as fault:

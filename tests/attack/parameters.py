@@ -15,7 +15,8 @@ from .results import check_result
 
 CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("training.device", ("banana", "meta", "cuda:99", "cuda", "CPU", "", "cpu:1", "mps")),
-    ("training.run_name", ("logs", "training_spec.json", "a" * 300, "x\x00", "a b", ".hidden", "\ud800", "é", "-", "run\n", "con", 5, "..\\x")),
+    ("training.run_name", ("logs", "training_spec.json", "a" * 300, "x\x00", "a b", ".hidden", "\ud800", "é", "-",
+    "run\n", "con", 5, "..\\x")),
     ("training.resume", ("no/such/run", "/etc", "../..", "", "x" * 5000, "\x00", "auto ", "AUTO", 3)),
     ("training.init_from", ("no/such", "/etc/hostname", "", "\x00", "~")),
     ("training.max_steps", (0, -1, 10**12, 2**63, 1e9, 1.5, "3", None)),
@@ -60,30 +61,41 @@ CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("sampling.search.rounds", (10**9, 1)),
     ("sampling.length", (10**9, "top-1000000000", "top-0", 0, -1, "top-x", "argmax ")),
     ("sampling.batch_tokens", (10**15, 1)),
-    ("ingestion.language_filter", ("os:abort", "os:getcwd", "builtins:len", "json:loads", "x", ":", "a:b:c", "sys:exit", "antigravity:x")),
+    ("ingestion.language_filter", ("os:abort", "os:getcwd", "builtins:len", "json:loads", "x", ":", "a:b:c",
+    "sys:exit", "antigravity:x")),
     ("ingestion.shard_rows", (1, 2**63, 10**18)),
-    ("ingestion.sources", ([], [{}], [{"kind": "text"}], [{"kind": "starter", "num_train": 10**12}], [{"kind": "starter", "weight": 1e-320}],
-                           [{"kind": "starter", "max_samples": 2**70}], [{"kind": "starter"}] * 3, {"kind": "starter"})),
+    ("ingestion.sources", ([], [{}], [{"kind": "text"}], [{"kind": "starter", "num_train": 10**12}],
+    [{"kind": "starter", "weight": 1e-320}],
+                           [{"kind": "starter", "max_samples": 2**70}], [{"kind": "starter"}] * 3,
+                           {"kind": "starter"})),
     ("tokenizer.max_length", (10**9, 2**31, 1, 0)),
     ("tokenizer.min_length", (10**9,)),
-    ("tracking.uri", ("", "http://", "sqlite:///", "x" * 5000, "\x00", "file:///etc/hostname", "http://user:secret@127.0.0.1:9")),
+    ("tracking.uri", ("", "http://", "sqlite:///", "x" * 5000, "\x00", "file:///etc/hostname",
+    "http://user:secret@127.0.0.1:9")),
 )  # fmt: skip
 """Values that a check of types alone lets through, by parameter."""
 FILES = (
-    b"model: {dim: 32", b"- a\n- b\n", b"text", b"", b"\xff\xfe", b"a: \t- b", b"model: &a {x: *a}\n", b"model: ${model}\n", b"model: ${oc.env:HOME}\n",
-    b"model: !!python/object/apply:os.abort []\n", b"model: {dim: 32}\nmodel: {dim: 64}\n", b"1: 2\n", b"null: 1\n", b"? [a]\n: b\n",
-    b"seed: 0x10\n", b"seed: 1_000\n", b"seed: 2024-01-01\n", b"seed: !!binary aGk=\n", b"training: null\n", b"model:\n", b"x: " + b"[" * 3000,
-    b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: &d [*c,*c]\nmodel: {dim: [*d,*d]}\n", b"\x00", b"seed: .nan\n", b"seed: 1e400\n",
-    b"model: {<<: {dim: 32}}\n", b"seed: ${globals:nothing}\n", b"seed: ${runtime_params:x}\n", b"seed: ${no.such:1}\n", b"%YAML 9.9\n---\na: 1\n",
-    b"--- \nseed: 1\n--- \nseed: 2\n", b"training:\n  ? max_steps\n", "größe: 1\n".encode("latin-1"), b"model.dim: 32\n", b"seed: \"\\ud800\"\n",
+    b"model: {dim: 32", b"- a\n- b\n", b"text", b"", b"\xff\xfe", b"a: \t- b", b"model: &a {x: *a}\n",
+    b"model: ${model}\n", b"model: ${oc.env:HOME}\n",
+    b"model: !!python/object/apply:os.abort []\n", b"model: {dim: 32}\nmodel: {dim: 64}\n", b"1: 2\n", b"null: 1\n",
+    b"? [a]\n: b\n",
+    b"seed: 0x10\n", b"seed: 1_000\n", b"seed: 2024-01-01\n", b"seed: !!binary aGk=\n", b"training: null\n",
+    b"model:\n", b"x: " + b"[" * 3000,
+    b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: &d [*c,*c]\nmodel: {dim: [*d,*d]}\n", b"\x00", b"seed: .nan\n",
+    b"seed: 1e400\n",
+    b"model: {<<: {dim: 32}}\n", b"seed: ${globals:nothing}\n", b"seed: ${runtime_params:x}\n",
+    b"seed: ${no.such:1}\n", b"%YAML 9.9\n---\na: 1\n",
+    b"--- \nseed: 1\n--- \nseed: 2\n", b"training:\n  ? max_steps\n", "größe: 1\n".encode("latin-1"),
+    b"model.dim: 32\n", b"seed: \"\\ud800\"\n",
 )  # fmt: skip
-FILE_NAMES = ("parameters.yml", "parameters/x.yml", "globals.yml", "catalog.yml", "params.yml", "parameters.yaml", "parameters.json", "logging.yml",
+FILE_NAMES = ("parameters.yml", "parameters/x.yml", "globals.yml", "catalog.yml", "params.yml", "parameters.yaml",
+"parameters.json", "logging.yml",
               "credentials.yml", "Parameters.yml", "parameters_x.yml", "sub/parameters.yml")  # fmt: skip
 
 
 def prepare() -> Any:
-    """Load the parameters of the environment `test`, the model that samplers are tried on, and the helpers of training."""
-    from mm_ldlm import parameters  # noqa: F401
+    """Load the parameters of `--env=test`, the model that samplers are tried on, and the helpers of training."""
+    from mm_ldlm import parameters
     from mm_ldlm.config_loader import LayeredConfigLoader
     from mm_ldlm.corpus import ingestion  # noqa: F401
     from mm_ldlm.inference import MMLDLM
@@ -94,7 +106,12 @@ def prepare() -> Any:
     loaded = LayeredConfigLoader(str(conf), env="test", **CONFIG_LOADER_ARGS)["parameters"]
     parameters.check_parameters(loaded)
     model = MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
-    return {"plain": json.loads(json.dumps(loaded)), "model": model, "helpers": material.module("training/helpers.py"), "conf": conf}
+    return {
+        "plain": json.loads(json.dumps(loaded)),
+        "model": model,
+        "helpers": material.module("training/helpers.py"),
+        "conf": conf,
+    }
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
@@ -104,7 +121,11 @@ def generate(draw: random.Random) -> dict[str, Any]:
     if how == "chosen":
         found |= {"key": key, "value": draw.choice(values)}
     elif how == "file":
-        found |= {"name": draw.choice(FILE_NAMES), "text": draw.choice(FILES).decode("latin-1"), "layered": draw.random() < 0.3}
+        found |= {
+            "name": draw.choice(FILE_NAMES),
+            "text": draw.choice(FILES).decode("latin-1"),
+            "layered": draw.random() < 0.3,
+        }
     return found
 
 
@@ -128,7 +149,10 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> s
     except MMLDLMError as error:
         name = key.rpartition(".")[2]
         if parameters["how"] == "chosen" and name not in str(error):
-            raise Wrong("late refusal", f"{key} = {parameters['value']!r:.80} was accepted, then: {type(error).__name__}: {error}") from None
+            raise Wrong(
+                "late refusal",
+                f"{key} = {parameters['value']!r:.80} was accepted, then: {type(error).__name__}: {error}",
+            ) from None
         raise
     return "success"
 
@@ -149,7 +173,9 @@ def change(plain: dict[str, Any], parameters: dict[str, Any], draw: random.Rando
     if how == "section":
         plain[section] = draw.choice(HOSTILE)
     elif how == "key":
-        odd: Any = draw.choice((1, None, True, 1.5, (1, 2), "", "\ud800", "x" * 5000, "a.b", "kind", b"x", "\x00", "__class__"))
+        odd: Any = draw.choice(
+            (1, None, True, 1.5, (1, 2), "", "\ud800", "x" * 5000, "a.b", "kind", b"x", "\x00", "__class__")
+        )
         target = plain if draw.random() < 0.3 or not isinstance(plain[section], dict) else plain[section]
         target[odd] = draw.choice(HOSTILE)
     else:
@@ -170,7 +196,9 @@ def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str
     path = folder / "conf" / "odd" / parameters["name"]
     path.parent.mkdir(parents=True)
     path.write_bytes(parameters["text"].encode("latin-1"))
-    loader = LayeredConfigLoader(str(folder / "conf"), env="test+odd" if parameters["layered"] else "odd", **CONFIG_LOADER_ARGS)
+    loader = LayeredConfigLoader(
+        str(folder / "conf"), env="test+odd" if parameters["layered"] else "odd", **CONFIG_LOADER_ARGS
+    )
     for kind in ("globals", "catalog", "credentials"):
         try:
             loader[kind]
@@ -180,10 +208,12 @@ def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str
     return plain
 
 
-# -- use: the worker's side of what was accepted -------------------------------------------------------------------------
+# -- use: the worker's side of what was accepted -----------------------------------------------------------------------
 
 
-def _use(key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path, pristine: dict[str, Any], draw: random.Random) -> None:
+def _use(
+    key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path, pristine: dict[str, Any], draw: random.Random
+) -> None:
     section = key.partition(".")[0]
     if section in ("training", "model", "objective", "seed"):
         _train(key, plain, typed, folder, pristine["helpers"])
@@ -239,4 +269,11 @@ def _ingest(key: str, plain: dict[str, Any], folder: Path) -> None:
     limits = parse(TokenizerConfig, plain["tokenizer"], at="tokenizer")
     config = parse(IngestionConfig, plain["ingestion"], at="ingestion")
     seed = plain["seed"]
-    ingest(config, seed=seed, workspace=folder / "records", quarantine=folder / "quarantine", tokenizer=load_tokenizer(limits), tokens=limits)
+    ingest(
+        config,
+        seed=seed,
+        workspace=folder / "records",
+        quarantine=folder / "quarantine",
+        tokenizer=load_tokenizer(limits),
+        tokens=limits,
+    )

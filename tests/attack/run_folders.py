@@ -15,15 +15,29 @@ from .oracle import Wrong
 from .results import check_result
 
 HOW = (
-    "bytes", "bytes", "file", "file", "json", "json", "json", "signed_json", "signed_json", "signed_bytes", "marker", "marker", "pointer",
+    "bytes", "bytes", "file", "file", "json", "json", "json", "signed_json", "signed_json", "signed_bytes", "marker",
+    "marker", "pointer",
     "pointer", "copy", "copy", "weights", "weights", "config", "config", "missing", "none",
 )  # fmt: skip
 USES = ("load", "load", "load", "load", "step", "best", "runs", "resume", "resume", "init")
 NAMES = (
-    "step-00000003 (copy)", "step-00000004", "step--0000001", "step-", "step-x", "step-99999999999999999999", "step-00000005.old",
+    "step-00000003 (copy)", "step-00000004", "step--0000001", "step-", "step-x", "step-99999999999999999999",
+    "step-00000005.old",
     "Step-00000003", "step-3", "step-００００００１２", "step-1e3", "best", "\u2028",
 )  # fmt: skip
-POINTERS = ("../../run-2/checkpoints/step-00000003", "/etc", "..", ".", "", "step-00000003\nx", "\x00", "x" * 300, "step-99", "\xff", "step-3")
+POINTERS = (
+    "../../run-2/checkpoints/step-00000003",
+    "/etc",
+    "..",
+    ".",
+    "",
+    "step-00000003\nx",
+    "\x00",
+    "x" * 300,
+    "step-99",
+    "\xff",
+    "step-3",
+)
 
 
 def prepare() -> Any:
@@ -36,7 +50,12 @@ def prepare() -> Any:
     root = material.folder() / "trained"
     train(_spec(helpers, max_steps=2), root=root, data=helpers.data())
     model = MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
-    return {"text": _written(model), "helpers": helpers, "trained": root, "resumed": _resume(helpers, root, material.folder() / "again")}
+    return {
+        "text": _written(model),
+        "helpers": helpers,
+        "trained": root,
+        "resumed": _resume(helpers, root, material.folder() / "again"),
+    }
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
@@ -58,7 +77,10 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> s
         return "success"
     if use == "init":
         return _init(pristine["helpers"], runs, checkpoint)
-    options = {"step": {"checkpoint": draw.choice((3, "3", "step-00000003", 4, "../x", True, None, -1, 2**70))}, "best": {"checkpoint": "best"}}
+    options = {
+        "step": {"checkpoint": draw.choice((3, "3", "step-00000003", 4, "../x", True, None, -1, 2**70))},
+        "best": {"checkpoint": "best"},
+    }
     path = directory.parent if use == "runs" else directory
     model = MMLDLM.from_run(path, encoder=material.encoder(), device="cpu", **options.get(use, {}))
     found = _written(model)
@@ -145,7 +167,10 @@ def sign(checkpoint: Path) -> None:
     marker = json.loads((checkpoint / "COMPLETE").read_text())
     files = [path for path in files_below(checkpoint) if path.name != "COMPLETE"]
     marker["files"] = {
-        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        path.relative_to(checkpoint).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
         for path in files
     }
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from .column_sources import ARROW_DAMAGE, COLUMN_DAMAGE, DISK_DAMAGE, make_arrow, make_disk, make_parquet
-from .folder_sources import IMAGE_DAMAGE, LAYOUT_DAMAGE, PATH_DAMAGE, TAR_DAMAGE, make_images, make_layout, make_path, make_tar
+from .folder_sources import (
+    IMAGE_DAMAGE,
+    LAYOUT_DAMAGE,
+    PATH_DAMAGE,
+    TAR_DAMAGE,
+    make_images,
+    make_layout,
+    make_path,
+    make_tar,
+)
 from .line_sources import CSV_DAMAGE, JSONL_DAMAGE, LINE_DAMAGE, MAX_BYTES, make_csv, make_jsonl, make_text
 from .oracle import check_rows
 
@@ -25,18 +34,20 @@ MAKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "tar": (make_tar, TAR_DAMAGE),
 }
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {"shard_rows": 3}, {"shard_rows": 2}, {"unicode_form": "NFC"}, {"near_duplicates": {}}, {"max_bad_fraction": 0.0},
+    {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {"shard_rows": 3}, {"shard_rows": 2}, {"unicode_form": "NFC"},
+    {"near_duplicates": {}}, {"max_bad_fraction": 0.0},
     {"max_bad_fraction": 1.0, "shard_rows": 1}, {"language_filter": "filters_of_the_case:keep"},
-    {"language_filter": "filters_of_the_case:broken"}, {"language_filter": "no_such_module:f"}, {"tokens": "drop"}, {"tokens": "split"},
+    {"language_filter": "filters_of_the_case:broken"}, {"language_filter": "no_such_module:f"}, {"tokens": "drop"},
+    {"tokens": "split"},
 )  # fmt: skip
 FILTERS = "def keep(text):\n    return True\ndef broken(text):\n    raise KeyError(text)\n"
 
 
 def prepare() -> Any:
     """Load what the cases need: the readers, and the tokenizer of base."""
-    import datasets  # noqa: F401
     import PIL.Image  # noqa: F401
 
+    import datasets  # noqa: F401
     from mm_ldlm.corpus import ingestion  # noqa: F401
     from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
@@ -61,7 +72,9 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
     source, written = make(parameters["damage"], random.Random(parameters["draw"]), folder / "input")
     options = {"max_bad_fraction": 1.0, "max_row_bytes": MAX_BYTES, "progress": False, **parameters["options"]}
     treatment = options.pop("tokens", None)
-    limits = None if treatment is None else parse(TokenizerConfig, {"max_length": 8, "too_long": treatment}, at="tokenizer")
+    limits = (
+        None if treatment is None else parse(TokenizerConfig, {"max_length": 8, "too_long": treatment}, at="tokenizer")
+    )
     if "language_filter" in options:
         (folder / "filters_of_the_case.py").write_text(FILTERS)
         sys.path.insert(0, str(folder))
@@ -79,4 +92,3 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
         written.required = set()  # near duplicates are dropped, long texts are cut
     check_rows(written, report, texts, rows)
     return "quarantine" if report["quarantined"] else "success"
-

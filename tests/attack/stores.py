@@ -16,8 +16,10 @@ from .damage import BYTE_DAMAGE, damage_bytes, damage_file, damage_json, files_b
 from .oracle import Wrong
 
 HOW = (
-    "shard_bytes", "shard_bytes", "shard_bytes", "shard_bytes", "file", "file", "json", "json", "json", "signed_bytes", "signed_bytes",
-    "signed_bytes", "signed_schema", "folder_gone", "folder_swapped", "manifest_gone", "extra_file", "no_shards", "none",
+    "shard_bytes", "shard_bytes", "shard_bytes", "shard_bytes", "file", "file", "json", "json", "json",
+    "signed_bytes", "signed_bytes",
+    "signed_bytes", "signed_schema", "folder_gone", "folder_swapped", "manifest_gone", "extra_file", "no_shards",
+    "none",
 )  # fmt: skip
 USES = ("dataset", "dataset", "plan", "open_data", "columns", "sentences", "commit")
 
@@ -39,7 +41,12 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, str]) -> s
     root = material.copy(material.dataset(), folder / "data")
     detectable = damage(root, how, draw)
     read = _use(parameters["use"], root, draw)
-    if how != "none" and detectable and read is not None and (changed := [name for name in read if read[name] != pristine[name]]):
+    if (
+        how != "none"
+        and detectable
+        and read is not None
+        and (changed := [name for name in read if read[name] != pristine[name]])
+    ):
         raise Wrong("silent change", f"after {how}, {changed} were read with other content and no error")
     if how == "none" and read is not None and any(read[name] != pristine[name] for name in read):
         raise AssertionError("the undamaged stores are not read reproducibly")
@@ -83,7 +90,10 @@ def damage(root: Path, how: str, draw: random.Random) -> bool:
             draw.choice([path for path in documents if path.name == "manifest.json"]).unlink()
         case "extra_file":
             where = draw.choice(stores)
-            shutil.copy(draw.choice(shards), where / draw.choice(("part-99999.arrow", "part-00000 (copy).arrow", ".tmp-x", "x.json")))
+            shutil.copy(
+                draw.choice(shards),
+                where / draw.choice(("part-99999.arrow", "part-00000 (copy).arrow", ".tmp-x", "x.json")),
+            )
         case "no_shards":
             path = draw.choice([path for path in documents if path.name == "manifest.json"])
             manifest = json.loads(path.read_text())
@@ -113,7 +123,11 @@ def _sign(path: Path) -> None:
     from mm_ldlm.data.dataset import Dataset
 
     plain = json.loads(document.read_text())
-    document.write_text(json.dumps({**plain, "fingerprint": Dataset(document.parent, plain["stores"], encoder=plain["encoder"]).fingerprint}))
+    document.write_text(
+        json.dumps(
+            {**plain, "fingerprint": Dataset(document.parent, plain["stores"], encoder=plain["encoder"]).fingerprint}
+        )
+    )
 
 
 def _other_schema(path: Path, draw: random.Random) -> None:
@@ -125,8 +139,10 @@ def _other_schema(path: Path, draw: random.Random) -> None:
     place = table.schema.names.index(name)
     rows = table.num_rows
     other = draw.choice([
-        pa.array(["x"] * rows), pa.array([2**40] * rows), pa.nulls(rows), pa.array([[float("nan")] * 8] * rows, pa.list_(pa.float32(), 8)),
-        pa.array([-1] * rows, pa.int32()), pa.array([[]] * rows, pa.list_(pa.int32())), pa.array([[10**6]] * rows, pa.list_(pa.int32())),
+        pa.array(["x"] * rows), pa.array([2**40] * rows), pa.nulls(rows), pa.array([[float("nan")] * 8] * rows,
+        pa.list_(pa.float32(), 8)),
+        pa.array([-1] * rows, pa.int32()), pa.array([[]] * rows, pa.list_(pa.int32())), pa.array([[10**6]] * rows,
+        pa.list_(pa.int32())),
         pa.array([None, *["x"] * (rows - 1)]), pa.array([[1e30] * 3] * rows, pa.list_(pa.float16(), 3)),
     ])  # fmt: skip
     table = table.set_column(place, draw.choice((name, "other", table.schema.names[0])), other)

@@ -6,8 +6,10 @@ import random
 import unicodedata
 
 WORDS = (
-    "cat", "Straße", "второй", "ﬁne", "naïve", "cafe\u0301", "北京", "👩‍👧", "“quoted”", "a,b", "x;y", "tab\there", "back\\slash",
-    "o'clock", "1e5", "NaN", "null", "-1", "=1+1", "#", "<b>", "{}", "[1]", "\u2028", "\x85", "\x0b", "\x1c", "\ufeff", "\u202e",
+    "cat", "Straße", "второй", "ﬁne", "naïve", "cafe\u0301", "北京", "👩‍👧", "“quoted”", "a,b", "x;y", "tab\there",
+    "back\\slash",
+    "o'clock", "1e5", "NaN", "null", "-1", "=1+1", "#", "<b>", "{}", "[1]", "\u2028", "\x85", "\x0b", "\x1c",
+    "\ufeff", "\u202e",
 )  # fmt: skip
 PLAIN = ("river", "house", "bird", "baker", "train", "garden", "letter", "stone", "window")
 

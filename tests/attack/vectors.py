@@ -16,20 +16,52 @@ from .oracle import Wrong
 from .results import check_result
 
 HEADERS = (
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 6), }", "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 6), }",
-    "{'descr': '<f4', 'fortran_order': True, 'shape': (3, 6), }", "{'descr': '|O', 'fortran_order': False, 'shape': (3, 6), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6)", "{'descr': '<U999999999', 'fortran_order': False, 'shape': (3,), }",
-    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,), }", "{'descr': '<f4', 'fortran_order': 1, 'shape': (3, 6), }",
-    "{'descr': '<f4', 'shape': (3, 6), }", "{'descr': '<f4', 'fortran_order': False, 'shape': 18, }", "[1, 2]", "", "\x00" * 90, "(" * 3000,
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6.0), }", "{'descr': '>c16', 'fortran_order': False, 'shape': (1, 6), }",
-    "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (1, 6), }", "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 6), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 6), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 6), }",
+    "{'descr': '<f4', 'fortran_order': True, 'shape': (3, 6), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (3, 6), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6)",
+    "{'descr': '<U999999999', 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,), }",
+    "{'descr': '<f4', 'fortran_order': 1, 'shape': (3, 6), }",
+    "{'descr': '<f4', 'shape': (3, 6), }", "{'descr': '<f4', 'fortran_order': False, 'shape': 18, }", "[1, 2]", "",
+    "\x00" * 90, "(" * 3000,
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6.0), }",
+    "{'descr': '>c16', 'fortran_order': False, 'shape': (1, 6), }",
+    "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (1, 6), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 6), }",
     "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999, 6), }", "__import__('os').abort()",
 )  # fmt: skip
 VALUES = (0.0, 1e-30, 1e5, 1e10, 1e20, 1e30, 3e38, 1e39, 1e300, float("nan"), float("inf"), -float("inf"), -1e20)
-TYPES = ("float16", "float32", "float64", "int8", "int64", "uint64", "bool", "complex64", "U3", "S3", "datetime64[s]", "object", "longdouble")
+TYPES = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int64",
+    "uint64",
+    "bool",
+    "complex64",
+    "U3",
+    "S3",
+    "datetime64[s]",
+    "object",
+    "longdouble",
+)
 SHAPES = ((6,), (1, 6), (3, 6), (0, 6), (3, 5), (3, 7), (6, 3), (1, 1, 6), (), (0,), (1,), (2, 3, 6), (3, 0))
 HOW = ("header", "bytes", "value", "value", "value", "type", "shape", "npz", "container", "path", "none")
-USES = ("invert_file", "invert_file", "invert_array", "neighbours", "edit", "interpolate", "score", "classify", "import", "import")
+USES = (
+    "invert_file",
+    "invert_file",
+    "invert_array",
+    "neighbours",
+    "edit",
+    "interpolate",
+    "score",
+    "classify",
+    "import",
+    "import",
+)
 
 
 def prepare() -> Any:
@@ -54,7 +86,9 @@ def run(parameters: dict[str, Any], folder: Path, model: Any) -> str:
         return _import(raw, folder)
     given: Any = file
     if parameters["how"] == "path":
-        given = draw.choice((folder, folder / "no.npy", Path("/dev/zero"), folder / ("x" * 300), str(folder / "no.npy"), Path("")))
+        given = draw.choice(
+            (folder, folder / "no.npy", Path("/dev/zero"), folder / ("x" * 300), str(folder / "no.npy"), Path(""))
+        )
     elif use != "invert_file":
         given = array
     texts = ["w1 w2 w3"] * (len(array) if np.ndim(array) == 2 else 1)
@@ -105,8 +139,10 @@ def make(how: str, draw: random.Random) -> tuple[bytes, Any]:
             np.savez(sink, a=array)
             return sink.getvalue(), array
         case "container":
-            array = draw.choice((array.tolist(), [array[0], array[1][:3]], None, {"a": 1}, "x", 3, [[None] * 6], [["a"] * 6], [[10**400] * 6],
-                                 b"x", iter([1]), [array, array], {1, 2}, object, [[True] * 6], ["w1 w2", 3], [""], []))  # fmt: skip
+            array = draw.choice((array.tolist(), [array[0], array[1][:3]], None, {"a": 1}, "x", 3, [[None] * 6],
+            [["a"] * 6], [[10**400] * 6],
+                                 b"x", iter([1]), [array, array], {1, 2}, object, [[True] * 6], ["w1 w2", 3], [""],
+                                 []))  # fmt: skip
             return _npy(np.zeros((1, 6), np.float32)), array
     return _npy(array), array
 
