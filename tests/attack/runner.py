@@ -28,7 +28,7 @@ from .oracle import Ending, judge
 
 CPU_SECONDS = 15
 WALL_SECONDS = 120.0
-"""Cores are shared, so this bound is generous; `IDLE_SECONDS` holds for a child that only waits (pipe, lock, server)."""
+"""Cores are shared, so this bound is generous; `IDLE_SECONDS` holds for a child that only waits (pipe, lock)."""
 IDLE_SECONDS = 8.0
 MEMORY_BYTES = 2 * 2**30
 """Address space that a case may use beyond that of the process that it is forked from."""

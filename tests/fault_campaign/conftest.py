@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-for place in (TESTS / "faults", TESTS / "training"):  # `children`, `stages` and `helpers` are imported by name
+for place in (TESTS / "fault_campaign", TESTS / "training"):  # `children`, `stages` and `helpers` are imported by name
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 
