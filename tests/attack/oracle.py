@@ -13,8 +13,8 @@ from mm_ldlm.errors import MMLDLMError
 PASSED = ("success", "quarantine", "refused")
 """Endings that are allowed. Every other ending is a failure, named by its kind."""
 MAX_LINES = 3
-MAX_CHARACTERS = 3000
-"""A message of one endless line is not readable either."""
+MAX_CHARACTERS = 8000
+"""A message of one endless line is not readable either; a path, which messages repeat, may have 4,096 bytes."""
 
 
 class Wrong(Exception):

@@ -79,6 +79,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def kedro(workshop: Path, tmp_path: Path) -> Iterator[Any]:
     """Start `kedro run --env=test` with a data folder of its own; nothing of it is left afterwards."""
     started: list[subprocess.Popen[str]] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     def run(*params: str, pipelines: str = "ingestion", data: Path | None = None) -> subprocess.Popen[str]:
         values = ",".join([f"data={data or tmp_path / 'data'}", SMALL, *params])
@@ -91,6 +92,7 @@ def kedro(workshop: Path, tmp_path: Path) -> Iterator[Any]:
         return process
 
     yield run
+    signal.signal(signal.SIGINT, before)
     for process in started:
         try:
             os.killpg(process.pid, signal.SIGKILL)
