@@ -20,7 +20,7 @@ export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow check lint types bench gpu-check viz notebook mlflow clean
+.PHONY: help install run test test-slow test-attack check lint types bench gpu-check viz notebook mlflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test: check ## lint, import contracts and types, then every test that is not slo
 
 test-slow: $(DEV) ## run fault campaigns and long tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-attack: $(DEV) ## attack every door with 2,000 generated cases, other ones each time (ARGS='--cases 500 --targets sources,api')
+	PYTHONPATH=src $(BIN)/python -m tests.attack $(ARGS)
 
 check: lint types ## check style, import contracts and types
 

@@ -43,6 +43,14 @@ def test_a_directory_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_directory_removes_what_killed_writers_left_of_it_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".tmp-1a-d", ".tmp-2b-old-d", ".tmp-3c-other", ".tmp-4d-d-2"):
+        (tmp_path / name).mkdir()
+    with atomic.new_directory(tmp_path / "d") as new:
+        (new / "file").write_text("one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-3c-other", ".tmp-4d-d-2", "d"]
+
+
 def test_temporaries_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-1-x").write_text("")
     (tmp_path / ".tmp-2-d").mkdir()

@@ -59,10 +59,14 @@ def read_json(path: str | Path) -> Any:
 def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
 
-    An existing `path` is replaced; between the two renames it does not exist for a moment.
+    An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
+    time, so temporary directories for this `path` are those of killed writers and are removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{_TEMPORARY}*"):
+        if left.name[len(_TEMPORARY) :].partition("-")[2].removeprefix("old-") == path.name:
+            shutil.rmtree(left, ignore_errors=True)
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
     temporary.mkdir()
     try:

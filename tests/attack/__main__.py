@@ -1,0 +1,7 @@
+"""`python -m tests.attack`."""
+
+import sys
+
+from .campaign import main
+
+sys.exit(main())
