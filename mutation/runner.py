@@ -180,7 +180,9 @@ class _Loop:
         if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
             return Run(fault.name, "limit", name or "limit", used)
         if os.WIFSIGNALED(status):
-            return Run(fault.name, "killed", name or f"signal {os.WTERMSIG(status)}", used)
+            number = os.WTERMSIG(status)
+            from_outside = number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+            return Run(fault.name, "limit" if from_outside else "killed", name or f"signal {number}", used)
         outcomes: dict[int, Outcome] = {0: "survived", 1: "killed", 2: "limit", 3: "not planted"}
         return Run(fault.name, outcomes.get(os.WEXITSTATUS(status), "killed"), name, used)
 
@@ -199,6 +201,7 @@ class _Loop:
             os.write(write, failed.encode())
             code = 1 if failed else 0
         finally:
+            sys.stdout.flush()
             os._exit(code)
 
 
@@ -207,7 +210,8 @@ def _first_failure(items: list[Any]) -> str:
 
     for item, following in zip(items, [*items[1:], None], strict=True):
         reports = runtestprotocol(item, nextitem=following, log=False)
-        if any(report.failed for report in reports):
+        if failures := [report for report in reports if report.failed]:
+            print(f"{item.nodeid}\n{failures[0].longreprtext}")
             return str(item.nodeid)
     return ""
 

@@ -31,20 +31,19 @@ from mm_ldlm.training.validation import Validation
 ALONE = Process(RankInfo(), torch.device("cpu"), None)
 
 
+class _Objective(SimpleNamespace):
+    def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
+        count = batch.valid_BL.sum()
+        return {"loss": (model.weight.detach().sum() * count, count)}
+
+
 class Root(nn.Module):
     """One weight, which is its own loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model = nn.Linear(1, 1, bias=False)
-        self.objective = SimpleNamespace(kinds=("a",), fields=(), weights={"loss": 1.0})
-        self.objective.__class__ = _Objective
-
-
-class _Objective(SimpleNamespace):
-    def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
-        count = batch.valid_BL.sum()
-        return {"loss": (model.weight.detach().sum() * count, count)}
+        self.objective = _Objective(kinds=("a",), fields=(), weights={"loss": 1.0})
 
 
 def test_validation_and_so_best_measure_the_averaged_weights() -> None:
@@ -110,11 +109,12 @@ def test_a_resume_restores_scale_counters_weights_and_averages(tmp_path: Path) -
         parts = build(
             dataclasses.replace(spec, seed=seed), root=tmp_path, data=helpers.data(), process=ALONE, tracker=Silent()
         )
-        parts.checkpointer.scaler = torch.amp.GradScaler("cpu")
+        parts.checkpointer.scaler = torch.amp.GradScaler("cpu", init_scale=256.0 * seed)
         made.append(parts)
-    old, new = made
-    old.checkpointer.scaler.update(512.0)
-    old.checkpointer.scaler._scale = torch.tensor(512.0)
+    new, old = made
+    for parameter in old.stepper.root.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    old.optimization.step()
     counters = {"consecutive_skips": 2, "consecutive_spikes": 3, "consecutive_overflows": 4, "rollbacks": 1}
     old.guard.load({**counters, "windows": {"mixed/loss": [1.5, 2.5]}})
     state = {
