@@ -149,19 +149,23 @@ class _Loop:
             order = {name: number for number, name in enumerate(fault.tests)}
             items = [item for item in session.items if _file_of(item) in order]
             items.sort(key=lambda item: order[_file_of(item)])
-            run = self._run(fault, items)
+            functions, source = _functions(self.root, fault), self.root / fault.path
+            # tests that start processes read the file, which is planted already if no function shows the fault
+            on_disk = contextlib.nullcontext() if functions is None else planted(source, fault.changed)
+            with on_disk:
+                run = self._run(fault, items, functions)
             with open(self.results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(run)) + "\n")
         return True
 
-    def _run(self, fault: Fault, items: list[Any]) -> Run:
+    def _run(self, fault: Fault, items: list[Any], functions: Any) -> Run:
         """Fork, plant, run; the child writes the name of the failing test into a pipe."""
         read, write = os.pipe()
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         child = os.fork()
         if child == 0:
             os.close(read)
-            self._child(fault, items, write)
+            self._child(fault, items, functions, write)
         os.close(write)
         status: int | None = None
         while status is None and time.monotonic() - started < self.limits.seconds:
@@ -186,18 +190,15 @@ class _Loop:
         outcomes: dict[int, Outcome] = {0: "survived", 1: "killed", 2: "limit", 3: "not planted"}
         return Run(fault.name, outcomes.get(os.WEXITSTATUS(status), "killed"), name, used)
 
-    def _child(self, fault: Fault, items: list[Any], write: int) -> None:
+    def _child(self, fault: Fault, items: list[Any], functions: Any, write: int) -> None:
         """Plant the fault in this process, run the tests, and end it: 0 passed, 1 failed, 2 limit, 3 not planted."""
         code = 3
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (self.limits.cpu_seconds, self.limits.cpu_seconds + 5))
-            functions = _functions(self.root, fault)
             if functions is not None:
                 replace_code(functions, str(self.root / fault.path))
-            on_disk = contextlib.nullcontext() if functions is None else planted(self.root / fault.path, fault.changed)
-            with on_disk:
-                failed = _first_failure(items)
+            failed = _first_failure(items)
             os.write(write, failed.encode())
             code = 1 if failed else 0
         finally:

@@ -152,7 +152,7 @@ changes = {"same": (b"n * 1", b"n / 1"), "grow": (b"n + STEP", b"n - STEP"), "st
            "hang": (b"n += 1", b"pass"), "name": (b"return n + STEP", b"return m + STEP")}
 faults = [Fault(name, "src/mm_ldlm/small.py", source.replace(*change), ("tests/test_small.py",))
           for name, change in changes.items()]
-runs = run_faults(root, faults, work=root / "work", limits=Limits(cpu_seconds=2, seconds=300))
+runs = run_faults(root, faults, work=root / "work", limits=Limits(cpu_seconds=1, seconds=300))
 print(json.dumps({run.name: [run.outcome, run.test] for run in runs}))
 assert Path(root, "src/mm_ldlm/small.py").read_bytes() == source
 """

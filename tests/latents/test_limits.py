@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mm_ldlm.errors import StoreError
+from mm_ldlm.latents import spot_check
 from mm_ldlm.latents.checks import check_vectors
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.latents.findings import Findings
@@ -69,3 +71,36 @@ def test_a_row_of_exactly_the_given_length_fits(store: ShardStore) -> None:
     with pytest.raises(StoreError, match="expected at most 5 items"):
         store.lists("ids").padded([6], pad=-1, length=5)
     assert store.lists("ids").padded([2, 0], pad=-1, length=3).tolist() == [[0, 1, -1], [-1, -1, -1]]
+
+
+@pytest.mark.parametrize("rows", [6, 8])
+def test_a_manifest_with_more_or_fewer_rows_than_its_shards_is_refused(rows: int, store: ShardStore) -> None:
+    file = store.directory / "manifest.json"
+    plain = json.loads(file.read_text())
+    file.write_text(json.dumps({**plain, "rows": rows}))
+    with pytest.raises(StoreError, match=f"expected {rows} rows, found 7 in the shards"):
+        ShardStore.open(store.directory)
+
+
+@pytest.mark.parametrize(("factor", "fails"), [(0.5, False), (0.99, False), (1.01, True), (5.0, True)])
+def test_a_vector_fails_the_spot_check_just_above_the_tolerance(
+    factor: float, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors have norm 3, and one of the stored ones lies at `factor` times the tolerance of them."""
+    encoded = np.zeros((4, 2))
+    encoded[:, 0] = 3.0
+    stored = encoded.copy()
+    stored[2, 1] = 3.0 * 0.01 * factor
+    names = SimpleNamespace(take=lambda rows: [str(row) for row in rows])
+    column = SimpleNamespace(take=lambda rows: stored[rows], dtype=np.dtype("float32"))
+    records = SimpleNamespace(strings=lambda name: names)
+    latents = SimpleNamespace(strings=lambda name: names, fixed=lambda name: column)
+    monkeypatch.setattr(spot_check, "sample", lambda *_, **__: np.arange(4))
+    encoder = SimpleNamespace(encode=lambda texts: encoded)
+    monkeypatch.setattr(spot_check, "load_encoder", lambda *_, **__: encoder)
+    found = Findings()
+    config = ValidationConfig(spot_tolerance=0.01)
+    spot_check.check_spots(
+        found, records, latents, encoder=None, located=SimpleNamespace(dtype="float32"), config=config, seed=0  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert np.asarray(found.rows.get("spot re-encoding", [])).tolist() == ([2] if fails else [])
