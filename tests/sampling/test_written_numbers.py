@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.config import SearchConfig
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.remdm import RemdmLoopConfig
 from mm_ldlm.sampling.search import search
 
@@ -112,3 +115,18 @@ def test_the_loop_of_remdm_has_three_parts(t_on: float, t_off: float, alpha_on: 
         assert level.remasking == (t_off < now <= t_on), "past its end the loop masks nothing"
     assert float(sampler.level(grid, steps - 1).then) == 1.0
     assert math.isfinite(float(level.unmask_probability(torch.zeros(1, dtype=torch.float64))))
+
+
+def test_each_block_draws_its_own_noise() -> None:
+    """Under a uniform model, two blocks that the model reads in the same places agree in one of eight tokens."""
+    denoise = TextDenoiser.dense(
+        lambda tokens, t: torch.zeros(*tokens.shape, 10), mask_id=8, pad_id=9, vocab_size=10
+    )  # fmt: skip
+    process = AbsorbingConfig().build(vocab_size=10, pad_id=9, mask_id=8)
+    sampler = text_sampler("blocks", block_length=4, inner={"kind": "ancestral", "steps": 2})
+    canvas = torch.full((500, 8), 8)
+    sample = sampler.sample(
+        denoise, canvas, process=process, generator=RowGenerator(0, torch.arange(500)), window=4
+    )  # fmt: skip
+    same = (sample.tokens[:, :4] == sample.tokens[:, 4:]).float().mean()
+    assert float(same) == pytest.approx(1 / 8, abs=0.03)
