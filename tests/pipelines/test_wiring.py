@@ -69,9 +69,13 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("use_ema", [True, False])
 def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
-    split: str, use_ema: bool, dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    split: str, use_ema: bool, dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: dict[str, Any] = {}
+    checkpoint = tmp_path / "run-b" / "checkpoints" / "step-00000040"
+    checkpoint.mkdir(parents=True)
+    for name in ("COMPLETE", "ema.safetensors"):
+        (checkpoint / name).touch()
     numbers = ("length", "log_prob", "model_calls", "encoder_calls", "cosine")
     frame = pd.DataFrame({"source": ["a"], "text": ["a"], **{name: [1] for name in numbers}})
 
@@ -83,7 +87,7 @@ def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
 
     model = Model()
     model.invert = invert  # type: ignore[attr-defined]
-    model.parts = SimpleNamespace(checkpoint=Path("runs/run-b/checkpoints/step-00000040"))  # type: ignore[assignment]
+    model.parts = SimpleNamespace(checkpoint=checkpoint)  # type: ignore[assignment]
     parameters = {**base["sampling"], "rows": 5, "split": split, "use_ema": use_ema, "tasks": ["l2t"]}
     monkeypatch.setattr(sampling_nodes, "_table", lambda parts, columns, *more: (parts, made_by(parts, columns, *more)))
     parts, table = sampling_nodes.sample_l2t(model, dataset, parameters, 3)  # type: ignore[arg-type]
@@ -93,8 +97,10 @@ def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
     held = sentences.read_sentences(dataset, sentences.rows_of_ids(dataset, parts[0]["id"].tolist()))
     np.testing.assert_array_equal(held.latents, seen["latents"])
     assert held.texts == tuple(parts[0]["source"])
-    weights = "averaged" if use_ema else "last"
-    assert table.attrs["made_by"] == f"run-b/checkpoints/step-00000040, {weights} weights"
+    found = table.attrs["made_by"]
+    expected = ("run-b", "step-00000040", "averaged" if use_ema else "last", 3)
+    assert (found["run"], found["checkpoint"], found["weights"], found["seed"]) == expected
+    assert (found["parameters"]["split"], found["parameters"]["use_ema"]) == (split, use_ema)
 
 
 made_by = sampling_nodes._table
