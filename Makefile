@@ -20,10 +20,10 @@ export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow test-attack check lint types bench gpu-check viz notebook mlflow clean
+.PHONY: help install run test test-slow test-attack test-mutation check lint types bench gpu-check viz notebook mlflow clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(DEV) ## create .venv and install for development (the other targets install what they need)
 
@@ -56,6 +56,9 @@ test-slow: $(DEV) ## run fault campaigns and long tests
 
 test-attack: $(DEV) ## attack every door with 2,000 generated cases, other ones each time (ARGS='--cases 500 --targets sources,api')
 	PYTHONPATH=src $(BIN)/python -m tests.attack $(ARGS)
+
+test-mutation: $(DEV) ## plant faults in a copy of the code and list those that no test finds (ARGS="--sample 60 --seed 0")
+	$(BIN)/python -m mutation $(ARGS)
 
 check: lint types ## check style, import contracts and types
 

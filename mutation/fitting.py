@@ -1,0 +1,48 @@
+"""The test files that fit a source file: a table from names and imports, the nearest first."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+MOST_FILES = 12
+"""Largest number of test files of one source file"""
+CONFIGURATION = ("tests/test_decisions.py", "tests/test_parameters.py", "tests/pipelines/test_graph.py")
+"""Test files of `conf/base`"""
+
+
+@functools.cache
+def imports_of(file: Path) -> frozenset[str]:
+    """Return the modules of `mm_ldlm` that a Python file imports or names in text, without the package's name."""
+    text = file.read_text(encoding="utf-8")
+    found = set(re.findall(r"mm_ldlm\.([\w.]+)", text))
+    for module, names in re.findall(r"from mm_ldlm(?:\.([\w.]+))? import \(?([\w\s,]+)", text):
+        found |= {f"{module}.{name}".strip(".") for name in re.findall(r"\w+", names)}
+    return frozenset(found)
+
+
+def fitting_tests(root: Path, path: str) -> list[str]:
+    """Return the test files to run on a fault in `path` (relative to `root`), the likeliest to fail first.
+
+    First the files with the name of the module, then those that import it, then those of its room, then those that
+    import a module which imports it.
+    """
+    if path.startswith("conf/"):
+        return [name for name in CONFIGURATION if (root / name).is_file()]
+    parts = Path(path).relative_to("src/mm_ldlm").with_suffix("").parts
+    module, room, words = ".".join(parts), parts[0], {part for part in parts[1:] if part != "nodes"}
+    above = {
+        ".".join(file.relative_to(root / "src/mm_ldlm").with_suffix("").parts)
+        for file in (root / "src/mm_ldlm").rglob("*.py")
+        if module in imports_of(file)
+    }
+    ranked = []
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        name = file.relative_to(root).as_posix()
+        own_room, imported = name.startswith(f"tests/{room}/"), imports_of(file)
+        stem = file.stem.removeprefix("test_")
+        score = 8 * (own_room and stem in words) + 4 * (module in imported) + 2 * own_room + bool(above & imported)
+        if score:
+            ranked.append((-score, len(imported), name))
+    return [name for _, _, name in sorted(ranked)][:MOST_FILES]

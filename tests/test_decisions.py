@@ -1,0 +1,100 @@
+"""The defaults that are decisions: each with its reason, so that a change of one is a change of this table."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DECISIONS: list[tuple[str, Any, str]] = [
+    ("sampling.use_ema", True, "the averaged weights are those that validation and `best` measure"),
+    ("evaluation.use_ema", True, "samples and metrics come from the same weights"),
+    ("sampling.checkpoint", "latest", "a run without best_metric has no other"),
+    ("evaluation.checkpoint", "latest", "samples and metrics come from the same checkpoint"),
+    ("sampling.split", "test", "reconstructions are shown of sentences that training and validation never read"),
+    ("evaluation.classification.split", "test", "accuracy is measured on examples that training never read"),
+    ("sampling.text.temperature", 0.0, "an inversion is the most probable text, not a sample"),
+    ("sampling.length", "argmax", "an inversion has the most probable length"),
+    ("sampling.unconditional.length", "sample", "unconditional texts have the lengths of the corpus"),
+    ("sampling.unconditional.text.temperature", 1.0, "unconditional texts follow the distribution of the model"),
+    ("sampling.tasks", None, "every task that has an input and that the run supports"),
+    ("evaluation.sts.too_long", "truncate", "encoders truncate, and the comparison is with them"),
+    ("evaluation.bootstrap.level", 0.95, "the usual confidence level"),
+    ("validation.on_leakage", "remove", "a training text that occurs in an evaluation set makes its score worthless"),
+    ("validation.verify_checksums", True, "damaged shards are found before training"),
+    ("validation.norm_tolerance", 0.001, "float16 vectors of unit norm stay within it"),
+    ("validation.on_norm_outlier", "warn", "an unusual norm alone is no damage"),
+    ("validation.on_duplicate_vector", "warn", "texts that differ in case share their vector"),
+    ("validation.max_quarantine_fraction", 0.01, "more than this is a fault of the data and not of some rows"),
+    ("validation.spot_rows", 256, "vectors under the wrong ids are found only by encoding again"),
+    ("embedding.non_finite", "stop", "a text that breaks the encoder is looked at before it is left out"),
+    ("ingestion.max_bad_fraction", 0.01, "a source with more damaged rows is misread"),
+    ("ingestion.near_duplicates", None, "removal of near duplicates changes the corpus, so it is asked for"),
+    ("ingestion.splits.validation", 0.02, "part of the identity of the splits"),
+    ("ingestion.splits.test", 0.02, "part of the identity of the splits"),
+    ("ingestion.splits.key", "mm-ldlm", "another key moves texts between splits"),
+    ("tokenizer.too_long", "drop", "a truncated text is not the text that its latent was made from"),
+    ("tokenizer.reduce_vocabulary", True, "tokens that never occur in training cannot be learned"),
+    ("objective.condition_dropout", 0.1, "guidance and unconditional texts need the learned null embedding"),
+    ("objective.self_condition", False, "it doubles the cost of half of the steps"),
+    ("objective.mode", "mixed", "one model for both directions and for joint samples"),
+    ("objective.length_weight", 0.1, "without it no length can be predicted"),
+    ("objective.cycle.text_weight", 0.0, "cycle losses are an experiment"),
+    ("objective.cycle.latent_weight", 0.0, "cycle losses are an experiment"),
+    ("normaliser.kind", "whitening", "the diffusion assumes unit variance in every direction"),
+    ("training.ema.enabled", True, "averaged weights sample better"),
+    ("training.optimizer.warmup_steps", 50, "the first steps at the full rate are spikes"),
+    ("training.optimizer.clip", 1.0, "one batch cannot move the weights far"),
+    ("training.guard.spike_action", "log", "a spike that is skipped silently changes the data (decision 0042)"),
+    ("training.guard.max_consecutive_skips", 5, "more skips in a row are a fault and not an accident"),
+    ("training.guard.max_rollbacks", 2, "a third roll-back would repeat the second"),
+    ("training.guard.rollback_lr_factor", 0.5, "the same rate would diverge again"),
+    ("training.checkpoint.best_is", "min", "the metrics of validation are losses"),
+    ("training.checkpoint.best_metric", None, "`best` is asked for"),
+    ("training.checkpoint.keep_last", 2, "one damaged checkpoint does not end a run"),
+    ("training.preflight", True, "a wrong configuration is refused before the first step"),
+    ("training.resume", "auto", "the same command continues an interrupted run"),
+    ("training.init_from", None, "training starts from initial values"),
+    ("training.seed", None, "one seed for the whole project"),
+    ("training.precision.autocast", "fp32", "the numbers on a CPU are those of a GPU"),
+    ("training.precision.tf32", False, "the numbers on a CPU are those of a GPU"),
+    ("training.parallel", "ddp", "the model fits one device"),
+    ("tracking.enabled", True, "every run can be compared with every other"),
+    ("seed", 0, "all results in docs/log.md without another seed have this one"),
+]
+
+
+@functools.cache
+def base() -> dict[str, Any]:
+    """The parameters of `conf/base`, all files together."""
+    found: dict[str, Any] = {}
+    for file in sorted((Path(__file__).parents[1] / "conf" / "base" / "parameters").glob("*.yml")):
+        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return found
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), DECISIONS, ids=[key for key, _, _ in DECISIONS])
+def test_a_default_that_is_a_decision_has_its_value(key: str, value: Any, reason: str) -> None:
+    found: Any = base()
+    for part in key.split("."):
+        assert part in found, f"{key} is no parameter of conf/base"
+        found = found[part]
+    assert found == value, f"{key} is {found!r} in conf/base, decided was {value!r}: {reason}"
+    assert isinstance(found, bool) == isinstance(value, bool), key
+
+
+def test_the_code_has_the_same_decisions() -> None:
+    from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.inference.loading import load_run
+    from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
+    from mm_ldlm.training.config import CheckpointConfig, EmaConfig, GuardConfig
+
+    assert base()["objective"]["condition_dropout"] == CONDITION_DROPOUT
+    for function in (MMLDLM.from_run, load_run):
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+        assert (defaults["use_ema"], defaults["checkpoint"]) == (True, "latest"), function
+    assert (GuardConfig().spike_action, CheckpointConfig().best_is, EmaConfig().enabled) == ("log", "min", True)
