@@ -156,7 +156,7 @@ def _npy(array: Any) -> bytes:
 def _import(raw: bytes, folder: Path) -> str:
     """Import a folder layout whose second latent is the damaged file."""
     from mm_ldlm.corpus.layout import import_layout
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import LocalEncoderConfig
     from mm_ldlm.latents.layout import import_latents
     from mm_ldlm.latents.store import LatentStore
     from mm_ldlm.store import ShardStore
@@ -173,7 +173,7 @@ def _import(raw: bytes, folder: Path) -> str:
     (root / "train_data.json").write_text(json.dumps(listed))
     import_layout(root, records=folder / "records")
     records = ShardStore.open(folder / "records", "records")
-    import_latents(root, records, encoder=EncoderConfig(), workspace=folder / "latents").write(folder / "latents")
+    import_latents(root, records, encoder=LocalEncoderConfig(), workspace=folder / "latents").write(folder / "latents")
     if len(LatentStore.open(folder / "latents")) != 3:
         raise Wrong("lost row", "three latents were written, another number was imported")
     return "success"

@@ -70,12 +70,12 @@ def tokens(inputs: Path, folder: Path) -> Any:
 
 
 def extraction(inputs: Path, folder: Path) -> Any:
-    from mm_ldlm.encoders import EncoderConfig
+    from mm_ldlm.encoders import LocalEncoderConfig
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
     from mm_ldlm.store import ShardStore
 
-    encoder = EncoderConfig(name="minilm", path=str(inputs / "encoder"), device="cpu", batch_tokens=256, max_length=64)
+    encoder = LocalEncoderConfig(name="minilm", path=str(inputs / "encoder"), device="cpu", batch_tokens=256, max_length=64)
     config = ExtractConfig(shard_rows=16, processes=1, progress=False)
     records = ShardStore.open(inputs / "records", "records")
     return extract(records, encoder=encoder, config=config, workspace=folder / "latents").rows
@@ -123,7 +123,7 @@ def _encoder(folder: Path) -> None:
     import torch
     from transformers import BertConfig, BertModel
 
-    from mm_ldlm.encoders import EncoderConfig, locate_encoder
+    from mm_ldlm.encoders import LocalEncoderConfig, locate_encoder
 
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -136,7 +136,7 @@ def _encoder(folder: Path) -> None:
             max_position_embeddings=64,
         )
         BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    real = locate_encoder(EncoderConfig()).folder
+    real = locate_encoder(LocalEncoderConfig()).folder
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(real / name, folder / name)
 
