@@ -448,7 +448,7 @@ def test_a_missing_key_is_named_by_its_variable(service: Service, monkeypatch: p
         ({"name": " "}, r"'encoder\.name': expected the service's name of the model"),
         ({"shorten": True}, "expected dim, the number of dimensions"),
         ({"connections": 65}, r"'encoder\.connections': expected a number from 1 to 64, found 65"),
-        ({"timeout": 1e308}, r"'encoder\.timeout': expected a number from 0.001 to 3600"),
+        ({"timeout": 7200}, r"'encoder\.timeout': expected a number from 0.001 to 3600"),
         ({"retries": -1}, r"'encoder\.retries': expected a number from 0 to 100"),
         ({"min_cosine": 1.0}, r"'encoder\.min_cosine': expected a number from 0.5 to 1"),
         ({"api_key": KEY}, r"'encoder\.api_key' is not known"),

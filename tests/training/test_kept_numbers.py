@@ -15,13 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan
-from mm_ldlm.training.build import build, initialise
+from mm_ldlm.training.build import build
 from mm_ldlm.training.config import BatchConfig, EmaConfig, GuardConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
@@ -136,9 +135,9 @@ def test_a_resume_restores_scale_counters_weights_and_averages(tmp_path: Path) -
     root, before = dict(new.stepper.root.named_parameters()), dict(old.stepper.root.named_parameters())
     assert helpers.same_bits(root, before)
     # weights that start another run are the averaged ones
-    (path,) = folder.all_in(old.checkpointer.directory)
-    initialise(new.stepper.root, path)
-    for number, parameter in enumerate(new.stepper.root.parameters()):
+    again = dataclasses.replace(spec, training=dataclasses.replace(spec.training, init_from="run"))
+    started = build(again, root=tmp_path, data=helpers.data(), process=ALONE, tracker=Silent())
+    for number, parameter in enumerate(started.stepper.root.parameters()):
         assert torch.equal(parameter, torch.full_like(parameter, number + 0.25))
 
 

@@ -1,0 +1,22 @@
+"""The comparison head is antisymmetric in its two texts."""
+
+from __future__ import annotations
+
+import torch
+
+from mm_ldlm.models.heads import ComparisonHead
+
+
+def test_swapped_texts_swap_first_and_second_and_keep_similar() -> None:
+    """Of logits (first, second, similar): second = −first, the first changes its sign, similar stays."""
+    head = ComparisonHead(4, hidden_dim=8)
+    with torch.no_grad():
+        for number, parameter in enumerate(head.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    one, two = (torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in (10, 11))
+    forth, back = head(one, two), head(two, one)
+    torch.testing.assert_close(forth[:, 0], -forth[:, 1])
+    torch.testing.assert_close(forth[:, 0], back[:, 1])
+    torch.testing.assert_close(forth[:, 2], back[:, 2])
+    assert forth[:, 0].abs().min() > 1e-4
+    torch.testing.assert_close(head(one, one)[:, 0], torch.zeros(5))
