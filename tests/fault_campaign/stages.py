@@ -75,7 +75,9 @@ def extraction(inputs: Path, folder: Path) -> Any:
     from mm_ldlm.latents.extract import extract
     from mm_ldlm.store import ShardStore
 
-    encoder = LocalEncoderConfig(name="minilm", path=str(inputs / "encoder"), device="cpu", batch_tokens=256, max_length=64)
+    encoder = LocalEncoderConfig(
+        name="minilm", path=str(inputs / "encoder"), device="cpu", batch_tokens=256, max_length=64
+    )
     config = ExtractConfig(shard_rows=16, processes=1, progress=False)
     records = ShardStore.open(inputs / "records", "records")
     return extract(records, encoder=encoder, config=config, workspace=folder / "latents").rows
