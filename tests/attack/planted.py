@@ -13,6 +13,13 @@ from mm_ldlm.errors import SourceError
 
 from .oracle import Written, Wrong, check_rows
 
+
+class Unescaped(SourceError):
+    """A project error whose message is printed as it is."""
+
+    __str__ = Exception.__str__
+
+
 FAULTS = {
     "none": "success",
     "refusal": "refused",
@@ -72,7 +79,7 @@ def run(parameters: dict[str, Any], folder: Path, material: Any) -> str:
         case "empty":
             raise SourceError("")
         case "surrogate":
-            raise SourceError("the name \udcff")
+            raise Unescaped("the name \udcff")
         case "wrong":
             raise Wrong("silent change", "the bytes changed, the store did not complain")
         case "orphan":
