@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from mm_ldlm.models.heads import ComparisonHead, mean_features
+from mm_ldlm.models.heads import EPSILON, ComparisonHead, mean_features
 
 
 def test_swapped_texts_swap_first_and_second_and_keep_similar() -> None:
@@ -28,5 +28,5 @@ def test_features_are_the_mean_over_the_tokens_without_the_padding() -> None:
     valid_BL = torch.arange(6) < torch.tensor([[2], [6]])
     found_BD = mean_features(hidden_BLD, valid_BL)
     for row, length in enumerate((2, 6)):
-        torch.testing.assert_close(found_BD[row], F.layer_norm(hidden_BLD[row, :length], (4,)).mean(dim=0))
+        torch.testing.assert_close(found_BD[row], F.layer_norm(hidden_BLD[row, :length], (4,), eps=EPSILON).mean(dim=0))
     assert not mean_features(hidden_BLD, torch.zeros_like(valid_BL)).any()
