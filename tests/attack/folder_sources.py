@@ -81,10 +81,10 @@ def make_layout(damage: str, draw: random.Random, folder: Path) -> Made:
     path = root / "train_data.json"
     if damage == "list_json":
         write_json(path, damage_json(lists["train"], draw), draw)
-        written.low, written.whole, written.required = 0, None, set()
+        written.low, written.high, written.whole, written.required = 0, 10**3, None, set()
     elif damage == "list_bytes":
         damage_file(path, draw)
-        written.low, written.whole, written.required = 0, None, set()
+        written.low, written.high, written.whole, written.required = 0, 10**3, None, set()
     if damage.startswith("zip"):
         root = _zip(root, folder / "layout.zip", damage, draw, written)
     return {"kind": "layout", "path": str(root)}, written
@@ -102,7 +102,7 @@ def _zip(root: Path, path: Path, damage: str, draw: random.Random, written: Writ
             archive.writestr("../../escaped.txt", SECRET)
     if damage == "zip_bytes":
         path.write_bytes(damage_bytes(path.read_bytes(), draw))
-        written.low, written.whole, written.required = 0, None, set()
+        written.low, written.high, written.whole, written.required = 0, 10**3, None, set()
     return path
 
 

@@ -158,7 +158,8 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
         number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
         directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    atomic.remove_temporaries(directory / "checkpoints")
+    for place in (directory, directory / "checkpoints"):
+        atomic.remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
     atomic.write_json(directory / "config.json", {**spec.to_dict(), "versions": versions})
     return JsonlTracker(directory / LOG)
