@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.replay is not None:
         cases = [Case.read(path) for path in given.replay] or ([] if given.smoke else kept_cases(REGRESSIONS))
         print(f"replay of {len(cases)} kept cases", flush=True)
-        count, names = given.smoke, TARGETS if given.smoke else ()
+        count, names = given.smoke, given.targets.split(",") if given.smoke else ()
     else:
         cases, count, names = [], given.cases, given.targets.split(",")
         print(f"seed {seed}: {count} cases of {', '.join(names)}", flush=True)
