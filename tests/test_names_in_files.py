@@ -208,7 +208,7 @@ def test_a_shard_is_a_file_of_its_store(tmp_path: Path, change: Callable[[Path],
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("pipe", "named pipe"), ("loop", "loop of symbolic links"), ("x" * 300, "too long"), ("a\0b", "not a valid path")],
+    [("pipe", "named pipe"), ("loop", "loop of symbolic links"), ("x" * 300, "too long")],
 )
 @pytest.mark.parametrize(
     "kind", ["text", "jsonl", "csv", "parquet", "arrow", "layout", "disk", "webdataset", "image_folder"]
@@ -226,7 +226,7 @@ def test_a_glob_reports_what_is_no_file(root: Path) -> None:
 def test_names_that_are_not_utf8_are_read(root: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(root / "caf") + b"\xe9.txt"))
     path.write_text("a line\n")
-    rows = read(kind="text", path=str(path))
+    rows = read(kind="text", path=str(root / "caf*"))  # parameters are valid Unicode, the names of files need not be
     assert [row.text for row in rows if isinstance(row, Row)] == ["a line"]
     error = SourceError(f"{path}: wrong")
     assert str(error).encode("utf-8").endswith(b"caf\\udce9.txt: wrong")

@@ -380,9 +380,8 @@ def test_what_the_encoder_lacks_is_named_before_the_first_node(
         check_files(typed, read={"encoder", "embedding"})
     check_files(typed, read={"encoder"})  # training names the encoder and does not use it
     without = check_parameters(
-        parameters(project, f"{environment}+mdlm" if environment != "base" else "mdlm", encoder=encoder,
-                   model={"token_vectors": "random"})
-    )  # fmt: skip
+        parameters(project, f"{environment}+mdlm" if environment != "base" else "mdlm", encoder=encoder)
+    )
     check_files(without, read={"encoder", "embedding"})
 
 

@@ -166,12 +166,12 @@ def test_a_parameter_that_is_set_twice_is_refused(planned: Any, params: Any) -> 
 
 @pytest.mark.parametrize("params", [{"model": {1: 2}}, {"": 1}, {"model.": 1}, {"model": {"a": {None: 1}}}])
 def test_a_key_that_is_no_name_is_refused(params: Any) -> None:
-    with pytest.raises(ConfigurationError, match="params: expected strings as keys, found"):
+    with pytest.raises(ConfigurationError, match=r"params.*: expected strings as keys, found"):
         parse(ComparisonConfig, {"members": [{"name": "ar", "params": params}]}, at="comparison")
 
 
 def test_every_budget_has_its_own_folder() -> None:
-    seconds = [0.5, 90.0, 90.25, 1234567.0, 1234568.0, 1e16]
+    seconds = [0.5, 90.0, 90.25, 1234567.0, 1234568.0, 1e7]
     assert len({BudgetConfig(seconds=each).label for each in seconds}) == len(seconds)
 
 

@@ -21,14 +21,14 @@ def test_the_error_of_a_rate_is_that_of_a_mean_where_all_lengths_are_equal() -> 
 
 @pytest.mark.parametrize(
     ("drawn", "p", "clear"),
-    [([-1.0, 1.0, 1.0, 1.0], 0.5, False), ([-1.0, -1.0, -1.0, 1.0], 0.5, False), ([1.0] * 4, 0.0, True),
-     ([0.0] * 4, 1.0, False)],
+    [([-1.0, 1.0, 1.0], 1.0, False), ([-1.0] * 9 + [1.0] * 70, 0.25, False), ([1.0] * 79, 0.025, True),
+     ([-1.0] * 79, 0.025, True), ([0.0] * 4, 1.0, False)],
 )  # fmt: skip
 def test_p_is_twice_the_smaller_tail(
     drawn: list[float], p: float, clear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "replicates_of_runs", lambda *_, **__: np.array(drawn))
-    one, two = bootstrap.mean_of_counts([0.0, 1.0]), bootstrap.mean_of_counts([1.0, 4.0])
-    found = bootstrap.paired_difference([one], [two], 2)
-    assert (found.p_two_sided, found.clear) == (p, clear)
+    one, two = bootstrap.mean_of_counts([0.0, 1.0] * 15), bootstrap.mean_of_counts([1.0, 4.0] * 15)
+    found = bootstrap.paired_difference([one], [two], 30, replicates=len(drawn))
+    assert (found.p_two_sided, found.clear) == (pytest.approx(p), clear)
     assert (found.a, found.b, found.difference.value) == (0.5, 2.5, 2.0)

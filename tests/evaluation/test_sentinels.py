@@ -231,7 +231,7 @@ def test_neighbours_and_search_measure_directions() -> None:
     np.testing.assert_allclose(np.diag(by_row), EXACT, rtol=1e-5)
     assert (np.diff(found.cosines, axis=1) <= 0).all()
     edge = SimpleNamespace(
-        encoder=SimpleNamespace(encode=lambda texts: (A * LONG)[[int(text) for text in texts]]),
+        encoded=lambda texts: (A * LONG)[[int(text) for text in texts]],
         tokenizer=SimpleNamespace(decode_batch=lambda tokens: [str(row[0]) for row in tokens]),
     )
     cosines = Edge.cosines(edge, (B / LONG).astype(np.float32))  # type: ignore[arg-type]

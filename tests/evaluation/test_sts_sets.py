@@ -2,7 +2,7 @@
 
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.sts_sets import (
     SEMEVAL_SUBSETS,
     StsSource,
@@ -187,5 +187,5 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, message):
 def test_a_missing_file_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(EvaluationError, match="does not exist"):
         load_sts(StsSource(format="stsb", name="x", path=str(tmp_path / "nowhere.csv")))
-    with pytest.raises(ValueError, match="needs a path"):
+    with pytest.raises(ConfigurationError, match="needs a path"):
         StsSource(format="semeval", name="sts12")

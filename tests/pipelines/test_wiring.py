@@ -166,10 +166,13 @@ def test_the_normaliser_is_fitted_to_the_training_split(
 ) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(normaliser, "fit", lambda store, **more: seen.update(more, store=store))
+    monkeypatch.setattr(normaliser, "calibrated", lambda fitted, found, *, rows: seen.update(calibrated=(found, rows)))
     store = SimpleNamespace(manifest=SimpleNamespace(meta={"encoder": {"normalised": bool(seed)}}))
     objective = {"kind": "multimodal", "mode": "mixed"}
     validation_nodes.fit_normaliser(store, dataset.index, objective, {"kind": "robust", "robust_rows": 3})  # type: ignore[arg-type]
     np.testing.assert_array_equal(seen["rows"], dataset.rows("train"))
+    np.testing.assert_array_equal(seen["calibrated"][1], dataset.rows("validation"))
+    assert seen["calibrated"][0] is store
     assert (seen["store"], seen["unit_norm"]) == (store, bool(seed))
     assert (seen["config"].kind, seen["config"].robust_rows) == ("robust", 3)
 

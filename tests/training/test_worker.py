@@ -311,7 +311,7 @@ def test_validation_best_and_retention(tmp_path: Path, best_is: str, choose: Any
     assert kept == {4, 8, 10} | {best}
 
 
-@pytest.mark.parametrize(("every_minutes", "steps"), [(1e-9, list(range(1, 11))), (1e9, [10]), (None, [10])])
+@pytest.mark.parametrize(("every_minutes", "steps"), [(1e-9, list(range(1, 11))), (1e6, [10]), (None, [10])])
 def test_checkpoints_by_elapsed_minutes(tmp_path: Path, every_minutes: float | None, steps: list[int]) -> None:
     run(tmp_path, checkpoint={"every_steps": None, "every_minutes": every_minutes, "background": False})
     assert [event["step"] for event in read_events(log(tmp_path), "checkpoint")] == steps

@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mm_ldlm.checkpoints.reference import MARKER
 from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.paths import inside
 from mm_ldlm.store.verified import RECORD
 
-MARKER = "COMPLETE"
 FORMAT_VERSION = 2
 _NAME = re.compile(r"step-(\d{8,18})")
 _READ = (".safetensors", ".json", ".arrow")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.reference import MARKER
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.store.fingerprint import file_sha256
 
@@ -25,7 +25,7 @@ def weights_of(checkpoint: Path, *, use_ema: bool) -> dict[str, str]:
     return {
         "run": run.name,
         "checkpoint": checkpoint.name,
-        "digest": file_sha256(checkpoint / folder.MARKER)[:32],
+        "digest": file_sha256(checkpoint / MARKER)[:32],
         "weights": "averaged" if averaged else "last",
     }
 

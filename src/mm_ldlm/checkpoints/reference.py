@@ -8,6 +8,9 @@ from typing import Any
 from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.store.paths import inside
 
+MARKER = "COMPLETE"
+"""File of a checkpoint that is written last and names its other files."""
+
 
 def run_folder(runs: Path, reference: Any) -> Path:
     """Return the folder of the run that a run.json names.
