@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mm_ldlm.checkpoints.reference import MARKER
 from mm_ldlm.errors import CheckpointError, UnsafePathError
+from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.paths import inside
@@ -220,7 +221,11 @@ def find(path: Path, *, which: str = "latest") -> Path:
         CheckpointError: There is none, or it is damaged; an older one than the latest is used only when named
             explicitly.
     """
-    if (path / MARKER).is_file():
+    try:
+        whole = (path / MARKER).is_file()
+    except OSError as error:  # a name that is too long, a loop of links
+        raise CheckpointError(f"{show(str(path), 200)} cannot be read ({error.strerror}). Correct the path.") from None
+    if whole:
         check(path)
         return path
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path

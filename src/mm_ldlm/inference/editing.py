@@ -82,7 +82,9 @@ def canvas_of(text: str, *, mask: str, tokenizer: TextTokenizer) -> list[int]:
     """
     pieces = text.split(mask) if mask else [text]
     if len(pieces) == 1:
-        raise SamplingError(f"infill: expected at least one {mask!r} in each text, found none in {show(text, 60)}.")
+        raise SamplingError(
+            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(text, 60)}."
+        )
     ids = tokenizer.encode(pieces)
     canvas = list(ids[0])
     for piece in ids[1:]:

@@ -15,6 +15,7 @@ from mm_ldlm.config import Fraction, LayersOrNone, Ratio, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta, require_latents
 from mm_ldlm.models.layers import EPSILON, Linear
 from mm_ldlm.models.parts import tag
+from mm_ldlm.models.transformer_options import refuse_empty_mlp
 
 
 @config
@@ -34,6 +35,9 @@ class LatentMLPConfig:
     depth: LayersOrNone = 2
     mlp_ratio: Ratio = 2.0
     dropout: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        refuse_empty_mlp(self.dim, self.mlp_ratio)
 
     @property
     def stores(self) -> tuple[str, ...]:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from mm_ldlm.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 
 
+def refuse_empty_mlp(dim: int, mlp_ratio: float) -> None:
+    """Raise InvalidValue if the inner layer of an MLP would have no dimension."""
+    if round(dim * mlp_ratio) < 1:
+        raise InvalidValue(
+            f"mlp_ratio · dim must be at least 1, found {mlp_ratio} · {dim}, an MLP without dimensions", "mlp_ratio"
+        )
+
+
 @config
 class TransformerOptions:
     """Shape of a transformer.
@@ -31,6 +39,7 @@ class TransformerOptions:
             )
         if self.head_dim % 2:
             raise InvalidValue(f"the dimension of a head must be even for RoPE, found {self.head_dim}", "dim", "heads")
+        refuse_empty_mlp(self.dim, self.mlp_ratio)
 
     @property
     def head_dim(self) -> int:

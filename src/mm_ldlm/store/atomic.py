@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mm_ldlm.store.paths import refuse_no_file
+
 _TEMPORARY = ".tmp-"
+DEEPEST = 100
+"""Mappings and lists that a value of a JSON file may be nested in"""
 
 
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
@@ -47,12 +51,27 @@ def read_json(path: str | Path) -> Any:
 
     Raises:
         OSError: the file is missing or cannot be read.
-        ValueError: it is not UTF-8, not JSON, or nested too deeply to be read.
+        StoreError: the path is that of a folder, a pipe or a device.
+        ValueError: it is not UTF-8, not JSON, or nested more deeply than `DEEPEST`.
     """
+    refuse_no_file(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    _refuse_deep(found)
+    return found
+
+
+def _refuse_deep(value: Any) -> None:
+    """Raise ValueError if mappings and lists are nested more deeply than the functions that copy them can follow."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for each in level if isinstance(each, (dict, list))
+                 for item in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mm_ldlm.errors import UnsafePathError
+from mm_ldlm.errors import StoreError, UnsafePathError
 
 FOLDER, MISSING = "is a folder", "does not exist"
 """The two answers of `problem` that callers treat separately."""
@@ -91,6 +91,12 @@ def problem(path: str | Path) -> str | None:
     if stat.S_ISREG(mode):
         return None
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a regular file")
+
+
+def refuse_no_file(path: str | Path) -> None:
+    """Raise StoreError for a path that exists and is no regular file: a folder, or a pipe whose reading may not end."""
+    if os.path.lexists(path) and (reason := problem(path)) is not None:
+        raise StoreError(f"{path}: expected a file, found that it {reason}. Remove it, or put the file in its place.")
 
 
 def _check_target(root: str | Path, name: str, path: Path) -> None:

@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store.paths import refuse_no_file
+
 
 class JsonlTracker:
     """Appends metrics and events to one file; safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_no_file(path)
         _end_with_newline(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         self._lock = threading.Lock()
@@ -42,9 +46,25 @@ class JsonlTracker:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read every complete line of a log, in order."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n") and line.strip()]
+    """Read every complete line of a log, in order.
+
+    Raises:
+        StoreError: it is no file, or a line is not a JSON object.
+    """
+    refuse_no_file(path)
+    with open(path, "rb") as file:
+        lines = [(number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") and line.strip()]
+    return [_object(path, number, line) for number, line in lines]
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StoreError(f"{path}: line {number} is not a JSON object, so the log is damaged. Remove this line.")
+    return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -223,6 +223,8 @@ class TrainingConfig:
                     "checkpoint.best_metric",
                     "checkpoint.every_steps",
                 )
+        if self.init_from == "":
+            raise InvalidValue("init_from is empty: name a run or a checkpoint, or set it to null", "init_from")
         if self.init_vocabulary != "same" and self.init_from is None:
             raise InvalidValue(
                 "init_vocabulary is read only with init_from: set init_from, or leave it out", "init_vocabulary"

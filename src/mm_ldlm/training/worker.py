@@ -25,7 +25,7 @@ import mm_ldlm
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import MMLDLMError, WorkerFailed
+from mm_ldlm.errors import CheckpointError, MMLDLMError, WorkerFailed
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.store import atomic
 from mm_ldlm.tracking.base import Silent, Tracker
@@ -133,7 +133,10 @@ def _start(parts: loop.Run, spec: TrainingSpec, root: Path) -> str | None:
         path = parts.checkpointer.newest()
     elif resume != "never":
         newest = parts.checkpointer.newest()  # of this run, if it was resumed from PATH before
-        path = newest or folder.find(root / resume)
+        try:
+            path = newest or folder.find(root / resume)
+        except CheckpointError as error:
+            raise CheckpointError(f"parameter 'training.resume': {error}") from None
     if path is None:
         return None
     parts.checkpointer.restore(path)
