@@ -76,8 +76,10 @@ class LayeredConfigLoader(OmegaConfigLoader):
             raise
         except ConfigurationError as error:
             raise UnreadableConfiguration(mask(str(error))) from None
-        except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+        except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, AttributeError) as error:
             reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
+            if isinstance(error, AttributeError):  # Kedro reads every top-level key as a text
+                reason = "a top-level key is no text"
             if isinstance(error.__context__, YAMLError):  # Kedro names the file, and its cause the fault in it
                 reason = f"{reason} ({error.__context__})"
             reason = shorten(escape(mask(" ".join(reason.split()))))

@@ -174,7 +174,7 @@ def _odd(draw: random.Random, count: int) -> pa.Array:
     """A column whose values have no plain counterpart in Python or JSON."""
     far = draw.choice((2**62, -(2**62), 10**17))
     options: list[pa.Array] = [
-        pa.array([far] * count, pa.int64()).cast(pa.timestamp("s"), safe=False),
+        pa.array([far] * count, pa.int64()).cast(pa.timestamp("ms"), safe=False),
         pa.array([far] * count, pa.int64()).cast(pa.timestamp("ns", "UTC"), safe=False),
         pa.array([2**31 - 1] * count, pa.int32()).cast(pa.date32()),
         pa.array([far] * count, pa.int64()).cast(pa.date64(), safe=False),

@@ -6,7 +6,6 @@ and, for a member with several seeds, one row over all of them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.report.content import parameter_count
 from mm_ldlm.evaluation.report.inputs import training_events, training_log
+from mm_ldlm.store import atomic
 
 ALL = "all"
 """In the column `seed`: the row over all finished seeds of a member."""
@@ -122,7 +122,7 @@ def table(results: Mapping[str, Any]) -> pd.DataFrame:
 
 def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
-    reference = json.loads(Path(session.paths["run"]).read_text(encoding="utf-8"))
+    reference = atomic.read_json(Path(session.paths["run"]))
     folder = run_folder(Path(session.paths["runs"]), reference)
     kept = compare.load_result(str(folder))
     log = training_log(folder)

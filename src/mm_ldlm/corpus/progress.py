@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from mm_ldlm.corpus.counts import Counts
@@ -41,7 +40,7 @@ class Progress:
         """Read the progress of an earlier run with this fingerprint if its shards are intact; otherwise start again."""
         fresh = cls.start(fingerprint, sources)
         try:
-            plain = json.loads((workspace / NAME).read_text(encoding="utf-8"))
+            plain = atomic.read_json(workspace / NAME)
             if plain["fingerprint"] != fingerprint:
                 return fresh
             plain["counts"] = Counts.from_dict(plain["counts"])

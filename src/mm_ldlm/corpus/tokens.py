@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -175,7 +174,7 @@ def _resume(workspace: Path, made_by: str) -> dict[str, Any]:
 
     state: dict[str, Any] = {"fingerprint": made_by, "shards": {}}
     try:
-        found = json.loads((workspace / _PROGRESS).read_text(encoding="utf-8"))
+        found = atomic.read_json(workspace / _PROGRESS)
         if found["fingerprint"] == made_by:
             kept = {
                 name: item

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import RankInfo
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -70,6 +70,11 @@ def joined(
         torch.set_num_threads(threads)
     chosen = choose_device(device, local_rank=rank_info.local_rank)
     if chosen.type == "cuda":
+        if (chosen.index or 0) >= torch.cuda.device_count():
+            raise ConfigurationError(
+                f"parameter 'training.device': {chosen} is not on this machine, which has {torch.cuda.device_count()} "
+                "GPUs. Set it to auto or cpu."
+            )
         torch.cuda.set_device(chosen)
     if rank_info.world == 1 and not group_of_one:
         yield Process(rank_info, chosen, None)

@@ -9,7 +9,6 @@ metrics of that run.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from mm_ldlm.evaluation.bootstrap import (
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.headline import sts_headlines
 from mm_ldlm.evaluation.inversion import bleu_of_counts
+from mm_ldlm.store import atomic
 from mm_ldlm.store.atomic import write_bytes, write_json
 
 METRICS, FOLDER = "metrics.json", "evaluation"
@@ -83,7 +83,7 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
     for place in candidates:
         if place.is_file():
             try:
-                metrics = json.loads(place.read_text(encoding="utf-8"))
+                metrics = atomic.read_json(place)
             except ValueError as error:
                 raise EvaluationError(
                     f"Expected JSON in {place}, found a file that cannot be read as JSON ({error}). "

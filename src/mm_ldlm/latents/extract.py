@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -94,11 +93,9 @@ def _finished_shards(plan: Plan) -> dict[int, Shard]:
         _refuse_other_inputs(plan, manifest.fingerprints)
         recorded = dict(enumerate(manifest.shards))
     elif (plan.progress_folder / "plan.json").is_file():
-        _refuse_other_inputs(
-            plan, json.loads((plan.progress_folder / "plan.json").read_text(encoding="utf-8"))["fingerprints"]
-        )
+        _refuse_other_inputs(plan, atomic.read_json(plan.progress_folder / "plan.json")["fingerprints"])
         for path in plan.progress_folder.glob("part-*.json"):
-            shard = Shard(**json.loads(path.read_text(encoding="utf-8")))
+            shard = Shard(**atomic.read_json(path))
             recorded[int(path.stem.removeprefix("part-"))] = shard
     found = {number: shard for number, shard in recorded.items() if _is_intact(plan, number, shard)}
     if Manifest.exists(plan.workspace) and len(found) < plan.num_shards:
@@ -118,7 +115,7 @@ def _recorded_encoder(workspace: Path) -> str | None:
     plan = workspace / PROGRESS_FOLDER / "plan.json"
     if not plan.is_file():
         return None
-    found: str | None = json.loads(plan.read_text(encoding="utf-8"))["fingerprints"].get("encoder")
+    found: str | None = atomic.read_json(plan)["fingerprints"].get("encoder")
     return found
 
 
@@ -178,7 +175,7 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
                 f"{plan.workspace}: shard {number} was not written although every process succeeded. "
                 "Run the embedding pipeline again."
             )
-        shards.append(Shard(**json.loads(path.read_text(encoding="utf-8"))))
+        shards.append(Shard(**atomic.read_json(path)))
     dim = located.dim
     for shard in shards:
         column = latent_store.LatentStore(plan.workspace, Manifest(kind="latents", rows=shard.rows, shards=(shard,)))
@@ -253,6 +250,6 @@ def _advance(bar: Any, plan: Plan) -> None:
     done = 0
     for path in plan.progress_folder.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):
-            done += int(json.loads(path.read_text(encoding="utf-8"))["rows"])
+            done += int(atomic.read_json(path)["rows"])
     if done > bar.n:
         bar.update(done - bar.n)

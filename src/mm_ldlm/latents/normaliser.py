@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mm_ldlm.config import Rows, config
 from mm_ldlm.errors import StoreError
 from mm_ldlm.store import ShardStore, atomic
+from mm_ldlm.store.paths import refuse_no_file
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +140,7 @@ class Normaliser:
         directory = Path(directory)
         try:
             about = atomic.read_json(directory / "normaliser.json")
+            refuse_no_file(directory / "normaliser.safetensors")
             arrays = load((directory / "normaliser.safetensors").read_bytes())
             if not isinstance(about, dict):
                 raise TypeError("expected a mapping in normaliser.json")
@@ -155,15 +157,16 @@ class Normaliser:
                 typical=_range(about.get("typical")),
                 **arrays,
             )
+            promised = about["fingerprint"]
         except FileNotFoundError as error:
             raise StoreError(
                 f"{error.filename}: the file does not exist. Run the validation pipeline, which fits the normaliser."
             ) from None
-        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise StoreError(
                 f"{directory}: not a readable normaliser ({error}). Run the validation pipeline again."
             ) from None
-        if found.fingerprint != about["fingerprint"]:
+        if found.fingerprint != promised:
             raise StoreError(
                 f"{directory}: the numbers changed after they were saved. Run the validation pipeline again."
             )

@@ -11,7 +11,6 @@ the memory. The workspace during the extraction has a file `.extract/part-000000
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -193,7 +192,7 @@ def _finished(workspace: Path, made_by: dict[str, str]) -> dict[int, Shard]:
     if Manifest.exists(workspace):
         found = Manifest.read(workspace).fingerprints
     elif plan.is_file():
-        found = json.loads(plan.read_text(encoding="utf-8"))
+        found = atomic.read_json(plan)
     if found is not None and found != made_by:
         changed = ", ".join(name for name in made_by if found.get(name) != made_by[name])
         raise FingerprintError(
@@ -206,7 +205,7 @@ def _finished(workspace: Path, made_by: dict[str, str]) -> dict[int, Shard]:
     atomic.write_json(plan, made_by)
     done: dict[int, Shard] = {}
     for path in plan.parent.glob("part-*.json"):
-        shard = Shard(**json.loads(path.read_text(encoding="utf-8")))
+        shard = Shard(**atomic.read_json(path))
         file = workspace / shard.name
         if file.is_file() and file_sha256(file) == shard.sha256:
             done[int(path.stem.removeprefix("part-"))] = shard

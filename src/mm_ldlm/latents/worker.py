@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -140,7 +139,7 @@ def main(job: Path) -> None:
     """Encode this rank's part of the job: every n-th missing shard."""
     process.die_with_parent()
     rank_info = environment.rank_info()
-    plain = json.loads(job.read_text(encoding="utf-8"))
+    plain = atomic.read_json(job)
     plan = Plan.from_dict(plain["plan"])
     device = None
     if plan.encoder.device in ("auto", "cuda"):

@@ -22,6 +22,7 @@ DEEPEST = 100
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
     """Write a temporary file beside `path`, flush it to disk and rename it. Missing parents are created."""
     path = Path(path)
+    refuse_no_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
     try:

@@ -51,7 +51,7 @@ def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
     """
     if legacy.is_legacy(path):
         return
-    source = folder.find(path)
+    source = _find(path)
     if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
         return
     found = ""
@@ -101,7 +101,7 @@ def initialise(
     if legacy.is_legacy(path):
         values, source = {f"model.{name}": value for name, value in legacy.read(path).model.items()}, path / "model.pt"
     else:
-        source = folder.find(path)
+        source = _find(path)
         name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
         values = folder.tensors(source, name)
     values = {name: value for name, value in values.items() if name not in persistent_buffers(root)}
@@ -186,3 +186,10 @@ def _vocabularies(source: Path, tokenizer: TextTokenizer, shape: DataShape) -> V
 def _identity(source: Path) -> dict[str, Any]:
     found = folder.document(source, "training_state.json").get("identity")
     return found if isinstance(found, dict) else {}
+
+
+def _find(path: Path) -> Path:
+    try:
+        return folder.find(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"parameter 'training.init_from': {error}") from None

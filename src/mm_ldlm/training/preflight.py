@@ -117,7 +117,7 @@ def configuration(directory: Path, spec: TrainingSpec) -> Check:
     """Check that config.json can be read back as the same spec."""
     path = directory / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = atomic.read_json(path)
         known = {key: value for key, value in found.items() if key != "versions"} if isinstance(found, dict) else found
         same = TrainingSpec.from_dict(known).fingerprint == spec.fingerprint
     except (OSError, ValueError) as error:
