@@ -54,7 +54,7 @@ test: check ## lint, import contracts and types, then every test that is not slo
 test-slow: $(DEV) ## run fault campaigns and long tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-attack: $(DEV) ## attack every door with 2,000 generated cases, other ones each time (ARGS='--cases 500 --targets sources,api')
+test-attack: $(DEV) ## run 2,000 generated hostile inputs, different ones each time (ARGS='--cases 500 --targets sources,api')
 	PYTHONPATH=src $(BIN)/python -m tests.attack $(ARGS)
 
 test-mutation: $(DEV) ## plant faults in a copy of the code and list those that no test finds (ARGS="--sample 60 --seed 0")

@@ -2,7 +2,7 @@
 
 A process of its own collects the tests of the copy of the project. For each fault it forks: the child plants the fault,
 runs the tests up to the first failure, and ends. Faults outside functions need another import of the package, and
-therefore a collection of their own. A child that reaches its limit of processor time or time is ended.
+therefore a collection of their own. A child that reaches its limit of processor time or wall time is ended.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Fault:
 
 @dataclass(frozen=True)
 class Run:
-    """What the tests said about one fault."""
+    """Outcome of the tests on one fault."""
 
     name: str
     outcome: Outcome
     test: str
     """The first failing test, or how the child ended"""
     seconds: float
-    """of processor time, without the collection"""
+    """Processor time without the collection"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one fault: processor time and time, in seconds."""
+    """Limits of one fault: processor time and wall time, in seconds."""
 
     cpu_seconds: int = 30
     seconds: float = 900

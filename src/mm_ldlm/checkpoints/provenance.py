@@ -11,7 +11,7 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.store.fingerprint import file_sha256
 
 MADE_BY = "made_by"
-"""Key of a metric file, attribute of a table, and key of a figure's meta: its provenance."""
+"""Key of the provenance in a metric file, in the attributes of a table and in the metadata of a figure"""
 _WEIGHTS = ("run", "checkpoint", "digest", "weights")
 
 

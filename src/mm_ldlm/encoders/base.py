@@ -58,7 +58,7 @@ class Encoder(Protocol):
         ...
 
     def run(self, prepared: Any) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences. The same sentences give the same bits."""
+        """Return (n, d) float32 in the order of the sentences; a local encoder repeats its bits for equal input."""
         ...
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -47,7 +47,7 @@ def distance_to(found: str, probes_Kd: npt.NDArray[np.float32]) -> float:
     The distances are those of the projections, which differ from the distances of the vectors by about a third.
     """
     parts = _split(found)
-    assert parts is not None, "identity_of was asked before"
+    assert parts is not None, "call identity_of first"
     reference = parts[1]
     now = _project(probes_Kd)
     return relative_distance(now, reference) if now.shape == reference.shape else float("inf")

@@ -105,7 +105,7 @@ def start(
     """Launch the ranks of a case and wait for them.
 
     Raises:
-        WorkerFailed: a rank failed, also if it was to.
+        WorkerFailed: a rank failed, also where the fault was intended.
     """
     root.mkdir(parents=True, exist_ok=True)
     case = {

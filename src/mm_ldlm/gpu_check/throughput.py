@@ -1,4 +1,4 @@
-"""Tokens per second, share of the chip's peak and memory of training in bf16: a middle size, and the 892M model."""
+"""Tokens per second, fraction of the chip's peak and memory of training in bf16: a middle size, and the 892M model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def memory_892m(setting: Setting) -> Finding:
 def measure(
     setting: Setting, model: MMDiTConfig, shape: DataShape, *, examples: int, accumulation: int, steps: int
 ) -> Finding:
-    """Train `steps` steps of full texts in bf16, after two to warm up."""
+    """Train `steps` steps of full texts in bf16, after two warm-up steps."""
     spec = task.spec(
         to_dict(model), task.MULTIMODAL, device=setting.device, shape=shape, precision={"autocast": "bf16"},
         max_steps=steps + 2, batch={"examples": examples, "accumulation": accumulation, "length_multiple": 4},

@@ -31,7 +31,7 @@ FARTHEST = 1e6
 
 
 def refuse_huge(largest_n: npt.NDArray[np.floating]) -> None:
-    """Raise SamplingError if a latent is so far from the training data that the model's arithmetic means nothing."""
+    """Raise SamplingError if a latent is so far from the training data that results are meaningless."""
     if (rows := np.flatnonzero(~(largest_n <= FARTHEST))).size:
         raise SamplingError(
             f"latents: expected vectors like those that the encoder makes, found {len(rows)} of {len(largest_n)} that "
@@ -164,7 +164,7 @@ class Edge:
         return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
 
     def norms(self, raw_nd: Floats) -> npt.NDArray[np.float64]:
-        """Compute the root mean square (n,) of the standardised coordinates of raw latents: how unlike training."""
+        """Compute the root mean square (n,) of the standardised coordinates of raw latents, about 1 in training."""
         assert self.normaliser is not None
         return norms(np.asarray(self.normaliser.standardise(raw_nd)))
 

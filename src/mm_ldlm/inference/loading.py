@@ -149,7 +149,7 @@ def _config(path: Path, checkpoint: Path) -> dict[str, Any]:
     for place in (path, *checkpoint.parents[:2]):
         if (place / "config.json").is_file():
             return _read_config(place / "config.json")
-    raise CheckpointError(f"{path}: expected a run folder with config.json, found none. Give the path of such a one.")
+    raise CheckpointError(f"{path}: expected a run folder with config.json, found none. Give the path of a run folder.")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _known: dict[str, set[str]] = {}
 
 
 def verify_file(directory: Path, name: str, *, sha256: str, remedy: str) -> None:
-    """Compare the checksum of a file with the promised one, unless it was compared since the file changed.
+    """Compare the checksum of a file with the expected one, unless it was compared since the file changed.
 
     Raises:
         MissingShardError: the file does not exist.

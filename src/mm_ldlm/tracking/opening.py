@@ -31,7 +31,7 @@ LOCAL = "sqlite:///data/mlflow_local.db"
 def within(call: Callable[[], T], *, seconds: float = LONGEST) -> T:
     """Return what `call` returns, if it does so within `seconds`.
 
-    The call is left behind in a daemon thread where it takes longer; the timeouts of MLflow end it.
+    A call that takes longer is left in a daemon thread; the timeouts of MLflow end it.
 
     Raises:
         TrackingError: it took longer, or it raised an exception; the message contains the reason on one line.
@@ -63,7 +63,7 @@ def longest(uri: str) -> float:
 def open_somewhere(uri: str, *, root: Path, **run: Any) -> tuple[str, str] | None:
     """Open a run at `uri`, or else in the local database; return its address and its id, or None where both fail.
 
-    A run does not end because its tracking store is away: the log in the run folder is complete without MLflow.
+    A run does not end because its tracking store is unavailable: the log in the run folder is complete without MLflow.
 
     Args:
         root: the project's root, from which relative databases are resolved.
