@@ -1,6 +1,6 @@
 """Sessions of a comparison: each is a `kedro run` in a process of its own, so that a crash ends one member only.
 
-A session writes into its own folder. `session.json` in it says how it ended and for which parameters; a session that
+A session writes into its own folder. `session.json` in it records how it ended and for which parameters; a session that
 is finished for the same parameters and the same data is not run again, and an interrupted training continues.
 """
 

@@ -287,7 +287,10 @@ def read_tokens(folder: Folder, entry: Entry) -> npt.NDArray[np.int32]:
     except FileNotFoundError:
         data = None
     if data is None:
-        raise SourceError(f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}.")
+        raise SourceError(
+            f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}. "
+            "Restore the file, or correct the list."
+        )
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             ids = np.asarray(arrays["input_ids"]).reshape(-1)

@@ -107,7 +107,7 @@ def _sts(found: dict[str, float], key: str, entry: Mapping[str, Any]) -> None:
 
 
 def sts_headlines(metrics: Mapping[str, float]) -> list[str]:
-    """List the keys of the model's STS scores that say something about a run: it knows the words of most sentences."""
+    """List the keys of the model's STS scores, except those of sets with more than `MOST_UNKNOWN`."""
     scores = sorted(key for key in metrics if key.startswith("sts.") and key.endswith(".spearman"))
     return [key for key in scores if metrics.get(f"{key.removesuffix('spearman')}unknown", 0.0) <= MOST_UNKNOWN]
 

@@ -43,7 +43,7 @@ CHECKS: dict[str, Entry] = {
     "kill_resume": Entry("ranks:kill_resume", "a run killed by SIGKILL and resumed equals an undisturbed one"),
     "extraction": Entry("extraction:extraction", "latents of an encoder on the device; sentences per second"),
     "flops": Entry("flops:flops", "the formula for operations against torch's counter, 892M shape"),
-    "throughput": Entry("throughput:throughput", "tokens per second and share of the chip's peak, middle size"),
+    "throughput": Entry("throughput:throughput", "tokens per second and fraction of the chip's peak, middle size"),
     "memory_892m": Entry("throughput:memory_892m", "memory, tokens per second and fraction of the peak, 892M shape"),
 }
 

@@ -41,7 +41,7 @@ class Texts:
     """(n,) root mean square of the standardised coordinates of each latent: about 1 for latents like those of training
     (`Normaliser.typical` is their range); None without latents"""
     unknown: Floats | None = field(default=None, repr=False)
-    """(n,) fraction of the tokens of each source that the run does not know; None without sources"""
+    """(n,) fraction of the tokens of each source that are [UNK]; None without sources"""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -106,7 +106,7 @@ class Embeddings:
     """(K, n, d) raw"""
     model_calls: Ints
     unknown: Floats | None = field(default=None, repr=False)
-    """(n,) fraction of the tokens of each text that the run does not know"""
+    """(n,) fraction of the tokens of each text that are [UNK]"""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -169,7 +169,7 @@ class Scores:
     draw_cross_entropy: Floats | None = field(default=None, repr=False)
     """(K, n) nats: sum of the cross-entropy of the scored tokens, without the weight of the NELBO"""
     unknown: Floats | None = field(default=None, repr=False)
-    """(n,) fraction of the tokens of each text that the run does not know"""
+    """(n,) fraction of the tokens of each text that are [UNK]"""
 
     @property
     def nll(self) -> Floats:
@@ -205,7 +205,7 @@ class Classes:
     latent_norms: Floats | None = field(default=None, repr=False)
     """(n,) as in `Texts`; None for texts"""
     unknown: Floats | None = field(default=None, repr=False)
-    """(n,) fraction of the tokens of each text that the run does not know; None for latents"""
+    """(n,) fraction of the tokens of each text that are [UNK]; None for latents"""
 
     def __len__(self) -> int:
         return len(self.sources)

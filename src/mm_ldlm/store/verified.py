@@ -1,4 +1,4 @@
-"""Checksums on first use: each file of a store is hashed once, and a small record in its folder says which ones were.
+"""Checksums on first use: each file of a store is hashed once, and a small record in its folder lists them.
 
 The record has one line for each file: its name, size, times of modification and change, and checksum. A file that was
 written, replaced or renamed since then has other numbers and is hashed again. The record is a cache that nothing else

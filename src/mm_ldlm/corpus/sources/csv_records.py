@@ -1,7 +1,7 @@
 """Division of CSV lines into records; a record that contains a bad line is left out as a whole.
 
 A line that cannot be read is replaced by as many quotation marks (one or none) as leave the division unchanged, so that
-the lines after it stay in the record to which they belong. Where quotation marks do not match, nothing tells for
+the lines after it stay in the record to which they belong. Where quotation marks do not match, it is not
 certain whether the following lines are records or the rest of a text. They are read as records if nearly all of them
 have as many fields as the first record, which needs two columns; otherwise they are quarantined up to the line where
 the quotation marks are balanced (decision 0121).

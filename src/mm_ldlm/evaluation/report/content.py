@@ -215,7 +215,7 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
         found.append(("STS of the model", inputs.sts["skipped"]))
     for name, entry in (inputs.sts.get("sets") or {}).items():
         if (unknown := entry.get("unknown") or 0.0) > MOST_UNKNOWN:
-            words = f"{percent(unknown)} of its sentences contain words that this run does not know"
+            words = f"{percent(unknown)} of its sentences contain words outside the run's vocabulary"
             found.append((f"STS {name} among the headlines", words))
     if not (inputs.likelihood.get("unconditional") or inputs.likelihood.get("given_latent")):
         found.append(("Likelihood", inputs.likelihood.get("skipped") or nothing))

@@ -67,7 +67,7 @@ def count_long(pairs: StsSet, model: Any, *, too_long: str) -> int:
 
 
 def fraction_unknown(pairs: StsSet, model: Any) -> float:
-    """Compute the fraction of the distinct sentences with a word that the run does not know."""
+    """Compute the fraction of the distinct sentences with a word outside the run's vocabulary."""
     rows = model.tokenizer.encode(pairs.sentences)
     return sum(model.tokenizer.unk_id in row for row in rows) / len(rows)
 
