@@ -52,8 +52,6 @@ NonNegativeFloat = Annotated[float, bounded(ge=0, le=1e30)]
 """Floats fit float32 with room for a product."""
 Fraction = Annotated[float, bounded(ge=0, le=1)]
 """A number between 0 and 1, both included."""
-BelowOne = Annotated[float, bounded(gt=0, lt=1)]
-"""A number between 0 and 1, both excluded."""
 Seed = Annotated[int, bounded(ge=0, lt=2**63)]
 Size = Annotated[int, bounded(gt=0, le=65_536)]
 """A dimension of a tensor of the model, or its number of heads."""
@@ -69,8 +67,6 @@ Bytes = Annotated[int, bounded(gt=0, lt=2**31)]
 """A size in bytes, at most that of one value of an Arrow column."""
 Repeats = Annotated[int, bounded(gt=0, le=100_000)]
 """A number of model calls, draws or candidates for one result."""
-RepeatsOrNone = Annotated[int, bounded(ge=0, le=100_000)]
-"""The same, where 0 stands for none."""
 Workers = Annotated[int, bounded(gt=0, le=4096)]
 """A number of processes, threads or hosts."""
 WorkersOrNone = Annotated[int, bounded(ge=0, le=4096)]
