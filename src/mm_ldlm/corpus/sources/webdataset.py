@@ -141,7 +141,7 @@ def _check_end(path: Path, end: int) -> None:
         found = 0
         while piece := file.read(1 << 20):
             if piece.strip(b"\0"):
-                raise OSError(f"the bytes after byte {end} are neither a member nor the end of the archive")
+                raise OSError(f"the bytes that follow byte {end} are neither a member nor the end of the archive")
             found += len(piece)
     if found < tarfile.BLOCKSIZE:
         raise OSError(f"the archive ends at byte {end + found} without its end marker, so members may be missing")
