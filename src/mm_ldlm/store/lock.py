@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import json
 import os
-import re
 import socket
 import sys
 from pathlib import Path
@@ -107,7 +106,7 @@ def holder(path: Path) -> str:
 
 def _record(use: Use) -> dict[str, Any]:
     words = [Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:]]
-    command = re.sub(r"://[^/@\s]+@", "://***@", " ".join(words))  # no password of a tracking server
+    command = mask(" ".join(words))
     since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {"pid": os.getpid(), "host": _host(), "since": since, "use": use, "command": command[:_COMMAND_LETTERS]}
 
