@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from mm_ldlm.credentials import mask
+
 try:
     import fcntl
 except ImportError:  # a platform without flock has no locks
