@@ -90,6 +90,20 @@ def test_nothing_is_recorded_when_parameters_are_refused(tmp_path: Path) -> None
     assert not data.exists("tracking_reference")
 
 
+@pytest.mark.parametrize(("section", "runs"), [("training", "runs"), ("sampling", None)])
+def test_a_run_that_trains_looks_for_its_checkpoints_before_the_first_node(
+    section: str, runs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(mm_ldlm.parameters, "check_files", lambda typed, **how: seen.update(how))
+    monkeypatch.setattr(mm_ldlm.parameters, "check_machine", lambda typed, **how: None)
+    monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: tmp_path / "runs")
+    pipeline = Pipeline([node(lambda x: x, f"params:{section}", "out", name="n")])
+    data = catalog(tmp_path, enabled=False)
+    ProjectHooks().before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+    assert seen == {"read": {section}, "runs": None if runs is None else tmp_path / runs}
+
+
 def test_seconds_are_counted_per_pipeline_and_stand_when_a_node_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

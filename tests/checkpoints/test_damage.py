@@ -116,3 +116,12 @@ def test_a_failed_write_names_its_remedy(
     monkeypatch.setattr(folder, "save_file", fails)
     with pytest.raises(CheckpointError, match=words):
         folder.write(tmp_path, 5, contents())
+
+
+@pytest.mark.parametrize("pointer", ["latest", "best"])
+def test_a_pointer_names_a_folder_beside_it(pointer: str, tmp_path: Path) -> None:
+    """A whole checkpoint inside another folder of the run is none of its checkpoints."""
+    folder.write(tmp_path / "elsewhere", 5, contents())
+    (tmp_path / pointer).write_text("elsewhere/step-00000005\n")
+    with pytest.raises(CheckpointError, match="the name 'elsewhere/step-00000005' contains a folder"):
+        folder.pointer(tmp_path, pointer)

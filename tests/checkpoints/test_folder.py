@@ -113,11 +113,11 @@ def test_of_a_folder_of_runs_the_newest_is_found(tmp_path: Path) -> None:
 
 
 def test_retention_keeps_the_last_every_nth_and_the_best(tmp_path: Path) -> None:
-    for step in range(1, 11):
+    for step in range(1, 12):
         folder.write(tmp_path, step, contents())
     folder.point(tmp_path, "best", tmp_path / folder.name_of(3))
     folder.apply_retention(tmp_path, last=2, every=4)
-    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [3, 4, 8, 9, 10]
+    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [3, 4, 8, 10, 11]
     assert not list(tmp_path.glob(".tmp-*"))
 
 

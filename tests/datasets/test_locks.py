@@ -47,6 +47,8 @@ def folders(root: Path, results: str = "a") -> dict[str, Path]:
         (("validation",), ("ingestion",), False),
         (("validation",), ("embedding",), False),
         (("training",), ("ingestion",), False),  # the dataset is among the results, but its stores are the data
+        (("training",), ("embedding",), False),
+        (("sampling",), ("embedding",), False),
         (("comparison",), ("ingestion",), True),  # its sessions read the data, with locks of their own
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column, write_index, write_quarantine
 from mm_ldlm.errors import StoreError, ValidationError
+from mm_ldlm.latents import alignment
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import Outcome, validate
 from mm_ldlm.latents.config import ValidationConfig
@@ -176,6 +177,20 @@ def test_damage_ids_swapped_between_texts_and_latents(data: Any) -> None:
     assert "2 rows of latents have another id" in only(outcome, "alignment")["message"]
     assert "rows were swapped or shifted" in only(outcome, "alignment")["message"]
     assert outcome.failing["alignment"].tolist() == [10, 11]
+
+
+def test_rows_of_later_windows_have_their_own_numbers(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores are compared in windows; rows 10 and 75 are in different ones."""
+    monkeypatch.setattr(alignment, "_ROWS", 32)
+
+    def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
+        ids[10], ids[75] = ids[75], ids[10]
+        return ids, vectors
+
+    rewrite(data, edit)
+    outcome = check(data)
+    assert outcome.failing["alignment"].tolist() == [10, 75]
+    assert [text.split(":")[0] for text in only(outcome, "alignment")["examples"]] == ["row 10", "row 75"]
 
 
 def test_damage_vectors_swapped_under_the_right_ids(data: Any) -> None:

@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from mm_ldlm.config import parse
 from mm_ldlm.data import sentences
+from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.latents import normaliser
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
@@ -106,6 +108,22 @@ def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
 made_by = sampling_nodes._table
 
 
+def test_captions_have_the_length_and_sampler_of_the_section_of_images(
+    dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {}
+    model = Model()
+    model.images = SimpleNamespace(caption=lambda pixels, **options: how.update(options))  # type: ignore[attr-defined]
+    monkeypatch.setattr(sentences, "images_of", lambda dataset, rows: None)
+    monkeypatch.setattr(sampling_nodes, "_texts", lambda made, **more: None)
+    monkeypatch.setattr(sampling_nodes, "_table", lambda *_: None)
+    parameters = {**base["sampling"], "length": 7, "tasks": ["image_to_caption"]}
+    parameters["images"] = {**parameters["images"], "length": 5, "caption": {"kind": "confidence", "steps": 3}}
+    sampling_nodes.sample_images(model, dataset, parameters, 11)  # type: ignore[arg-type]
+    assert (how["length"], how["seed"]) == (5, 11)
+    assert (how["sampler"].kind, how["sampler"].steps) == ("confidence", 3)
+
+
 def test_every_node_of_the_evaluation_reads_its_own_splits(
     dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +165,7 @@ def test_every_node_of_the_evaluation_reads_its_own_splits(
     np.testing.assert_array_equal(seen["made"], held.latents)
     of_training = dataset.latents.take(dataset.rows("train"))
     np.testing.assert_array_equal(seen["distractors_md"], of_training)
+    assert seen["sampler"] == parse(EvaluationConfig, parameters, at="evaluation").sts.sampler
 
     def generated(texts: Any, tokens: Any, **more: Any) -> None:
         seen.update(more, training=splits_of(more["training_texts"]()))

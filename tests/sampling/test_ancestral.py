@@ -13,6 +13,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.ancestral import reverse_process
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
+from mm_ldlm.sampling.time_grid import make_grid
 
 MASK, PAD = 8, 9
 
@@ -180,3 +181,15 @@ def test_the_reverse_process_of_absorbing_diffusion_is_its_own_sampler(
     assert torch.equal(own.steps, any_process.steps)
     assert torch.equal(own.calls_per_row, any_process.calls_per_row)
     assert torch.equal(own.log_probs, any_process.log_probs)
+
+
+@pytest.mark.parametrize(("closed", "end"), [(0, 0.0), (2, 0.25), (5, 0.625)])
+def test_the_grid_ends_at_the_masks_that_stay(closed: int, end: float, constant_denoiser, canvas) -> None:
+    """Six of eight tokens are masked: the grid begins at 6/8, and ends where those that are not written are left."""
+    tokens = canvas(8)
+    tokens[:, :2] = 1
+    open_BL = torch.arange(8)[None] < 8 - closed
+    schedule = MaskSchedule(epsilon=0.0)
+    grid = make_grid(constant_denoiser([0.5, 0.5]), tokens, schedule=schedule, steps=4, open_BL=open_BL)
+    assert float(grid.start_B) == pytest.approx(0.75)
+    assert float(grid.end_B) == pytest.approx(end)

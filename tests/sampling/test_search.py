@@ -78,6 +78,24 @@ def test_good_enough_targets_stop(rows):
     assert (result.cosines == 1).all()
 
 
+def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough(rows):
+    """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
+    bench = Bench()
+
+    def write(canvas, target, generator, greedy):
+        bench.right = 0.0 if greedy else 1.0
+        return bench.write(canvas, target, generator, greedy)
+
+    config = SearchConfig(candidates=2, rounds=3, beam=2, good_enough=0.9)
+    found = search(
+        torch.full((3, 2, 6), MASK), config=config, write=write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
+        generator=rows(3),
+    )  # fmt: skip
+    assert (found.first_cosines < 0.9).all()
+    assert (found.cosines == 1).all()
+    assert found.rounds_taken.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"candidates": 8}, {"beam": 3}, {"remask_ratio": 0.9}, {"remask_noise": 0.0}, {"rounds": 1}, {"good_enough": 0.5}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -60,6 +61,7 @@ def test_a_writer_that_finished_its_part_lets_others_read(tmp_path: Path) -> Non
     writer = lock.take(path, "write")
     assert writer is not None
     assert writer.share()
+    assert writer.use == "read"
     reader = lock.take(path, "read")
     assert reader is not None
     assert lock.take(path, "write") is None
@@ -116,3 +118,16 @@ def test_a_folder_that_cannot_be_written_to_can_be_read(tmp_path: Path, monkeypa
     assert reader is not None
     monkeypatch.undo()
     assert lock.take(path, "write") is None
+
+
+def test_the_holder_that_lives_is_named_before_those_that_ended(tmp_path: Path) -> None:
+    path = tmp_path / ".data.lock"
+    held = lock.take(path, "read")
+    assert held is not None
+    living = json.loads(path.read_text(encoding="utf-8"))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    path.write_text(f"{json.dumps(living)}\n{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
+    assert f"process {os.getpid()}, since" in lock.holder(path)
+    path.write_text(f"{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
+    assert f"process {ended.pid}, since" in lock.holder(path), "a record is all that is known of other ends"

@@ -102,6 +102,13 @@ def test_the_progress_line_shows_everything_once(capsys: pytest.CaptureFixture[s
     sink.close()
 
 
+def test_the_smoothed_loss_keeps_nine_tenths_of_its_past(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    sink = ProgressSink(100, quiet_seconds=0.0)
+    sink.take([{"step": step, "loss": loss, "lr": 0.1} for step, loss in ((1, 1.0), (2, "nan"), (3, 2.0))])
+    assert "smoothed 1.1000" in caplog.text
+
+
 def test_lines_reach_mlflow_with_their_steps(tmp_path: Path) -> None:
     from mm_ldlm.tracking.mlflow import client, close_run, open_run, resolve_uri
 

@@ -42,6 +42,16 @@ def test_skips_in_a_row_roll_back_and_roll_backs_end() -> None:
     assert [judge(guard, math.nan).action for _ in range(3)] == ["skip", "skip", "stop"]
 
 
+def test_after_a_roll_back_steps_are_compared_with_new_ones_only() -> None:
+    guard = Guard(GuardConfig(spike_window=32))
+    fed(guard)
+    guard.rolled_back()
+    assert not judge(guard, 100.0).spike
+    fed(guard, loss=100.0)
+    assert not judge(guard, 100.0).spike
+    assert judge(guard, 1e4).spike
+
+
 def test_one_good_step_resets_the_count() -> None:
     guard = Guard(GuardConfig(max_consecutive_skips=2))
     for _ in range(5):
