@@ -91,7 +91,7 @@ def run(parameters: dict[str, Any], folder: Path, model: Any) -> str:
         )
     elif use != "invert_file":
         given = array
-    texts = ["w1 w2 w3"] * (len(array) if np.ndim(array) == 2 else 1)
+    texts = ["w1 w2 w3"] * (len(array) if _is_table(array) else 1)
     match use:
         case "neighbours":
             result = model.neighbours(given, np.eye(6, dtype=np.float32), k=2)
@@ -145,6 +145,13 @@ def make(how: str, draw: random.Random) -> tuple[bytes, Any]:
                                  []))  # fmt: skip
             return _npy(np.zeros((1, 6), np.float32)), array
     return _npy(array), array
+
+
+def _is_table(array: Any) -> bool:
+    try:
+        return np.ndim(array) == 2
+    except ValueError:  # rows of different lengths
+        return False
 
 
 def _npy(array: Any) -> bytes:

@@ -118,7 +118,7 @@ class Cleaner:
         if self._keep_language is not None:
             try:
                 kept = bool(self._keep_language(text))
-            except Exception as error:  # code of the user; many detectors raise for texts without letters
+            except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
                 detail = f"ingestion.language_filter {config.language_filter} raised {type(error).__name__}: {error}"
                 self._refuse(source, row.file, row.line, "filter_error", detail, text)
                 return None

@@ -26,6 +26,7 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import CheckpointError
+from mm_ldlm.messages import show
 from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.config import CheckpointConfig
 from mm_ldlm.training.ema import Ema
@@ -178,6 +179,19 @@ class Checkpointer:
         load_parameters(self.root, weights["model.safetensors"], path)
         if self.ema.values:
             load_tensors(self._averages(), weights["ema.safetensors"], path / "ema.safetensors")
+        try:
+            found = self._restore_state(path, document)
+        except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: the state of the optimizer, the random generators or the guard cannot be restored "
+                f"({type(error).__name__}: {show(str(error), 200)}). Choose another checkpoint."
+            ) from None
+        if differing := differences(document["session"], self.session):
+            self.tracker.event(found.step, "resume_differs", fields=differing)
+        return found.step
+
+    def _restore_state(self, path: Path, document: dict[str, Any]) -> TrainingState:
+        """Load all but the weights; return the counters of the run."""
         self.optimization.load(folder.tensors(path, "optimizer.safetensors"), _placed_like)
         if self.scaler is not None and document["scaler"]:
             self.scaler.load_state_dict(document["scaler"])
@@ -188,9 +202,7 @@ class Checkpointer:
         own = path / f"rng_state_rank{self.process.rank}.safetensors"
         if own.is_file():
             restore_random_states(folder.tensors(path, own.name), self.process.device)
-        if differing := differences(document["session"], self.session):
-            self.tracker.event(found.step, "resume_differs", fields=differing)
-        return found.step
+        return found
 
 
 def _placed_like(parameter: Tensor, value: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 from mm_ldlm.config import (
     AutoDevice,
@@ -18,10 +18,14 @@ from mm_ldlm.config import (
     RowsOrNone,
     Seed,
     Workers,
+    bounded,
     config,
 )
 from mm_ldlm.distributed.launch import LaunchConfig
 from mm_ldlm.messages import show
+
+Decay = Annotated[float, bounded(ge=0, lt=1)]
+"""Factor of an exponential moving average; with 1 it would never change."""
 
 
 @config
@@ -70,11 +74,11 @@ class OptimizerConfig:
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: PositiveFloat = 1e-3
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     muon_lr: PositiveFloat = 1e-3
-    muon_momentum: Fraction = 0.95
+    muon_momentum: Decay = 0.95
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 100
     min_lr_ratio: Fraction = 0.1
@@ -86,7 +90,7 @@ class EmaConfig:
     """Exponential moving average (EMA) of the weights, in float32; the decay is min(`decay`, (1 + n)/(10 + n))."""
 
     enabled: bool = True
-    decay: Fraction = 0.999
+    decay: Decay = 0.999
 
 
 @config
