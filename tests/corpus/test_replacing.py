@@ -50,9 +50,9 @@ def test_the_same_sources_are_read_again_where_they_changed(tmp_path: Path, sour
 
 
 def test_an_unfinished_store_is_replaced(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
-    run(tmp_path, sources["a"])
+    unfinished = run(tmp_path, sources["a"])
     (tmp_path / "records" / "manifest.json").unlink()
-    run(tmp_path, sources["b"])
+    assert run(tmp_path, sources["b"]) != unfinished
 
 
 def test_a_store_without_names_is_recognised_by_its_fingerprint(

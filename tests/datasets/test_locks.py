@@ -68,8 +68,10 @@ def test_runs_in_one_folder(first: tuple[str, ...], second: tuple[str, ...], tog
 
 
 def test_models_train_at_the_same_time_on_the_same_data(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        take(pipeline("validation", "training", "sampling"), folders(tmp_path, name))
+    first, second = (
+        take(pipeline("validation", "training", "sampling"), folders(tmp_path, name)) for name in ("a", "b")
+    )
+    assert first._held.keys() == second._held.keys() != set()
 
 
 def test_a_whole_run_shares_the_data_once_they_are_written(tmp_path: Path) -> None:

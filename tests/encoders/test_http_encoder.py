@@ -465,7 +465,8 @@ def test_parameters_that_cannot_be_right_are_refused(values: dict[str, Any], mes
     "url", ["http://127.0.0.1:1/v1", "http://localhost/v1", "http://[::1]:8/v1", "https://host/v1"]
 )
 def test_a_key_may_go_to_this_machine_or_over_tls(url: str) -> None:
-    parse_encoder({"kind": "http", "url": url, "name": "toy", "key_variable": "KEY"})
+    config: Any = parse_encoder({"kind": "http", "url": url, "name": "toy", "key_variable": "KEY"})
+    assert (config.url, config.key_variable) == (url, "KEY")
 
 
 def test_the_address_ends_with_embeddings(service: Service) -> None:

@@ -10,6 +10,7 @@ import signal
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = "training.launch.processes=1"
 STAGES = ("ingestion", "embedding", "validation", "training", "sampling", "evaluation", "reporting")
+_NOWHERE = f"{tempfile.gettempdir()}/none"
 SECONDS = 120
 """A server that cannot be reached may delay a run of a few seconds by less than this."""
 
@@ -59,9 +61,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "experiment_id": "0",
             "status": "RUNNING",
             "start_time": 0,
-            "artifact_uri": "/tmp/none",
+            "artifact_uri": _NOWHERE,
         }
-        experiment = {"experiment_id": "0", "name": "x", "artifact_location": "/tmp/none", "lifecycle_stage": "active"}
+        experiment = {"experiment_id": "0", "name": "x", "artifact_location": _NOWHERE, "lifecycle_stage": "active"}
         body = json.dumps({"experiment": experiment, "run": {"info": info, "data": {}}, "run_info": info}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
