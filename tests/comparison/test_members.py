@@ -80,6 +80,13 @@ def test_every_member_and_seed_is_a_session_in_its_own_folder(planned: Any, tmp_
     ]  # fmt: skip
 
 
+def test_a_member_may_have_seeds_of_its_own(planned: Any) -> None:
+    members = [{"name": "mdlm", "env": "mdlm"}, {"name": "ar", "env": "ar", "seeds": [5, 2]}]
+    found = planned({"members": members, "seeds": [0]}, current=("test",))
+    assert [(each.member, each.seed) for each in found] == [("mdlm", 0), ("ar", 5), ("ar", 2)]
+    assert found[1].params["training"]["seed"] == 5
+
+
 def test_only_members_that_read_latents_wait_for_them(planned: Any) -> None:
     members = [
         {"name": "base"},
@@ -189,6 +196,7 @@ def test_what_the_comparison_sets_is_not_a_parameter_of_a_member(planned: Any, k
         ({"members": [{"name": "a/b"}]}, "expected letters, digits"),
         ({"members": [{"name": "a"}], "baseline": "b"}, "expected the name of a member"),
         ({"members": [{"name": "a"}], "seeds": [1, 1]}, "each once"),
+        ({"members": [{"name": "a", "seeds": []}]}, "members.*seeds: expected at least one"),
         ({"members": [{"name": "a"}], "budget": {"tokens": 5, "seconds": 5}}, "either tokens or seconds"),
         ({"members": [{"name": "a"}], "budget": {}}, "either tokens or seconds"),
     ],

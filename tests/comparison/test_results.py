@@ -67,11 +67,11 @@ def outcome(session: Session, status: str = "finished") -> Outcome:
 
 
 def results_of(sessions: list[Session], *, failed: tuple[str, ...] = (), **given: Any) -> dict[str, Any]:
-    names = list(dict.fromkeys(session.member for session in sessions))
-    seeds = list(dict.fromkeys(session.seed for session in sessions))
-    config = parse(
-        ComparisonConfig, {"members": [{"name": name} for name in names], "seeds": seeds, **given}, at="comparison"
-    )
+    seeds: dict[str, list[int]] = {}
+    for session in sessions:
+        seeds.setdefault(session.member, []).append(session.seed)
+    members = [{"name": name, "seeds": found} for name, found in seeds.items()]
+    config = parse(ComparisonConfig, {"members": members, **given}, at="comparison")
     outcomes = [outcome(each, "failed" if {each.member, each.label} & {*failed} else "finished") for each in sessions]
     return collect(sessions, outcomes, config=config, bootstrap=FEW, seed=0, beside=BESIDE)
 
@@ -136,6 +136,16 @@ def test_several_seeds_have_a_row_of_means_and_wider_intervals(tmp_path: Path) -
     assert means.loc["mdlm", "difference"] == pytest.approx(by_hand)
     assert results["paired"]["mdlm"]["seeds"] == [0, 1, 2]
     assert found[found["seed"] != "all"]["difference"].isna().all()
+
+
+def test_members_with_different_numbers_of_seeds_are_paired_on_those_they_share(tmp_path: Path) -> None:
+    sessions = [a_session(tmp_path, "ar", 1, costs(2.0, noise=1))]
+    sessions += [a_session(tmp_path, "mdlm", seed, costs(2.3 + seed, noise=2 + seed)) for seed in range(3)]
+    results = results_of(sessions)
+    assert list(table(results)["seed"]) == ["1", "0", "1", "2", "all"]
+    assert results["paired"]["mdlm"]["seeds"] == [1]
+    assert results["seeds"] == [0, 1, 2]
+    assert table(results).iloc[4]["difference"] == pytest.approx(1.3, abs=0.05)
 
 
 def test_a_failed_member_is_reported_and_the_rest_is_compared(tmp_path: Path) -> None:

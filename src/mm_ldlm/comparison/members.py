@@ -109,7 +109,7 @@ def sessions_of(
             )
             continue
         environment = environment_of(member, current=current, base=base, above=config.layers_above)
-        for seed in config.seeds:
+        for seed in config.seeds_of(member):
             place = folder / (config.budget.label if config.budget else "own-budget") / member.name / f"seed-{seed}"
             changes = merge(_shared(params), merge(own, fixed(member, seed, config.budget)))
             given = {**changes, "results": place.as_posix()}

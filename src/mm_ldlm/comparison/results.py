@@ -92,14 +92,14 @@ def collect(
         if name != config.reference
     }
     over_seeds = {
-        name: _over_seeds(runs, bootstrap=bootstrap, seed=seed)
-        for name, runs in by_member.items()
-        if len(config.seeds) > 1 and runs
+        member.name: _over_seeds(runs, bootstrap=bootstrap, seed=seed)
+        for member in config.members
+        if len(config.seeds_of(member)) > 1 and (runs := by_member[member.name])
     }
     return {
         "budget": _budget(config),
         "baseline": config.reference,
-        "seeds": list(config.seeds),
+        "seeds": sorted({session.seed for session in sessions}),
         **compare.side_by_side([one.result for one in finished]),
         "rows": _rows(sessions, outcomes, finished, over_seeds, paired, beside=beside),
         "paired": paired,
