@@ -60,11 +60,13 @@ def infilled(tokenizer: TextTokenizer, text: str, *words: str) -> str:
         ("  [MASK]  ", ["dog"], "  dog  "),
     ],
 )
-def test_infilling_keeps_the_letters_and_spaces_of_the_text(wordpiece, text, words, expected) -> None:
+def test_infilling_keeps_the_letters_and_spaces_of_the_text(
+    wordpiece: TextTokenizer, text: str, words: list[str], expected: str
+) -> None:
     assert infilled(wordpiece, text, *words) == expected
 
 
-def test_a_tokenizer_whose_tokens_begin_with_spaces(cased) -> None:
+def test_a_tokenizer_whose_tokens_begin_with_spaces(cased: TextTokenizer) -> None:
     assert infilled(cased, "A  BIG [MASK] Runs", "Ġdog") == "A  BIG dog Runs"
     assert with_masks("A [MASK] B", "[MASK]", cased)[1] == ids_of(cased, "A", "<mask>", "Ġ", "B")
     assert infilled(cased, "do[MASK]!", "g") == "dog!"
@@ -90,7 +92,9 @@ def edited(tokenizer: TextTokenizer, text: str, changes: dict[int, str]) -> str:
         ("Dogs Run  Fast", {0: "the", 1: "cat"}, "the cat  Fast"),
     ],
 )
-def test_editing_keeps_the_letters_and_spaces_of_the_text(wordpiece, text, changes, expected) -> None:
+def test_editing_keeps_the_letters_and_spaces_of_the_text(
+    wordpiece: TextTokenizer, text: str, changes: dict[int, str], expected: str
+) -> None:
     assert edited(wordpiece, text, changes) == expected
 
 
@@ -99,14 +103,14 @@ WRITTEN = st.text(alphabet="aAé龘 .,'!-\"\n9zZ([ſß", max_size=30)
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(pieces=st.lists(WRITTEN, min_size=2, max_size=4))
-def test_everything_outside_the_masks_is_in_the_result_in_order(wordpiece, pieces: list[str]) -> None:
+def test_everything_outside_the_masks_is_in_the_result_in_order(wordpiece: TextTokenizer, pieces: list[str]) -> None:
     found = infilled(wordpiece, "[MASK]".join(pieces), *["dog"] * (len(pieces) - 1))
     assert re.fullmatch(r"\s*dog\s*".join(re.escape(piece.strip()) for piece in pieces), found.strip())
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=WRITTEN, data=st.data())
-def test_editing_changes_only_the_masked_words(wordpiece, text: str, data: st.DataObject) -> None:
+def test_editing_changes_only_the_masked_words(wordpiece: TextTokenizer, text: str, data: st.DataObject) -> None:
     tokens, spans = wordpiece.encode([text])[0], wordpiece.spans(text)
     chosen = data.draw(st.sets(st.sampled_from(range(len(tokens))))) if tokens else set()
     found = edited(wordpiece, text, dict.fromkeys(chosen, "dog"))
