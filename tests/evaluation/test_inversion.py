@@ -45,6 +45,25 @@ def test_token_accuracy_counts_every_missing_and_surplus_token_as_an_error():
     assert inv.position_matches([1, 2, 3], [9, 1, 2, 3]) == (0, 4)
 
 
+def test_metrics_as_written_compare_with_the_author_s_own_letters():
+    """Sentence 0 is exact, 1 differs by a capital, 2 by a space; the token metrics see no error in them."""
+    written = [HYPOTHESES[0], "A dog ran", "two  kids", "it rained all day"]
+    references = [HYPOTHESES[0], "a dog ran", "two kids", "it rained all day"]
+    outputs = [HYPOTHESES[0], "a dog ran", "two kids", "nothing happened here"]
+    rows = rows_of(references, outputs, written=written)
+    found = inv.summarise(rows, replicates=50)
+    assert found["exact_match"].value == 0.75
+    assert found["exact_match_as_written"].value == 0.25
+    f1 = [inv.token_set_f1(*pair) for pair in zip(written, outputs, strict=True)]
+    assert f1 == [1, pytest.approx(2 / 3), 1, 0]
+    assert found["token_set_f1_as_written"].value == pytest.approx(np.mean(f1))
+    assert found["bleu_as_written"].value == pytest.approx(inv.corpus_bleu(rows_of(written, outputs)))
+    assert found["bleu_as_written"].low < found["bleu_as_written"].value < found["bleu"].value
+    assert not any("as_written" in name for name in inv.summarise(rows_of(references, outputs), replicates=5))
+    with pytest.raises(EvaluationError, match="written"):
+        rows_of(references, outputs, written=written[:2])
+
+
 def test_token_set_f1_is_of_sets_of_words():
     assert inv.token_set_f1("a b c", "c b a") == 1.0
     assert inv.token_set_f1("the the the cat", "the cat") == 1.0

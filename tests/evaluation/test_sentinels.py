@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm.evaluation import baselines, retrieval
 from mm_ldlm.evaluation.headline import flat_metrics
 from mm_ldlm.evaluation.report.content import cards, percent
 from mm_ldlm.evaluation.suites.inversion import reembedding_cosine
+from mm_ldlm.models.base import DataShape
 
 NUMBERS = itertools.count(1)
 
@@ -230,9 +232,9 @@ def test_neighbours_and_search_measure_directions() -> None:
     by_row = np.take_along_axis(found.cosines, np.argsort(found.rows, axis=1), axis=1)
     np.testing.assert_allclose(np.diag(by_row), EXACT, rtol=1e-5)
     assert (np.diff(found.cosines, axis=1) <= 0).all()
-    edge = SimpleNamespace(
-        encoded=lambda texts: (A * LONG)[[int(text) for text in texts]],
-        tokenizer=SimpleNamespace(decode_batch=lambda tokens: [str(row[0]) for row in tokens]),
-    )
-    cosines = Edge.cosines(edge, (B / LONG).astype(np.float32))  # type: ignore[arg-type]
+    tokenizer: Any = SimpleNamespace(decode_batch=lambda tokens: [str(row[0]) for row in tokens])
+    encoder: Any = SimpleNamespace(dim=A.shape[1], encode=lambda texts: (A * LONG)[[int(text) for text in texts]])
+    shape = DataShape(vocab_size=9, pad_id=6, mask_id=7, max_length=4, latent_dim=A.shape[1])
+    edge = Edge(shape, torch.device("cpu"), tokenizer, None, encoder=encoder, load_encoder=None)
+    cosines = edge.cosines((B / LONG).astype(np.float32))
     np.testing.assert_allclose(cosines([[5], [0], [3]], [5, 0, 3]), EXACT[[5, 0, 3]], rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,6 +36,9 @@ class WordTokenizer:
 
     def encode(self, texts):
         return [[self.words.index(w) if w in self.words else self.unk_id for w in text.split()] for text in texts]
+
+    def spans(self, text):
+        return [match.span() for match in re.finditer(r"\S+", text)]
 
     def decode(self, ids):
         return " ".join(self.words[i] if i < 20 else f"[{i}]" for i in ids if i != self.pad_id)

@@ -157,6 +157,10 @@ class TextTokenizer:
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.base.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of a text stands in it: the first character, and the one after the last."""
+        return list(self.base.encode(text, add_special_tokens=False).offsets)
+
     def from_base(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Map base ids to ids of the kept vocabulary; others become `unk_id`."""
         return self._to_ours[values]

@@ -4,7 +4,8 @@ All metrics are computed from this table (`score_rows`), and the table is stored
 counts, so that corpus BLEU can be resampled and a later run can be compared sentence by sentence.
 
 An exact match means that all token ids agree, which is equality up to what the tokenizer discards (an uncased
-tokenizer discards case). BLEU, chrF, ROUGE-L and F1 use the decoded strings on both sides.
+tokenizer discards case). BLEU, chrF, ROUGE-L and F1 use the decoded strings on both sides. The metrics "as written"
+compare the output with the sentence as its author wrote it: capitals, spaces and unknown words count.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from mm_ldlm.evaluation.bootstrap import (
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
 """A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to
 4."""
+AS_WRITTEN = "as_written_"
+"""Begins the columns that compare with the sentence as it was written."""
 
 
 def score_rows(
@@ -39,6 +42,7 @@ def score_rows(
     hypothesis_ids: Sequence[Sequence[int]],
     cosine: np.ndarray | None = None,
     ids: Sequence[str] | None = None,
+    written: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """Score sentences, one row for each: exact match, matches, length, token-set F1, ROUGE-L, BLEU counts, cosine.
 
@@ -47,6 +51,7 @@ def score_rows(
             and `positions` is the longer of the two lengths, so that every missing or surplus token is an error.
         cosine: (n,) cosine of the re-embedded hypothesis to the source latent; None without an encoder.
         ids: record ids, by which two runs are paired; row numbers if None.
+        written: the sentences as their authors wrote them, for the metrics as written; None leaves those out.
     """
     count = len(references)
     lengths = {
@@ -56,6 +61,8 @@ def score_rows(
     }
     if cosine is not None:
         lengths["cosine"] = len(cosine)
+    if written is not None:
+        lengths["written"] = len(written)
     if wrong := {name: n for name, n in lengths.items() if n != count}:
         raise EvaluationError(
             f"Inversion: expected {count} entries, one per reference, found {wrong}. "
@@ -73,19 +80,29 @@ def score_rows(
             "matches": [m for m, _ in pairs],
             "positions": [p for _, p in pairs],
             "length": [len(a) for a in reference_ids],
-            "set_f1": [token_set_f1(r, h) for r, h in zip(references, hypotheses, strict=True)],
             "rouge_l": rouge_l(references, hypotheses),
+            **_text_columns(references, hypotheses),
         }
     )
-    stats = np.array([bleu_statistics(r, h) for r, h in zip(references, hypotheses, strict=True)], dtype=np.int64)
-    for column, values in zip(BLEU_COLUMNS, stats.T, strict=True):
-        table[column] = values
+    if written is not None:
+        own = {
+            "exact": [r == h for r, h in zip(written, hypotheses, strict=True)],
+            **_text_columns(written, hypotheses),
+        }
+        table = table.assign(**{f"{AS_WRITTEN}{name}": values for name, values in own.items()})
     if cosine is not None:
         cosine = np.asarray(cosine, dtype=np.float64)
         if not np.isfinite(cosine).all():
             raise EvaluationError(f"Inversion: {(~np.isfinite(cosine)).sum()} re-embedding cosines are not finite.")
         table["cosine"] = cosine
     return table
+
+
+def _text_columns(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, Any]:
+    """Set F1 and the counts of BLEU of every pair of texts."""
+    pairs = list(zip(references, hypotheses, strict=True))
+    stats_NS = np.array([bleu_statistics(*pair) for pair in pairs], dtype=np.int64)
+    return {"set_f1": [token_set_f1(*pair) for pair in pairs], **dict(zip(BLEU_COLUMNS, stats_NS.T, strict=True))}
 
 
 # -- one sentence ----------------------------------------------------------------------------------------------------
@@ -160,15 +177,19 @@ def chrf(references: Sequence[str], hypotheses: Sequence[str]) -> float:
 # -- a set -----------------------------------------------------------------------------------------------------------
 
 
-def corpus_bleu(rows: pd.DataFrame) -> float:
-    """Compute corpus BLEU, 0 to 100, as `sacrebleu REF -i HYP` prints it."""
-    return bleu_of_statistics(rows[list(BLEU_COLUMNS)].to_numpy().sum(axis=0))
+def corpus_bleu(rows: pd.DataFrame, *, columns: str = "") -> float:
+    """Compute corpus BLEU, 0 to 100, as `sacrebleu REF -i HYP` prints it; `columns` begins the names of the counts."""
+    return bleu_of_statistics(_bleu_counts(rows, columns).sum(axis=0))
 
 
-def bleu_of_counts(rows: pd.DataFrame) -> Callable[[np.ndarray], np.ndarray]:
+def bleu_of_counts(rows: pd.DataFrame, *, columns: str = "") -> Callable[[np.ndarray], np.ndarray]:
     """Make corpus BLEU a function of bootstrap counts (r, N) → (r,)."""
-    stats_NS = rows[list(BLEU_COLUMNS)].to_numpy(dtype=np.float64)
+    stats_NS = _bleu_counts(rows, columns).astype(np.float64)
     return lambda counts_RN: np.array([bleu_of_statistics(stats) for stats in np.rint(counts_RN @ stats_NS)])
+
+
+def _bleu_counts(rows: pd.DataFrame, columns: str) -> np.ndarray:
+    return rows[[f"{columns}{name}" for name in BLEU_COLUMNS]].to_numpy()
 
 
 def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
@@ -178,7 +199,7 @@ def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, leve
     `sentence_bleu` the mean of sentence scores, as vec2text reports it.
     """
     options: dict[str, Any] = {"replicates": replicates, "seed": seed, "level": level}
-    stats_NS = rows[list(BLEU_COLUMNS)].to_numpy()
+    stats_NS = _bleu_counts(rows, "")
     drawn_R = replicates_of(bleu_of_counts(rows), len(rows), replicates=replicates, seed=seed)
     chrf_value = chrf(rows["reference"].tolist(), rows["hypothesis"].tolist())
     found = {
@@ -192,6 +213,13 @@ def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, leve
     }
     if "cosine" in rows:
         found["cosine"] = mean_interval(rows["cosine"].to_numpy(), **options)
+    if f"{AS_WRITTEN}exact" in rows:
+        drawn_R = replicates_of(bleu_of_counts(rows, columns=AS_WRITTEN), len(rows), replicates=replicates, seed=seed)
+        found |= {
+            "exact_match_as_written": proportion_interval(rows[f"{AS_WRITTEN}exact"].to_numpy(float), **options),
+            "token_set_f1_as_written": mean_interval(rows[f"{AS_WRITTEN}set_f1"].to_numpy(), **options),
+            "bleu_as_written": interval(corpus_bleu(rows, columns=AS_WRITTEN), drawn_R, level=level),
+        }
     return found
 
 

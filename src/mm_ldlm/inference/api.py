@@ -291,6 +291,8 @@ class MMLDLM:
     ) -> Texts:
         """Infill texts: replace every `mask` by one token, given a latent or unconditionally.
 
+        Everything else in a text stays letter for letter, also words that are [UNK] to the model.
+
         Raises:
             SamplingError: a text has no `mask`, is empty, or is too long.
         """
@@ -314,6 +316,7 @@ class MMLDLM:
 
         `which` chooses the tokens: those that are least likely given the target latent (four more model calls), or
         random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
+        The tokens that are not rewritten stay letter for letter.
         """
         return editing.edit(
             self._engine, sources, targets=targets, strength=strength, which=which, sampler=sampler, steps=steps,

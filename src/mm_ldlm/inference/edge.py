@@ -204,11 +204,11 @@ class Edge:
 
     def cosines(self, raw_nd: Floats) -> Callable[[list[list[int]], list[int]], list[float]]:
         """Return the function (token ids of m texts, row of `raw_nd` of each) → m cosines of the re-embedded texts."""
-        unit_nd = raw_nd / np.maximum(np.linalg.norm(raw_nd, axis=1, keepdims=True), 1e-12)
+        return lambda tokens, rows: self.cosines_of(self.tokenizer.decode_batch(tokens), raw_nd[rows]).tolist()
 
-        def cosines(tokens: list[list[int]], rows: list[int]) -> list[float]:
-            found_md = self.encoded(self.tokenizer.decode_batch(tokens)).astype(np.float64)
-            found_md /= np.maximum(np.linalg.norm(found_md, axis=1, keepdims=True), 1e-12)
-            return np.einsum("md,md->m", found_md, unit_nd[rows]).tolist()
-
-        return cosines
+    def cosines_of(self, texts: Sequence[str], raw_md: Floats) -> npt.NDArray[np.float64]:
+        """Cosines (m,) of the re-embedded texts to raw latents (m, d)."""
+        found_md, target_md = self.encoded(texts).astype(np.float64), raw_md.astype(np.float64)
+        for vectors_md in (found_md, target_md):
+            vectors_md /= np.maximum(np.linalg.norm(vectors_md, axis=1, keepdims=True), 1e-12)
+        return np.einsum("md,md->m", found_md, target_md)

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import inputs
 from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_finite
+from mm_ldlm.inference.own_words import rewritten, with_masks
 from mm_ldlm.inference.results import Neighbours, Texts
 from mm_ldlm.inference.writing import Writer, pad
 from mm_ldlm.messages import show
@@ -31,14 +31,18 @@ def infill(engine: Engine, texts: Any, *, latents: Any, sampler: Any, steps: int
     if not isinstance(mask, str) or not mask:
         raise SamplingError(f"infill: mask must be a text that marks the gaps, found {show(mask, 60)}.")
     listed = inputs.check_texts(texts)
-    canvases = [canvas_of(text, mask=mask, tokenizer=engine.tokenizer) for text in listed]
+    if without := [text for text in listed if mask not in text]:
+        raise SamplingError(
+            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(without[0], 60)}."
+        )
+    templates, canvases = zip(*(with_masks(text, mask, engine.tokenizer) for text in listed), strict=True)
     inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=engine.shape.max_length)
     inputs.warn_of_unknown(canvases, listed, unk_id=engine.tokenizer.unk_id)
     raw_nd = engine.edge.given(latents, rows=len(listed))
     latents_nd = None if raw_nd is None else engine.edge.standardised(raw_nd)
     config = engine.text_sampler(sampler, steps)
     written = engine.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
-    return engine.texts(written, listed, raw_nd, reembed=False)
+    return engine.texts(written, listed, raw_nd, reembed=False, templates=templates)
 
 
 def edit(
@@ -71,25 +75,9 @@ def edit(
     ids = engine.edge.ids(listed)
     masked, calls = remask(engine.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
     written = engine.writer.write(masked, latents_nd=latents_nd, sampler=config, seed=seed)
-    return engine.texts(replace(written, model_calls=written.model_calls + calls), listed, raw_nd, reembed=reembed)
-
-
-def canvas_of(text: str, *, mask: str, tokenizer: TextTokenizer) -> list[int]:
-    """Tokenise `text` with one [MASK] for each `mask` in it.
-
-    Raises:
-        SamplingError: there is no `mask` in the text.
-    """
-    pieces = text.split(mask) if mask else [text]
-    if len(pieces) == 1:
-        raise SamplingError(
-            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(text, 60)}."
-        )
-    ids = tokenizer.encode(pieces)
-    canvas = list(ids[0])
-    for piece in ids[1:]:
-        canvas += [tokenizer.mask_id, *piece]
-    return canvas
+    written = replace(written, model_calls=written.model_calls + calls)
+    templates = [rewritten(*pair, engine.tokenizer) for pair in zip(listed, masked, strict=True)]
+    return engine.texts(written, listed, raw_nd, reembed=reembed, templates=templates)
 
 
 def remask(

@@ -14,6 +14,7 @@ from mm_ldlm.inference import inputs, memory
 from mm_ldlm.inference.choices import text_config
 from mm_ldlm.inference.edge import Edge, Encoder
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.inference.own_words import Template
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.objectives.capabilities import Capabilities, Use
@@ -87,16 +88,23 @@ class Engine:
         raw_nd: npt.NDArray[np.float32] | None,
         *,
         reembed: bool,
+        templates: Sequence[Template] | None = None,
     ) -> Texts:
-        """Make the result of texts that were written; `reembed` adds their cosines to the latents `raw_nd`."""
+        """Make the result of texts that were written; `reembed` adds their cosines to the latents `raw_nd`.
+
+        `templates` have what stays of each text as its author wrote it; without them all tokens are decoded.
+        """
+        if templates is None:
+            texts = self.tokenizer.decode_batch(written.tokens)
+        else:
+            pairs = zip(templates, written.tokens, strict=True)
+            texts = [template.filled(row, self.tokenizer) for template, row in pairs]
         cosines, encoder_calls = written.cosines, written.encoder_calls
         if reembed and cosines is None and raw_nd is not None:
-            cosines = np.array(
-                self.edge.cosines(raw_nd)([list(row) for row in written.tokens], list(range(len(raw_nd))))
-            )
+            cosines = self.edge.cosines_of(texts, raw_nd)
             encoder_calls = encoder_calls + 1
         return Texts(
-            texts=tuple(self.tokenizer.decode_batch(written.tokens)),
+            texts=tuple(texts),
             tokens=written.tokens,
             log_probs=written.log_probs,
             model_calls=written.model_calls,

@@ -322,6 +322,9 @@ def inversion_table(inversion: Mapping[str, Any]) -> list[dict[str, str]]:
         "chrf": ("chrF", "points"),
         "rouge_l": ("ROUGE-L", "fraction"),
         "cosine": ("Cosine, re-embedded", "cosine"),
+        "exact_match_as_written": ("Exact match, as written", "fraction"),
+        "token_set_f1_as_written": ("Token-set F1, as written", "fraction"),
+        "bleu_as_written": ("BLEU, as written", "points"),
     }
     columns = {"model": inversion["metrics"]}
     columns |= {name: entry["metrics"] for name, entry in (inversion.get("baselines") or {}).items()}

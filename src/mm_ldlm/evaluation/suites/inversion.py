@@ -22,7 +22,8 @@ from mm_ldlm.evaluation.samples import token_rows
 def score(model: Any, sentences: Sentences, samples: pd.DataFrame) -> pd.DataFrame:
     """Score the texts that `sampling` reconstructed from the latents of `sentences`.
 
-    `samples` has the column text, and optionally tokens and cosine.
+    `samples` has the column text, and optionally tokens and cosine. The texts of `sentences` are those of the records,
+    so the table also has the metrics as written.
     """
     if "cosine" in samples.columns and samples["cosine"].notna().all():
         cosine_n = samples["cosine"].to_numpy(float)
@@ -34,6 +35,7 @@ def score(model: Any, sentences: Sentences, samples: pd.DataFrame) -> pd.DataFra
         references=sentences.tokens,
         outputs=token_rows(samples, model.tokenizer),
         cosine=cosine_n,
+        written=sentences.texts,
     )
 
 
@@ -44,6 +46,7 @@ def rows_of_outputs(
     references: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
     cosine: np.ndarray | None,
+    written: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """Score outputs given as token ids against references; both sides are decoded by the model's tokenizer."""
     return inv.score_rows(
@@ -53,6 +56,7 @@ def rows_of_outputs(
         hypothesis_ids=outputs,
         cosine=cosine,
         ids=ids,
+        written=written,
     )
 
 

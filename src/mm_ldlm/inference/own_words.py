@@ -1,0 +1,106 @@
+"""Texts of which a model rewrites a part: everything outside the gaps stays letter for letter as it was written.
+
+Token ids forget capitals, spaces and words outside the vocabulary. A template therefore keeps the written text beside
+the positions of its gaps, and only the tokens of the gaps are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mm_ldlm.corpus.tokenizer import TextTokenizer
+
+CONTEXT = 3
+"""Tokens on each side that decide about spaces: as many as "nurse ' s" has."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with gaps.
+
+    Attributes:
+        kept: what stands before, between and after the gaps; one more than there are gaps.
+        gaps: first token position of each gap, and the one after its last.
+        own_spacing: whether spaces at a gap are those of the text alone; else a space is inserted where two words
+            would touch.
+    """
+
+    kept: tuple[str, ...]
+    gaps: tuple[tuple[int, int], ...]
+    own_spacing: bool
+
+    def filled(self, tokens: Sequence[int], tokenizer: TextTokenizer) -> str:
+        """Return the text whose gaps contain the words of `tokens`, the ids of the whole text.
+
+        A token that continues the word before its gap, or that is punctuation, is attached to that word.
+        """
+        out = self.kept[0]
+        for (start, stop), after in zip(self.gaps, self.kept[1:], strict=True):
+            before, words, following = _decoded(tokens, start, stop, tokenizer)
+            if before and not before[-1].isspace():
+                out = out.rstrip()
+            elif out and not (self.own_spacing or out[-1].isspace()):
+                out += " "
+            touches = bool(after) and not after[0].isspace() and not self.own_spacing
+            out += words + (" " if touches and following[:1].isspace() else "") + after
+        return out
+
+
+def with_masks(text: str, mask: str, tokenizer: TextTokenizer) -> tuple[Template, list[int]]:
+    """Convert a text with `mask` at the positions to fill to a template and its ids, [MASK] at each of the gaps.
+
+    Masks with nothing but spaces between them are one gap.
+    """
+    pieces = text.split(mask)
+    # a space before a gap belongs to the word that will fill it
+    ids = tokenizer.encode([*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]])
+    kept, gaps, canvas = [pieces[0]], list[tuple[int, int]](), list(ids[0])
+    for piece, piece_ids in zip(pieces[1:], ids[1:], strict=True):
+        if gaps and not kept[-1].strip():
+            kept[-1], gaps[-1] = piece, (gaps[-1][0], len(canvas) + 1)
+        else:
+            kept.append(piece)
+            gaps.append((len(canvas), len(canvas) + 1))
+        canvas += [tokenizer.mask_id, *piece_ids]
+    return Template(tuple(kept), tuple(gaps), own_spacing=True), canvas
+
+
+def rewritten(text: str, canvas: Sequence[int], tokenizer: TextTokenizer) -> Template:
+    """The template of a text some of whose tokens are masked in `canvas`, the ids of the whole text."""
+    spans = tokenizer.spans(text)
+    kept, gaps, end = list[str](), list[tuple[int, int]](), 0
+    for place, (token, (start, stop)) in enumerate(zip(canvas, spans, strict=True)):
+        if token != tokenizer.mask_id:
+            continue
+        start += len(text[start:stop]) - len(text[start:stop].lstrip())
+        if gaps and gaps[-1][1] == place:
+            gaps[-1] = (gaps[-1][0], place + 1)
+        else:
+            kept.append(text[end:start])
+            gaps.append((place, place + 1))
+        end = stop
+    return Template((*kept, text[end:]), tuple(gaps), own_spacing=False)
+
+
+def _decoded(tokens: Sequence[int], start: int, stop: int, tokenizer: TextTokenizer) -> tuple[str, str, str]:
+    """Decode some tokens before a gap, the gap start:stop, and some after it, with the spaces that stand between them.
+
+    Whether there is a space beside a token depends on its neighbours, so that the parts are cut out of one text.
+    """
+    context = tokenizer.decode(tokens[max(0, start - CONTEXT) : stop + CONTEXT])
+    first = _place_after(context, tokenizer.decode(tokens[max(0, start - CONTEXT) : start]))
+    last = _place_after(context, tokenizer.decode(tokens[max(0, start - CONTEXT) : stop]))
+    words = context[first:last]
+    before = context[:first] + words[: len(words) - len(words.lstrip())]
+    return before, words.strip(), context[last:]
+
+
+def _place_after(text: str, beginning: str) -> int:
+    """Return where `text` has shown as many characters that are not spaces as `beginning` has."""
+    missing = sum(not character.isspace() for character in beginning)
+    for place, character in enumerate(text):
+        if missing == 0:
+            return place
+        missing -= not character.isspace()
+    return len(text)
