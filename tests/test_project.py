@@ -282,6 +282,29 @@ def merged(project: Path, environment: str, runtime: dict[str, Any]) -> dict[str
     return loaded
 
 
+def test_documented_python_runs(
+    project: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python blocks of a page run one after the other, on the run of `--env=test` in place of base's.
+
+    Pages of the families need runs of their own models, as does the block about images.
+    """
+    (tmp_path / "data").symlink_to(finished / "data" / "test")
+    pairs = [f"A man plays song {i}.,A man plays a song.,{i % 6}.0" for i in range(12)]
+    (tmp_path / "stsb-en-dev.csv").write_text("\n".join(pairs) + "\n")
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for page in [project / "README.md", *sorted(project.glob("docs/*.md"))]:
+        names: dict[str, Any] = {"catalog": load(finished), "Path": Path}
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            if "data/digits/" in block:
+                continue
+            code = block.replace("/runs/run-…", "/runs").replace("/runs/NAME", "/runs")
+            exec(compile(code, page.name, "exec"), names)
+            ran.append(page.name)
+    assert {"README.md", "sampling.md", "encoders.md", "data-contracts.md"} <= set(ran)
+
+
 def test_documented_make_targets_exist(project: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), flags=re.MULTILINE))
     documented = {words[1] for _, words in commands(project) if words[0] == "make" and "=" not in words[1]}
