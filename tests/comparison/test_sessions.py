@@ -186,6 +186,33 @@ if "ingestion" in options["pipelines"]:
     assert "ingestion" not in str(options_of(sessions[1])["pipelines"])
 
 
+def test_sessions_that_read_no_missing_data_wait_for_one_that_writes_shared_data(
+    session: MakeSession, run: Run, tmp_path: Path
+) -> None:
+    """A run locks the folders of data that it reads, and could not start while the other one writes."""
+    store, latents = tmp_path / "records", tmp_path / "latents"
+    store.mkdir()
+    (store / "manifest.json").write_text("{}")
+    body = f"""
+latents = pathlib.Path({str(latents)!r})
+if member == "writer":
+    time.sleep(0.3)
+    latents.mkdir()
+    (latents / "manifest.json").write_text("{{}}")
+    other, deadline = pathlib.Path({str(tmp_path)!r}) / "reader" / "started", time.time() + 60
+    while not other.exists():
+        if time.time() > deadline: sys.exit("the other does not start when the data are there")
+        time.sleep(0.01)
+elif not (latents / "manifest.json").exists():
+    sys.exit("another run writes")
+else:
+    (pathlib.Path({str(tmp_path)!r}) / "reader" / "started").touch()
+"""
+    stores = {"ingestion": [str(store)]}
+    sessions = [session("writer", stores={**stores, "embedding": [str(latents)]}), session("reader", stores=stores)]
+    assert [outcome.status for outcome in run(sessions, body=body, jobs=2)] == ["finished", "finished"]
+
+
 def test_an_interrupt_asks_the_running_session_to_end(session: MakeSession, run: Run) -> None:
     body = """
 import signal

@@ -84,7 +84,7 @@ def run_sessions(
 ) -> list[Outcome]:
     """Run every session that is not finished yet, at most `jobs` at a time; return their outcomes in order.
 
-    A session whose data are missing starts alone, because the members share their data.
+    A session whose data are missing runs alone until they are written, because the members share their data.
 
     Args:
         parent_run: MLflow run that the runs of the sessions are nested in.
@@ -104,8 +104,8 @@ def run_sessions(
         while waiting or running:
             while waiting and len(running) < jobs:
                 missing = _missing(waiting[0])
-                if running and missing:
-                    break  # a running session may be writing these data
+                if running and (missing or any(_missing(each.session) for each in running)):
+                    break  # nobody reads the shared data while a session writes them
                 session = waiting.pop(0)
                 pipelines = (*missing, *PIPELINES)
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
