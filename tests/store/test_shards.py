@@ -45,6 +45,16 @@ def build(path: Path, rows: int = 23, shard_rows: int = 7, piece: int = 5) -> Sh
     return ShardStore.open(path, "toy")
 
 
+@pytest.mark.parametrize(("reader", "own"), [("strings", "id"), ("ints", "row"), ("lists", "ids"), ("fixed", "v")])
+def test_a_column_of_another_type_is_refused_when_it_is_opened(tmp_path: Path, reader: str, own: str) -> None:
+    """A list in place of a text would give a traceback where two texts are compared."""
+    store = build(tmp_path / "store")
+    getattr(store, reader)(own)
+    for name in {*SCHEMA.names} - {own}:
+        with pytest.raises(StoreError, match=f"expected .* in column '{name}', found"):
+            getattr(store, reader)(name)
+
+
 def test_shards_are_cut_by_rows_whatever_pieces_arrive(tmp_path: Path) -> None:
     store = build(tmp_path / "a")
     assert [s.rows for s in store.manifest.shards] == [7, 7, 7, 2]

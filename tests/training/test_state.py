@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from mm_ldlm.training.state import TrainingState, random_states, restore_random_states, seed_everything, step_seed
@@ -29,3 +32,13 @@ def test_step_seeds_differ_by_everything_that_names_them() -> None:
 def test_state_round_trip_ignores_what_it_does_not_know() -> None:
     state = TrainingState(step=3, draw=5, lr_scale=0.5, best=1.25)
     assert TrainingState.from_dict({**state.to_dict(), "of_a_later_version": 1}) == state
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TrainingState)])
+@pytest.mark.parametrize("wrong", ["3", True, [3], {}, -1, 2.5, None])
+def test_a_state_with_a_field_of_another_type_is_refused(field: str, wrong: Any) -> None:
+    number = isinstance(wrong, (int, float)) and wrong is not True
+    if field in ("lr_scale", "seconds", "best") and (number or (wrong is None and field == "best")):
+        return
+    with pytest.raises(ValueError, match=f"expected a .* in '{field}'"):
+        TrainingState.from_dict({**TrainingState().to_dict(), field: wrong})

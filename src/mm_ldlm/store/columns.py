@@ -55,6 +55,14 @@ class Column:
     def __len__(self) -> int:
         return len(self.store)
 
+    def _require(self, what: str, found: bool) -> None:
+        """Raise StoreError unless the column has the type that this class reads."""
+        if not found:
+            raise StoreError(
+                f"{self.store.directory}: expected {what} in column {self.name!r}, found {self.type}. Open the store "
+                "as its own kind, or write it again."
+            )
+
     def _pieces(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[Any, npt.NDArray[np.int64], Any]]:
         """Yield (array of one shard, rows inside it, their places in the result)."""
         for shard, inside, place in self.store.locate(rows):
@@ -66,11 +74,7 @@ class FixedColumn(Column):
 
     def __init__(self, store: Shards, name: str) -> None:
         super().__init__(store, name)
-        if not pa.types.is_fixed_size_list(self.type):
-            raise StoreError(
-                f"{store.directory}: expected a fixed-size list in column {name!r}, found {self.type}. Open the store "
-                "as its own kind."
-            )
+        self._require("a fixed-size list", pa.types.is_fixed_size_list(self.type))
         self.dim = int(self.type.list_size)
         self.dtype = _dtype(self.type.value_type)
 
@@ -99,11 +103,7 @@ class ListColumn(Column):
 
     def __init__(self, store: Shards, name: str) -> None:
         super().__init__(store, name)
-        if not (pa.types.is_list(self.type) or pa.types.is_large_list(self.type)):
-            raise StoreError(
-                f"{store.directory}: expected a list in column {name!r}, found {self.type}. Open the store as its own "
-                "kind."
-            )
+        self._require("a list", pa.types.is_list(self.type) or pa.types.is_large_list(self.type))
         self.dtype = _dtype(self.type.value_type)
 
     def lengths(self, rows: Rows) -> npt.NDArray[np.int64]:
@@ -163,6 +163,10 @@ class ListColumn(Column):
 class IntColumn(Column):
     """A numeric column as an (n,) array."""
 
+    def __init__(self, store: Shards, name: str) -> None:
+        super().__init__(store, name)
+        self._require("numbers", pa.types.is_integer(self.type) or pa.types.is_floating(self.type))
+
     def take(self, rows: Rows) -> npt.NDArray[Any]:
         """Return (n,) in the stored dtype."""
         rows = self.store.rows(rows)
@@ -177,6 +181,10 @@ class IntColumn(Column):
 
 class StringColumn(Column):
     """A text column as Python strings (None where the store holds a null)."""
+
+    def __init__(self, store: Shards, name: str) -> None:
+        super().__init__(store, name)
+        self._require("texts", pa.types.is_string(self.type) or pa.types.is_large_string(self.type))
 
     def take(self, rows: Rows) -> list[Any]:
         """Return n strings in the requested order."""

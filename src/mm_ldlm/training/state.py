@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mm_ldlm.messages import show
+
 
 @dataclasses.dataclass
 class TrainingState:
@@ -39,8 +41,17 @@ class TrainingState:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> TrainingState:
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in found.items() if key in known})
+        """Make the state that `to_dict` gave; ValueError if a counter is no count or a measure no number."""
+        counters = {field.name for field in dataclasses.fields(cls)}
+        given = {key: value for key, value in found.items() if key in counters}
+        for key, value in given.items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if key in ("lr_scale", "seconds", "best"):
+                if not number and not (key == "best" and value is None):
+                    raise ValueError(f"expected a number in '{key}', found {show(value, 60)}")
+            elif not isinstance(value, int) or not number or value < 0:
+                raise ValueError(f"expected a count in '{key}', found {show(value, 60)}")
+        return cls(**given)
 
 
 def step_seed(seed: int, draw: int, name: str = "") -> int:
