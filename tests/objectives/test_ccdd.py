@@ -190,6 +190,12 @@ def test_without_dropout_there_is_no_likelihood() -> None:
         made.generative_model(Exact()).likelihood(PAIRS, latents_Bd=None, draws=1, generator=rows(9))
 
 
+def test_states_that_are_always_dropped_are_refused() -> None:
+    model = parse_kind(MODELS, {"kind": "ccdd"}, at="model")
+    with pytest.raises(ConfigurationError, match=r"condition_dropout' is 1, which drops the states of every text"):
+        objective(condition_dropout=1.0).config.capabilities(model)
+
+
 # -- the joint sampler ------------------------------------------------------------------------------------------------
 
 

@@ -164,8 +164,8 @@ def log_x0_at(
 ) -> tuple[Tensor, Tensor]:
     """Compute log x_θ (M, V) under guidance, and return the model's output (M, V) with it.
 
-    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made from
-    approximate scores may exclude words (`sedd.UniformSedd`), and then the quotient of two x_θ has no value.
+    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
+    from approximate scores may exclude words (`sedd.UniformSedd`), and then the quotient of two x_θ has no value.
     """
     tokens_AL, scored_AL, row_M = canvas_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
     noisy_M = tokens_AL[scored_AL]

@@ -69,8 +69,8 @@ class JointStatesConfig(DiffusionSampler):
             if self.guidance != 1.0:
                 every_B = torch.arange(B, device=canvas_BL.device)
                 dropped_MV = denoise.logits(canvas_BL, t_B, every_B, scored_BL)
-                # γ·log p_cond + (1−γ)·log p_uncond up to a constant, because the process normalises over the tokens that
-                # are possible. Scores are guided in the same way, and have no constant that could be left out.
+                # γ·log p_cond + (1−γ)·log p_uncond up to a constant, because the process normalises over the tokens
+                # that are possible. Scores are guided in the same way, and have no constant to leave out.
                 logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
             return logits_MV, found_BLd.flatten(1)
 
