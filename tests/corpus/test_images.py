@@ -68,6 +68,13 @@ def test_the_digest_is_that_of_the_pixels_and_not_of_their_encoding() -> None:
     assert decode(encoded(picture(0, 4, 4)), limits=limits).shape == (4, 4, 1)
 
 
+def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off() -> None:
+    grey = picture(0, 5, 4)[..., None]
+    sixteen = io.BytesIO()
+    Image.fromarray(grey[:, :, 0].astype(np.uint16) * 257).save(sixteen, "PNG")
+    assert (decode(sixteen.getvalue(), limits=ImageLimits()) == grey).all()
+
+
 @pytest.mark.parametrize(
     ("data", "limits", "reason"),
     [

@@ -37,6 +37,26 @@ def test_the_bits_are_the_mutual_information(signal: float, noise: float) -> Non
     assert found.entropy_bits == pytest.approx(1.0, abs=0.01)
 
 
+def test_the_likelihood_of_a_noised_state_is_gaussian() -> None:
+    """Means of unequal norm and a covariance with a large and a small axis, both of which the noise changes."""
+    draw, code = np.random.default_rng(0), np.array([[2.0, 0.0], [-0.5, 1.0], [0.2, -0.4]])
+    spread = np.array([[1.5, 0.6], [0.0, 0.2]])
+    ids = draw.integers(0, 3, 6000)
+    classifier = Classifier(code[ids] + draw.standard_normal((6000, 2)) @ spread, ids, vocab_size=3)
+    axes = classifier.axes_dd
+    covariance = axes @ np.diag(classifier.variance_d) @ axes.T
+    assert covariance == pytest.approx(spread.T @ spread, abs=0.1)
+    assert classifier.mean_Vd @ axes.T == pytest.approx(code, abs=0.1)
+
+    signal, noise = 0.6, 0.3
+    noised = draw.standard_normal((20, 2)) * 2
+    off = noised[:, None] - signal * classifier.mean_Vd @ axes.T
+    precision = np.linalg.inv(signal**2 * covariance + noise**2 * np.eye(2))
+    want = -0.5 * np.einsum("nvi,ij,nvj->nv", off, precision, off)
+    found = classifier.log_likelihood(noised, signal=signal, noise=noise)
+    assert found - found[:, :1] == pytest.approx(want - want[:, :1], abs=1e-9)
+
+
 def test_a_classifier_that_is_too_sure_is_made_less_so() -> None:
     """Twenty copies of one dimension, fitted as if they were independent: without the sharpness CE is far above H."""
     draw = np.random.default_rng(0)

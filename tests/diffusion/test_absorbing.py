@@ -23,6 +23,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.sampling.registry import text_sampler
 
 PAD, MASK, V = 0, 1, 7
 SCHEDULES = [MaskSchedule(name=name) for name in ("log_linear", "cosine", "geometric")]
@@ -303,6 +304,18 @@ def test_a_reverse_step_unmasks_by_the_posterior_and_the_last_leaves_no_mask(sch
     assert torch.allclose(found, expected, atol=0.01)
     assert (step(masks, 0.1, 0.0) != MASK).all()
     assert (step(torch.full((count,), 3), 0.8, 0.0) == 3).all(), "an unmasked token is final"
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "tolerance"),
+    [(30_000, 40, 0.02), pytest.param(1_000_000, 100, 0.006, marks=pytest.mark.slow)],
+)
+def test_ancestral_samples_follow_the_distribution(table, count, steps, tolerance):
+    texts = table(2, "absorbing")
+    found = texts.sampled(text_sampler("ancestral", steps=steps), process(vocab_size=5, mask_id=2), count=count)
+    assert 0.5 * float((found - texts.p).abs().sum()) < tolerance
+    one_step = texts.sampled(text_sampler("ancestral", steps=1), process(vocab_size=5, mask_id=2), count=30_000)
+    assert 0.5 * float((one_step - texts.p).abs().sum()) > 5 * tolerance, "words drawn independently of one another"
 
 
 def test_the_prior_masks_what_is_open():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -402,6 +403,21 @@ def test_the_ids_of_the_noise_follow_those_of_the_tokenizer():
 def test_clusters_of_another_vocabulary_are_refused(clusters):
     with pytest.raises(ConfigurationError, match=r"expected a cluster for each of the 3 words of a vocabulary of 5"):
         HdlmConfig().build(vocab_size=V, pad_id=PAD, mask_id=MASK, token_clusters=torch.tensor(clusters)[:, None])
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.49, 17.0, 1e5])
+def test_a_gamma_whose_fractions_are_not_exact_is_refused(gamma):
+    """At 0.1 the last time before 1 still has 2.5 % of the tokens; at 1e5 the series at t < 1e-3 exceeds 1."""
+    with pytest.raises(ConfigurationError, match=r"gamma must be between 0\.5 and 16"):
+        parse_kind(TEXT_PROCESSES, {"kind": "hdlm", "gamma": gamma}, at="process")
+
+
+def test_the_fractions_of_the_largest_and_the_smallest_gamma_are_exact():
+    for t in (1e-5, 9.99e-4, 0.2):
+        u = 1 - Fraction(t)
+        mask = float(1 - u**16 - 16 * (u - u**16) / 15)
+        assert float(Levels.at(torch.tensor(t).double(), gamma=16.0).mask) == pytest.approx(mask, rel=1e-6)
+    assert float(Levels.at(torch.tensor(1 - 2.0**-53).double(), gamma=0.5).token) < 2e-8
 
 
 def test_t_min_leaves_an_interval():

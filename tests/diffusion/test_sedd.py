@@ -11,9 +11,11 @@ from mm_ldlm.config import parse_kind
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.diffusion.score_entropy import Sedd
 from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.ancestral import reverse_process
+from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -375,6 +377,39 @@ def test_given_tokens_and_pads_stay_and_draw_settings_have_their_effect(table, g
         denoise, canvas, process=sedd, steps=4, generator=rows(len(canvas)), draw=Draw(), open_BL=closed
     )
     assert (open_first.tokens[1::3, 1] == MASK).all()
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "joint_states"])
+@both_graphs
+def test_guidance_acts_on_the_scores(graph, sampler):
+    """s = s_cond^γ·s_uncond^(1−γ): the samples are those of a model whose scores are these."""
+    sedd, count, dim = process(graph), 3000, 2
+    given, dropped = wild(4).view(2, 2, V)
+
+    def denoiser(given_LV, dropped_LV):
+        def logits(output_LV):
+            return lambda tokens_AL, t_A, rows_A, scored_AL: output_LV.expand(len(tokens_AL), -1, -1)[scored_AL]
+
+        def predict(tokens_BL, t_B, states_BLd, t_state_B, scored_BL):
+            return logits(given_LV)(tokens_BL, t_B, None, scored_BL), torch.zeros_like(states_BLd)
+
+        states = StateDenoiser(predict=predict, dim=dim, schedule=GaussianSchedule(), dropped=True)
+        # The denoiser of a model with states predicts without them.
+        first, second = (given_LV, dropped_LV) if sampler == "ancestral" else (dropped_LV, given_LV)
+        return TextDenoiser(
+            logits=logits(first), unconditional=logits(second), mask_id=MASK, pad_id=PAD, vocab_size=V, states=states
+        )
+
+    def sample(denoise, **settings):
+        found = text_sampler(sampler, steps=6, **settings).sample(
+            denoise, torch.full((count, 2), MASK), process=sedd, generator=rows(count)
+        )
+        return found.tokens
+
+    found = sample(denoiser(given, dropped), guidance=2.0)
+    expected = sample(denoiser(2 * given - dropped, dropped), top_k=W)  # top_k W only chooses the same step
+    assert float((found == expected).double().mean()) > 0.999
+    assert float((found == sample(denoiser(given, dropped), top_k=W)).double().mean()) < 0.95
 
 
 def test_samplers_that_unmask_run_the_absorbing_graph_only(table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig, frequency
 from mm_ldlm.objectives.base import Batch, Objective
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
+from mm_ldlm.objectives.training_times import text_times
 
 SMALL = {"estimator": {"dim": 16, "depth": 1, "heads": 2}}
 CURRICULUM = {"steps": 90, "pace": "step"}
@@ -86,6 +88,28 @@ def test_temperature_changes_what_is_masked():
     data = batch(TEXTS * 40)
     cold, hot = (losses_of(objective(policy="importance", temperature=t), data) for t in (0.5, 5.0))
     assert ratio(hot["masking_rate"]) > 1.2 * ratio(cold["masking_rate"])
+
+
+def test_time_sharpening_decides_what_is_masked_and_what_a_sampler_reads():
+    data, canvas_BL, t_B = batch(TEXTS * 40), torch.full((3, 2), SHAPE.mask_id), torch.tensor([0.1, 0.4, 0.9])
+    made = {on: objective(policy="importance", importance="learned_only", time_sharpening=on) for on in (True, False)}
+    rate = {on: ratio(losses_of(one, data)["masking_rate"]) for on, one in made.items()}
+    assert rate[False] > 1.05 * rate[True]
+    for on, one in made.items():
+        denoise = one.generative_model(OptimalDenoiser()).text_denoiser(None, rows(3))
+        plain_BL = one.importance(canvas_BL, torch.ones_like(canvas_BL).bool())
+        expected_BL = plain_BL ** (1 / (t_B[:, None] + 0.1)) if on else plain_BL
+        torch.testing.assert_close(denoise.importance(canvas_BL, t_B), expected_BL)
+
+
+def test_a_single_mask_has_no_rank_and_trains_no_estimator():
+    data, made = batch(TEXTS), objective()
+    first = dataclasses.replace(data, tokens_BL=data.tokens_BL[:, :1], valid_BL=data.valid_BL[:, :1])
+    model = DiTConfig(dim=16, depth=1, heads=2).build(SHAPE, generator=torch.Generator().manual_seed(0))
+    found = losses_of(made, first, model=model)
+    assert float(found["masking_rate"][0]) > 0
+    assert float(found["importance_loss"][0].detach()) == 0
+    assert float(losses_of(made, data)["importance_loss"][0].detach()) > 0
 
 
 def test_pitfall_21_the_curriculum_changes_the_loss_and_no_mask():
@@ -173,6 +197,9 @@ def test_the_logged_statistics_are_those_of_the_valid_tokens():
     expected = {"mean": values.mean(), "std": values.std(correction=0), "min": values.min(), "max": values.max()}
     for name, value in expected.items():
         assert ratio(found[f"importance_{name}"]) == pytest.approx(float(value.detach()), rel=1e-5), name
+    t_B = text_times(made.process, data, rows(len(TEXTS)).fork("text_time"))
+    assert ratio(found["noise_level"]) == pytest.approx(float(t_B.mean()), rel=1e-5)
+    assert ratio(found["noise_level"]) != pytest.approx(1 - float(t_B.mean()), rel=1e-4)
 
 
 def test_a_collapsed_importance_is_reported_once_after_the_warm_up():

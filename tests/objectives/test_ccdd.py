@@ -41,7 +41,9 @@ class Exact(nn.Module):
         self, tokens_BL: Tensor, *, valid_BL: Any, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor,
         null_state_B: Tensor | None = None, logits_at: Tensor | None = None, heads: Any = ("text", "state"),
     ) -> Output:  # fmt: skip
-        self.seen.append({"t_text": t_text_B, "t_state": t_state_B, "z": states_BLd})
+        nothing_B = torch.zeros_like(t_text_B).bool()
+        null_B = nothing_B if null_state_B is None else null_state_B
+        self.seen.append({"t_text": t_text_B, "t_state": t_state_B, "z": states_BLd, "null": null_B})
         possible_BPL = (tokens_BL[:, None] == MASK) | (tokens_BL[:, None] == PAIRS[None])
         weight_BP = torch.where(possible_BPL.all(-1), JOINT.flatten().log(), -torch.inf)
         schedule = GaussianSchedule()
@@ -128,6 +130,43 @@ def test_a_text_whose_states_are_dropped_has_no_state_loss() -> None:
     assert float(found["state_error"][1]) == pytest.approx(200, abs=60)
 
 
+def test_dropped_states_have_the_time_of_pure_noise() -> None:
+    """In training as in scoring, so that the model of the text alone is trained where it is used."""
+    made, model = objective(condition_dropout=0.5), Exact()
+    losses_of(made, model, batch(drawn(64)))
+    seen = model.seen[0]
+    assert 0 < int(seen["null"].sum()) < 64
+    assert (seen["t_state"][seen["null"]] == 1).all()
+    assert torch.equal(seen["t_state"][~seen["null"]], seen["t_text"][~seen["null"]].float())
+
+    model.seen.clear()
+    made.generative_model(model).likelihood(PAIRS, latents_Bd=None, draws=2, generator=rows(9))
+    assert model.seen
+    for seen in model.seen:
+        assert seen["null"].all()
+        assert (seen["t_state"] == 1).all()
+        assert (seen["t_text"] < 1).any()
+
+
+@pytest.mark.parametrize("weight", ["uniform", "min_snr"])
+def test_the_state_loss_is_weighted_by_the_snr(weight: str) -> None:
+    class Zero(Exact):
+        """Predicts the mean state, 0."""
+
+        def forward(self, *args: Any, **given: Any) -> Output:
+            found = super().forward(*args, **given)
+            assert found.states_BLd is not None
+            return found._replace(states_BLd=torch.zeros_like(found.states_BLd))
+
+    model, data = Zero(), batch(drawn(64))
+    loss = losses_of(objective(state_loss=weight, condition_dropout=0.0), model, data)["state_loss"]
+    t_B, schedule = model.seen[0]["t_state"], GaussianSchedule()
+    snr_B = (schedule.signal(t_B) / schedule.noise(t_B)).square()
+    weight_B = snr_B.clamp(max=5) if weight == "min_snr" else torch.ones_like(snr_B)
+    error_BL = CODE[data.tokens_BL].square().mean(2)
+    assert loss == pytest.approx(float((weight_B[:, None] * error_BL).mean()), rel=1e-4)
+
+
 def test_states_are_padded_to_the_length_of_the_tokens() -> None:
     data = batch(drawn(3))
     data.fields["token_states"] = data.fields["token_states"][:, :1]  # type: ignore[index]
@@ -188,6 +227,12 @@ def test_without_dropout_there_is_no_likelihood() -> None:
     assert objective(length_weight=0.1).config.capabilities(model).uses == {"unconditional", "infill", "score"}
     with pytest.raises(SamplingError, match="condition_dropout 0"):
         made.generative_model(Exact()).likelihood(PAIRS, latents_Bd=None, draws=1, generator=rows(9))
+
+
+def test_states_that_are_always_dropped_are_refused() -> None:
+    model = parse_kind(MODELS, {"kind": "ccdd"}, at="model")
+    with pytest.raises(ConfigurationError, match=r"condition_dropout' is 1, which drops the states of every text"):
+        objective(condition_dropout=1.0).config.capabilities(model)
 
 
 # -- the joint sampler ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_the_latent_cycle_reads_no_token_of_the_text() -> None:
     torch.testing.assert_close(probs_BLV.sum(-1), torch.ones(data.tokens_BL.shape))
     assert float(probs_BLV.detach()[..., [MASK, PAD]].max()) == 0
     assert len(second["tokens_BL"][data.valid_BL].unique()) == 1
+    times = [(set(call["t_text_B"].tolist()), set(call["t_latent_B"].tolist())) for call in (first, second)]
+    assert times == [({1.0}, {0.0}), ({0.0}, {1.0})]
+    assert not torch.isin(second["latents_Bd"], data.fields["latents"]).any(), "the estimate begins from noise"
+
+
+def test_examples_that_fill_a_batch_are_in_no_cycle() -> None:
+    data, fill_B = batch(), torch.arange(12) >= 9
+    filled = dataclasses.replace(
+        data, valid_BL=data.valid_BL & ~fill_B[:, None], tokens_BL=data.tokens_BL.masked_fill(fill_B[:, None], PAD),
+        examples_B=data.examples_B.masked_fill(fill_B, -1),
+    )  # fmt: skip
+    found = losses("t2l", WholeSpy(), data=filled, cycle=BOTH, parameterisation="x0")
+    total, count = found["cycle_latent"]
+    each_B = data.fields["latents"].square().mean(1)  # the spy predicts 0
+    assert int(count) == 9
+    assert float(total) == pytest.approx(float(each_B[:9].sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize(

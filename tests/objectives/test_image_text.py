@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.config import parse_kind
+from mm_ldlm.diffusion.gaussian import convert
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.image_mmdit import Output
@@ -99,6 +101,46 @@ def test_the_losses_of_equal_logits_and_of_a_prediction_of_zero_are_known(kind: 
     assert made.expected_first_loss()["text_nll"] == pytest.approx(math.log(6))
     total, count = losses["image_loss"]
     assert float(total / count) == pytest.approx(float(data.fields["images"].square().mean()), rel=1e-5)
+
+
+def test_vectors_of_captions_follow_the_gaussian_process() -> None:
+    """The model adds the noise that it receives to signal · vector."""
+    spy, made = Spy(), objective("image_text_continuous")
+    made(spy, batch(), generator(), kind="image_to_caption", step=0)
+    t_B, schedule = spy.given["t_text_B"], GaussianSchedule()
+    torch.testing.assert_close(spy.given["signal_B"], schedule.signal(t_B))
+    noise_BLe = spy.given["captions_BLe"] / schedule.noise(t_B)[:, None, None]
+    assert float(noise_BLe.std()) == pytest.approx(1, abs=0.1)
+    assert float(noise_BLe[t_B < t_B.median()].std()) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("parameterisation", ["x0", "v", "eps"])
+def test_images_and_vectors_of_captions_take_the_same_steps(parameterisation: Any) -> None:
+    """A model that is certain of one pair: both samples end at it, whatever the image head predicts."""
+    schedule, image_P, vectors = GaussianSchedule(), torch.linspace(-1, 1, P), torch.randn(SHAPE.vocab_size, 5)
+
+    class Certain(Spy):
+        unit_vectors = vectors
+
+        def forward(self, tokens_BL: Tensor, **given: Any) -> Output:
+            self.given = given
+            t_B, x_BP = given["t_image_B"], given["images_BP"]
+            scales = {"signal_B": schedule.signal(t_B), "noise_scale_B": schedule.noise(t_B)}
+            logits = torch.zeros(*tokens_BL.shape, SHAPE.vocab_size)
+            logits[..., 4] = 100.0
+            found_BP = convert(image_P.expand_as(x_BP), "x0", parameterisation, x_t_Bd=x_BP, **scales)
+            return Output(logits, found_BP, torch.zeros(len(tokens_BL), SHAPE.max_length))
+
+    model = Certain()
+    generation = objective("image_text_continuous", parameterisation=parameterisation).generative_model(model)
+    start = {"t_max": 0.99} if parameterisation == "eps" else {}
+    found = generation.both(
+        torch.ones(3, 2).long(), text=None, latent=latent_sampler("ddim", steps=6, **start),
+        generator=RowGenerator(0, torch.arange(3)),
+    )  # fmt: skip
+    torch.testing.assert_close(found.latent.latents, image_P.expand(3, P), atol=1e-3, rtol=0)
+    torch.testing.assert_close(model.given["captions_BLe"], vectors[4].expand(3, 2, 5), atol=1e-3, rtol=0)
+    assert (found.text.tokens == 4).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

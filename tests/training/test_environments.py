@@ -31,6 +31,7 @@ from mm_ldlm.pipelines.evaluation import nodes as evaluation
 from mm_ldlm.pipelines.sampling import nodes as sampling
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 from mm_ldlm.training.plan import plan
+from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.worker import train
 
@@ -162,6 +163,19 @@ def test_it_trains_is_killed_and_resumed_bit_for_bit_samples_and_evaluates(envir
         assert rows.select_dtypes("number").notna().all(axis=None)
     else:
         assert "skipped" in metrics
+
+
+@pytest.mark.parametrize("environment", EVERY)
+def test_every_learnable_weight_receives_a_gradient_and_the_other_sanity_checks_pass(
+    environment: str, tmp_path: Path
+) -> None:
+    """All but the overfitting, for which nine steps are too few."""
+    spec, _ = planned(environment, tmp_path)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    found = check_sanity(spec, root=tmp_path / "runs", config=SanityConfig(max_steps=9, max_seconds=120))
+    assert {"gradients", "movement", "frozen"} <= {check.name for check in found}
+    rest = [check for check in found if check.name != "overfit one batch"]
+    assert all(check.ok for check in rest), as_table(rest)
 
 
 def quick_sampling(section: dict[str, Any]) -> dict[str, Any]:

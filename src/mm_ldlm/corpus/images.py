@@ -67,8 +67,11 @@ def decode(data: bytes, *, limits: ImageLimits) -> Pixels:
             if width * height > limits.max_pixels:
                 raise UnusableImage("oversized", f"{width} × {height} pixels, at most {limits.max_pixels} are decoded")
             upright = ImageOps.exif_transpose(image)
-            grey = image.mode in ("1", "L", "LA")
-            values = np.asarray(upright.convert("L" if grey else "RGB"), np.uint8)
+            if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
+                values = np.round(np.asarray(upright, np.float64) / 257).clip(0, 255).astype(np.uint8)
+            else:
+                grey = image.mode in ("1", "L", "LA")
+                values = np.asarray(upright.convert("L" if grey else "RGB"), np.uint8)
     except UnusableImage:
         raise
     except Exception as error:  # Pillow raises many types for damaged files

@@ -29,7 +29,7 @@ class GiddConfig:
 
     Attributes:
         p_uniform: p_u, the fraction of tokens that random words replace at t = 1/2; 0 is masked diffusion.
-        gamma: γ of the schedule; the larger, the fewer random words near t = 0 and t = 1.
+        gamma: γ of the schedule, from 1 to 2; the larger, the fewer random words near t = 0 and t = 1.
         loss_weighting: weights of the training loss. elbo: those of the NELBO. clip: those, at most `max_weight`.
             dynamic: 2 for masks, 1 for random words, (B/N) e^(−γλ_t/2) for the token itself, at most `max_weight`,
             where λ_t = log α_t/(1 − α_t). The likelihood always has the weights of the NELBO.
@@ -48,9 +48,11 @@ class GiddConfig:
     def __post_init__(self) -> None:
         if not self.p_uniform < 1:
             raise InvalidValue(f"p_uniform must be below 1, found {self.p_uniform}", "p_uniform")
-        if not self.gamma <= 2:
+        if not 1 <= self.gamma <= 2:
             raise InvalidValue(
-                f"gamma must be at most 2, found {self.gamma}: random words would turn back into tokens", "gamma"
+                f"gamma must be between 1 and 2, found {self.gamma}. Below 1 the smallest time in float64 still has "
+                "random words, so that the NELBO is no bound; above 2 random words would turn back into tokens",
+                "gamma",
             )
         if not self.t_min < 1:
             raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")

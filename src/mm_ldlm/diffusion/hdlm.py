@@ -28,8 +28,8 @@ class HdlmConfig:
     """Parameters of hierarchical diffusion.
 
     Attributes:
-        gamma: γ of α_t = (1−t)^γ, the expected fraction of tokens that are kept. A larger γ moves tokens to their
-            clusters sooner.
+        gamma: γ of α_t = (1−t)^γ, the expected fraction of tokens that are kept, from 0.5 to 16. A larger γ moves
+            tokens to their clusters sooner.
         t_min: times of training lie in [t_min, 1 − t_min], because the weights of the loss are unbounded at both ends.
     """
 
@@ -39,6 +39,12 @@ class HdlmConfig:
     t_min: PositiveFloat = 1e-3
 
     def __post_init__(self) -> None:
+        if not 0.5 <= self.gamma <= 16:
+            raise InvalidValue(
+                f"gamma must be between 0.5 and 16, found {self.gamma}: beyond them the fractions of tokens, clusters "
+                "and masks near t = 0 and t = 1 are not exact in float64, and the NELBO is no bound",
+                "gamma",
+            )
         if not self.t_min < 0.5:
             raise InvalidValue(f"t_min must be below 0.5, found {self.t_min}", "t_min")
 
@@ -177,7 +183,7 @@ class Hdlm(TextProcess):
 _LAST = 1 - 2.0**-53
 """The largest float64 below 1: log(1 − t) is finite up to here."""
 _SERIES_BELOW = 1e-3
-"""Below this t, 1 − α_t − c_t loses digits and its Taylor series (relative error below 1e-9) is used."""
+"""Below this t, 1 − α_t − c_t loses digits and its Taylor series (relative error below 1e-7) is used."""
 
 
 class Levels(NamedTuple):

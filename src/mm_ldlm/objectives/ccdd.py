@@ -22,7 +22,7 @@ from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use
@@ -54,7 +54,8 @@ class CcddObjectiveConfig(TextDiffusionConfig):
         state_loss: weight of the squared error of the clean states: 1, or min(SNR, 5).
         state_weight: factor of the state loss in the total.
         condition_dropout: fraction of texts whose states are dropped. At 0 there is no text without states, and
-            therefore no likelihood, no infilling, no guidance, and no sampler but `joint_states`.
+            therefore no likelihood, no infilling, no guidance, and no sampler but `joint_states`. It is below 1,
+            because nothing would learn the states.
     """
 
     kind: str = "ccdd"
@@ -75,6 +76,11 @@ class CcddObjectiveConfig(TextDiffusionConfig):
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, "text_and_states_denoiser")
+        if self.condition_dropout == 1:
+            raise ConfigurationError(
+                "parameter 'objective.condition_dropout' is 1, which drops the states of every text, so that the model "
+                "never learns them. Lower it, or choose the objective 'text_diffusion', which has no states."
+            )
         no_lengths = untrained_lengths(self, given_latents=False, conditioned=False)
         text_only: set[Use] = {"infill", "score"} if self.condition_dropout > 0 else set()
         if no_lengths is not None:

@@ -34,7 +34,8 @@ class ImageTextOptions:
         image_schedule: Gaussian noise schedule of the images.
         parameterisation: what the image head predicts.
         image_loss: weight of the image loss as a function of the SNR; `min_snr_gamma` is γ of `min_snr`.
-        condition_dropout: fraction of examples whose condition is dropped, for classifier-free guidance.
+        condition_dropout: fraction of examples whose condition is dropped, for classifier-free guidance. At 1 no
+            condition is ever given, and therefore the run draws no images of captions and writes no captions of images.
         text_weight, image_weight, length_weight: factors of the losses in the total.
         t_min: smallest timestep drawn for images.
     """
@@ -103,9 +104,10 @@ class ImageTextOptions:
     @property
     def image_uses(self) -> frozenset[Use]:
         """Uses of a run that follow from its modes."""
+        given = self.condition_dropout < 1  # a mode whose condition is always dropped is never trained with it
         uses: dict[Use, bool] = {
-            "caption_to_image": "caption_to_image" in self.modes,
-            "image_to_caption": "image_to_caption" in self.modes,
+            "caption_to_image": given and "caption_to_image" in self.modes,
+            "image_to_caption": given and "image_to_caption" in self.modes,
             "image_text": "joint" in self.modes,
         }
         return frozenset(use for use, able in uses.items() if able)

@@ -24,6 +24,7 @@ from mm_ldlm.sampling.denoising import (
     guided,
     open_positions,
 )
+from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
 from mm_ldlm.sampling.time_grid import TimestepSource, choose_timestep, make_grid
 
@@ -161,15 +162,27 @@ def log_x0_at(
     *,
     guidance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute log x_θ (M, V) under guidance, and return the model's output (M, V) with it."""
+    """Compute log x_θ (M, V) under guidance, and return the model's output (M, V) with it.
+
+    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
+    from approximate scores may exclude words (`sedd.UniformSedd`), and then the quotient of two x_θ has no value.
+    """
     tokens_AL, scored_AL, row_M = canvas_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
     noisy_M = tokens_AL[scored_AL]
     outputs: list[Tensor] = []
 
+    def output(logits: Logits) -> Tensor:
+        return logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL)
+
     def distribution(logits: Logits) -> Tensor:
-        outputs.append(logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL))
+        outputs.append(output(logits))
         return process.log_x0(process.x0_logits(outputs[-1], noisy_M, t_B[row_M]), noisy_M)
 
+    if process.predicts_scores and guidance != 1.0:
+        if denoise.unconditional is None:
+            raise refuse_without_condition(guidance)
+        scores_MV = guide_prediction(output(denoise.logits), output(denoise.unconditional), scale=guidance)
+        return process.log_x0(process.x0_logits(scores_MV, noisy_M, t_B[row_M]), noisy_M), scores_MV
     return guided(denoise, distribution, guidance=guidance), outputs[0]
 
 

@@ -20,9 +20,9 @@ def guide_log_probs(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: 
     return torch.log_softmax(mixed_MV.masked_fill(excluded_MV, -torch.inf), dim=-1)
 
 
-def guide_prediction(conditional_Bd: Tensor, unconditional_Bd: Tensor, *, scale: float) -> Tensor:
-    """Compute `u + g(c − u)` (arXiv:2207.12598)."""
-    return unconditional_Bd + scale * (conditional_Bd - unconditional_Bd)
+def guide_prediction(conditional: Tensor, unconditional: Tensor, *, scale: float) -> Tensor:
+    """Compute `u + g(c − u)` of two predictions or two outputs of one shape (arXiv:2207.12598)."""
+    return unconditional + scale * (conditional - unconditional)
 
 
 def refuse_without_condition(scale: float) -> SamplingError:

@@ -20,7 +20,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.base import DiffusionSampler, refuse_without_states, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.guidance import guide_log_probs, refuse_without_condition
+from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
 from mm_ldlm.sampling.joint import JointDenoiser, together
 
 
@@ -69,10 +69,9 @@ class JointStatesConfig(DiffusionSampler):
             if self.guidance != 1.0:
                 every_B = torch.arange(B, device=canvas_BL.device)
                 dropped_MV = denoise.logits(canvas_BL, t_B, every_B, scored_BL)
-                # Constants of a row cancel: the process normalises over the tokens that are possible.
-                logits_MV = guide_log_probs(
-                    logits_MV.log_softmax(-1), dropped_MV.log_softmax(-1), scale=self.guidance
-                )  # fmt: skip
+                # γ·log p_cond + (1−γ)·log p_uncond up to a constant, because the process normalises over the tokens
+                # that are possible. Scores are guided in the same way, and have no constant to leave out.
+                logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
             return logits_MV, found_BLd.flatten(1)
 
         joint = JointDenoiser(
