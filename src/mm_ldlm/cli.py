@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a run that SIGTERM ended."""
+TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
+"""Exit codes of a run that SIGTERM or Ctrl-C ended."""
+CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
 HELP = {
     "env": "Environment: a folder below conf/, or several with + between them, each layered over the one before. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
@@ -55,8 +56,11 @@ def run(**options: Any) -> Any:
         return kedro_run.callback(**check_names(options))
     except SystemExit as ended:
         if ended.code == TERMINATED:
-            log.warning("ended by SIGTERM; finished stores and checkpoints are kept, and the same command continues")
+            log.warning("ended by SIGTERM; %s", CONTINUES)
         raise
+    except KeyboardInterrupt:
+        log.warning("interrupted; %s", CONTINUES)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
             raise
