@@ -52,11 +52,12 @@ def world(parts, write_dataset, tmp_path_factory):
     """Two run folders, a dataset of 20 training and 8 test sentences, and an encoder that needs no weights."""
     root = tmp_path_factory.mktemp("sampling")
     encoder = parts.BagEncoder()
-    parts.write_run(root / "runs" / "run-1")
-    parts.write_run(root / "runs" / "run-l2t", objective=MultimodalConfig(mode="l2t"))
     texts = [" ".join(f"w{(i * 3 + j) % 20}" for j in range(2 + i % 5)) + f" w{i % 20}" for i in range(28)]
     splits = ["train"] * 20 + ["test"] * 8
     dataset = write_dataset(root / "data", texts, splits, latents=encoder.encode(texts))
+    made_of = {"encoder": dataset.fingerprints["encoder"]}
+    parts.write_run(root / "runs" / "run-1", fingerprints=made_of)
+    parts.write_run(root / "runs" / "run-l2t", objective=MultimodalConfig(mode="l2t"), fingerprints=made_of)
     return {"root": root, "encoder": encoder, "dataset": dataset, "texts": texts}
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.messages import show
+from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
@@ -168,7 +168,8 @@ def check_length(length: Any) -> Length:
 def check_choice(value: Any, choices: Sequence[str], *, name: str) -> None:
     """Raise SamplingError unless an argument is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.")
+        hint = nearest(value, choices) if isinstance(value, str) else ""
+        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.{hint}")
 
 
 def _is_integer(value: Any) -> bool:

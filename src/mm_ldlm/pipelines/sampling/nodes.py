@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import run_folder
+from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.config import parse, to_dict
 from mm_ldlm.errors import SamplingError
 
@@ -52,18 +52,21 @@ NEIGHBOUR_CANDIDATES = 50_000
 """Number of training sentences among which the nearest neighbour of a sample is searched."""
 
 
-def load_model(run: dict[str, Any], runs: Path, sampling: Parameters) -> MMLDLM:
-    """Load the run's model, once for all tasks."""
+def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: Parameters) -> MMLDLM:
+    """Load the run's model, once for all tasks; refuse a run of another vocabulary or encoder than the dataset's."""
     from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.loading import refuse_other_data
 
     config = _config(sampling)
-    return MMLDLM.from_run(
-        run_folder(runs, run),
+    model = MMLDLM.from_run(
+        weights_folder(runs, run),
         checkpoint=config.checkpoint,
         use_ema=config.use_ema,
         device=config.device,
         batch_tokens=config.batch_tokens,
     )
+    refuse_other_data(model.parts, dataset.fingerprints)
+    return model
 
 
 def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
