@@ -30,7 +30,7 @@ TEXT_COLUMNS = {
     "source": "string", "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64",
     "model_calls": "int64", "encoder_calls": "int64", "cosine": "float64",
 }  # fmt: skip
-L2T_COLUMNS = {"id": "string", "origin": "string", **TEXT_COLUMNS}
+L2T_COLUMNS = {"id": "string", "origin": "string", **TEXT_COLUMNS, "sample": "int64", "best": "bool"}
 T2L_COLUMNS = {
     "id": "string", "origin": "string", "source": "string", "latent": "object", "model_calls": "int64",
     "cosine": "float64",
@@ -70,22 +70,30 @@ def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: Para
 
 
 def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
-    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text."""
+    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
+
+    `sample` numbers the texts of one latent, and `best` marks the one with the highest cosine.
+    """
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
         return _table([], L2T_COLUMNS, model, config, "l2t", seed)
     how: dict[str, Any] = {
-        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed
+        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed,
+        "samples": config.l2t.samples, "keep": config.l2t.keep,
     }  # fmt: skip
     parts = []
     if config.rows:
         held = _held_out(dataset, config, seed)
         made = model.invert(held.latents, **how)
-        parts.append(_texts(made, id=list(held.ids), origin=config.split, source=list(held.texts)))
+        rows = range(len(held)) if made.rows is None else made.rows
+        parts.append(
+            _texts(made, id=[held.ids[i] for i in rows], origin=config.split, source=[held.texts[i] for i in rows])
+        )
     for file in config.l2t.files:
         parts.append(_texts(model.invert(Path(file), **how), id=None, origin=file))
     if config.l2t.texts:
         parts.append(_texts(model.invert(list(config.l2t.texts), **how), id=None, origin="texts"))
+    parts = [part if "sample" in part else part.assign(sample=0, best=True) for part in parts]
     return _table(parts, L2T_COLUMNS, model, config, "l2t", seed)
 
 
