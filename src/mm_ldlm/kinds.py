@@ -52,7 +52,7 @@ class Kinds:
                 path = external.get(kind) or (kind if _is_import_path(kind) else None)
         if path is None:
             names = [*self.known, *external]
-            hint = nearest(kind if isinstance(kind, str) else "", names)
+            hint = nearest(kind, names)
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected {_a(self.what)}, found {show(kind)}.{hint} Known here: "
                 f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."

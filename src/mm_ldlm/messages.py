@@ -38,8 +38,10 @@ def shorten(text: str, longest: int = LONGEST) -> str:
 
 
 def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return " Did you mean '…'?" with the known name that is most like `name`, or an empty text if none is."""
-    near = difflib.get_close_matches(str(name)[:100], list(known), n=1, cutoff=cutoff)
+    """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
+    is no string.
+    """
+    near = difflib.get_close_matches(name[:100] if isinstance(name, str) else "", list(known), n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

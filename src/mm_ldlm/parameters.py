@@ -9,6 +9,7 @@ import glob
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def _exists(path: str) -> bool:
 def _nearest_file(path: str) -> str:
     """Return a hint at the file or folder whose name is most like that of a path, in the same folder."""
     try:
-        return nearest(Path(path).name, sorted(each.name for each in Path(path).parent.iterdir()))
+        return nearest(Path(path).name, sorted(each.name for each in islice(Path(path).parent.iterdir(), 1000)))
     except (OSError, ValueError):
         return ""
 

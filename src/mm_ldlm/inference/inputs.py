@@ -168,8 +168,9 @@ def check_length(length: Any) -> Length:
 def check_choice(value: Any, choices: Sequence[str], *, name: str) -> None:
     """Raise SamplingError unless an argument is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        hint = nearest(value, choices) if isinstance(value, str) else ""
-        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.{hint}")
+        raise SamplingError(
+            f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.{nearest(value, choices)}"
+        )
 
 
 def _is_integer(value: Any) -> bool:

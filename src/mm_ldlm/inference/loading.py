@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> N
 def _nearest_folder(path: Path) -> str:
     """Return a hint at the folder beside a path whose name is most like its own."""
     try:
-        return nearest(path.name, sorted(each.name for each in path.parent.iterdir() if each.is_dir()))
+        beside = (each.name for each in path.parent.iterdir() if each.is_dir())
+        return nearest(path.name, sorted(islice(beside, 1000)))
     except (OSError, ValueError):
         return ""
 

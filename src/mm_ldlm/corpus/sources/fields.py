@@ -90,8 +90,8 @@ def rows_of(
         elif isinstance(value, Unreadable):
             yield BadRow(file, line, "wrong_type", f"column '{column}' cannot be read: {value.detail}")
         elif column not in fields:
-            found = ", ".join(list(fields)[:12]) or "nothing"
-            detail = f"no column '{column}'; found {found}.{nearest(column, fields)}"
+            there = list(fields)[:12]
+            detail = f"no column '{column}'; found {', '.join(there) or 'nothing'}.{nearest(column, there)}"
             yield BadRow(file, line, "missing_column", detail, excerpt(dict(fields)))
         else:
             kind = type(value).__name__ if value is not None else "null"
