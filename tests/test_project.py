@@ -219,8 +219,12 @@ def test_a_checkpoint_is_sampled_evaluated_and_reported_by_its_path(finished: Pa
     before = {path: path.stat().st_mtime_ns for name in current for path in (results / name).rglob("*")}
     bootstrap_project(finished)
     quick = {
-        "sampling": {"tasks": ["l2t"], "rows": 4},
-        "evaluation": {"likelihood": {"sentences": 2}, "inversion": {"baseline_rows": 0}, "sts": {"sets": []}},
+        "sampling": {"tasks": ["l2t"], "rows": 4, "search": {"candidates": 1, "rounds": 0}},
+        "evaluation": {
+            "likelihood": {"sentences": 2},
+            "inversion": {"baseline_rows": 0, "sweep_sentences": 2},
+            "sts": {"sets": []},
+        },
     }
     params = {"run": str(checkpoint), "tracking": {"enabled": False}, **quick}
     with KedroSession.create(finished, env="test", runtime_params=params) as session:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -20,6 +20,7 @@ from mm_ldlm.store import atomic
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.sampling.config import Keep
 
 _RUNS = "data/06_models/runs"
 """Folder of the runs of the embedded default, of which the newest is used."""
@@ -86,7 +87,13 @@ def invert(
         if temperature is not None:
             sampler = model.model.default_sampler(conditional=True).override(temperature=temperature)
         made = model.invert(
-            Path(file), sampler=sampler, steps=steps, reembed=cosine, seed=seed, samples=samples, keep=keep
+            Path(file),
+            sampler=sampler,
+            steps=steps,
+            reembed=cosine,
+            seed=seed,
+            samples=samples,
+            keep=cast("Keep", keep),
         )
         if not table:
             _print(_line(text) for text in made.texts)

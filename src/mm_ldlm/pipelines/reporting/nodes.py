@@ -181,7 +181,7 @@ def write_report(
         ingestion_report=ingestion_report,
         validation_report=validation_report,
         timings=inputs.own_timings(path, timings),
-        parameters=parameters,
+        parameters=_as_trained(parameters, run, inputs.run_config(path)),
         comparison=comparison,
         examples=config.examples,
         seed=int(parameters["seed"]),
@@ -190,6 +190,12 @@ def write_report(
         log.info("%-24s %s%s", card.label, card.value, f"  [{card.interval}]" if card.interval else "")
     shown = {name: theme.adopted(figure) for name, figure in zip(DATA_PLOTS, data_plots, strict=True)}
     return {"report": page.render(made_of, drawn | shown, made_at=inputs.now()), **drawn}
+
+
+def _as_trained(parameters: Parameters, run: dict[str, Any], config: dict[str, Any]) -> Parameters:
+    """Replace what a run that was chosen by its path was trained with, which the environment does not describe."""
+    sections = ("model", "objective", "training", "encoder") if CHOSEN in run else ()
+    return {**parameters, **{key: config[key] for key in sections if key in config}}
 
 
 def _weights(folder: Path, evaluation: Parameters) -> dict[str, str]:
