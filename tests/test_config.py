@@ -369,3 +369,41 @@ def test_every_registered_configuration_survives_its_plain_form(kinds: Kinds, ki
     plain = json.loads(json.dumps(to_dict(made)))
     assert next(iter(plain)) == "kind"
     assert parse_kind(kinds, plain, at="it") == made
+
+
+@config
+class Lists:
+    names: tuple[str, ...] = ()
+    numbers: list[int] | None = None
+    pair: tuple[float, float] = (0.0, 1.0)
+    boxes: tuple[Box, ...] = ()
+    path: str | tuple[str, ...] = ""
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "expected"),
+    [
+        ({"names": "a.npy"}, "names", ("a.npy",)),
+        ({"numbers": 3}, "numbers", [3]),
+        ({"numbers": None}, "numbers", None),
+        ({"names": ["a", "b"]}, "names", ("a", "b")),
+        ({"path": "a"}, "path", "a"),
+    ],
+)
+def test_a_value_in_place_of_a_list_is_a_list_of_one(given: dict[str, Any], field: str, expected: Any) -> None:
+    assert getattr(parse(Lists, given, at="lists"), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pair": 0.5}, "'lists.pair': expected a list, as in \\[a, b\\] \\(found 0.5\\)"),
+        ({"boxes": "a"}, "'lists.boxes': expected a list, as in"),
+        ({"names": {"a": 1}}, "'lists.names': expected a list, as in"),
+        ({"numbers": True}, "'lists.numbers.0': expected a number, found True"),
+        ({"numbers": "x"}, "'lists.numbers.0': .*\\(found 'x'\\)"),
+    ],
+)
+def test_a_value_that_no_list_holds_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse(Lists, given, at="lists")

@@ -212,10 +212,12 @@ def test_a_key_in_two_files_of_a_layer_is_refused_and_in_two_layers_is_not(load:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("model: {dim: 64}\nmodel: {dim: 65}\n", "found duplicate key model"),
-        ("model:\n\tdim: 3\n", r"dit/parameters\.yml, .*found character .* cannot start any token in .*, line 2"),
-        ("model: [\n", r"dit/parameters\.yml, .*expected the node content, .*, line 2"),
-        ("- a\n", "is not a mapping of keys to values"),
+        ("model: {dim: 64}\nmodel: {dim: 65}\n", r"dit/parameters\.yml, line 2: .*: found duplicate key model"),
+        ("model:\n\tdim: 3\n", r"dit/parameters\.yml, line 2: .*: found character .* cannot start any token"),
+        ("model: [\n", r"dit/parameters\.yml, line 2: .*: expected the node content"),
+        ("a: 1\nmodel:\n  dim: *x\n", r"dit/parameters\.yml, line 3: .*: found undefined alias 'x'"),
+        ("a: 1\nmodel: \x07\n", r"dit/parameters\.yml, line 2: .*not allowed"),
+        ("- a\n", r"dit/parameters\.yml: expected a mapping of keys to values, found \['a'\]"),
         ("model: {dim: '${nope}'}\n", "'nope' not found"),
         ("model: {dim: '${model.dim}'}\n", "[Rr]ecursi|leads to itself"),
         ("model: {dim: '${globals:nope}'}\n", "nope"),

@@ -10,6 +10,7 @@ from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
+from mm_ldlm.datasets import RunDataset
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.tracking import mlflow as tracking
@@ -148,3 +149,21 @@ def test_runners_that_run_nodes_at_the_same_time_are_refused(runner: str, tmp_pa
     with pytest.raises(ConfigurationError, match=r"runner SequentialRunner, found (Thread|Parallel)Runner"):
         hooks.before_pipeline_run(run_params={**RUN, "runner": runner}, pipeline=Pipeline([]), catalog=data)
     hooks.before_pipeline_run(run_params={**RUN, "runner": "SequentialRunner"}, pipeline=Pipeline([]), catalog=data)
+
+
+@pytest.mark.parametrize(
+    ("tags", "chosen", "message"),
+    [
+        ({"training"}, "somewhere", r"expected only pipelines that use a finished run, found training\. Add `--pipe"),
+        ({"sampling"}, None, r"'run': expected it on the command line .*, found it in an environment"),
+    ],
+)
+def test_a_run_by_its_path_is_refused_where_it_would_be_ignored(
+    tags: set[str], chosen: str | None, message: str, tmp_path: Path
+) -> None:
+    data = catalog(tmp_path, enabled=False)
+    data["parameters"] = MemoryDataset({"seed": 0, "tracking": {"enabled": False}, "run": "somewhere"})
+    data["run"] = RunDataset(filepath=str(tmp_path / "run.json"), chosen=chosen)
+    pipeline = Pipeline([node(lambda: 1, None, "out", name="n", tags=tags)])
+    with pytest.raises(ConfigurationError, match=message):
+        ProjectHooks().before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import shutil
 import typing
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 import mm_ldlm.parameters
 from mm_ldlm.config import PositiveInt, _dataclasses_in, config
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.kinds import Kinds
 from mm_ldlm.parameters import check_files, check_parameters, flatten
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -362,6 +363,35 @@ def test_samplers_of_the_evaluation_are_checked_where_the_run_inverts(project: P
     check_parameters(merge(parameters(project, "mdlm"), changes))
     with pytest.raises(ConfigurationError, match=r"'evaluation\.inversion\.sweep\.0\.sampler': sampler 'autoregr"):
         check_parameters(merge(parameters(project, "base"), changes))
+
+
+def test_model_and_objective_are_those_of_a_run_that_is_chosen_by_its_path(project: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run-1" / "checkpoints" / "step-00000005"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    other = parameters(project, "mdlm")
+    config = {key: other[key] for key in ("model", "objective")}
+    (tmp_path / "run-1" / "config.json").write_text(json.dumps(config))
+    base = parameters(project, "base")
+    assert check_parameters(base)["model"].kind != other["model"]["kind"]
+    for path in (checkpoint, checkpoint.parents[1]):
+        typed = check_parameters({**base, "run": str(path)})
+        assert (typed["model"].kind, typed["objective"].kind) == (other["model"]["kind"], other["objective"]["kind"])
+    asked = merge(base, {"run": str(checkpoint), "sampling": {"tasks": ["l2t"]}})
+    with pytest.raises(ConfigurationError, match=r"'sampling\.tasks' contains 'l2t', but "):
+        check_parameters(asked)
+    twice = merge(base, {"run": str(checkpoint), "evaluation": {"checkpoint": "best"}})
+    with pytest.raises(
+        ConfigurationError, match=r"'evaluation\.checkpoint': expected latest, .* step-00000005, found 'best'"
+    ):
+        check_parameters(twice)
+    with pytest.raises(ConfigurationError, match=r"parameter 'run': expected str, found 3"):
+        check_parameters({**base, "run": 3})
+    (tmp_path / "run-1" / "config.json").write_text("[]")
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: expected the model and the objective of a run, found \[\]"
+    ):
+        check_parameters({**base, "run": str(checkpoint)})
 
 
 @pytest.mark.parametrize(

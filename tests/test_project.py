@@ -19,6 +19,7 @@ from kedro.framework.startup import bootstrap_project
 from kedro.io import CatalogConfigResolver
 
 from mm_ldlm.config_loader import LayeredConfigLoader
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.pipeline_registry import ALONE
 from mm_ldlm.pipelines import MAIN
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -210,6 +211,37 @@ def test_each_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path) ->
         assert artifact.stat().st_size > 0
 
 
+def test_a_checkpoint_is_sampled_evaluated_and_reported_by_its_path(finished: Path) -> None:
+    """The results of the current run stay, and so does the folder of the run that the path names."""
+    (results,) = (path.parents[1] for path in finished.glob("data/**/06_models/run.json"))
+    (checkpoint,) = results.glob("06_models/runs/*/checkpoints/step-00000006")
+    current = ("07_model_output", "08_reporting", "06_models/runs", "06_models/run.json")
+    before = {path: path.stat().st_mtime_ns for name in current for path in (results / name).rglob("*")}
+    bootstrap_project(finished)
+    quick = {
+        "sampling": {"tasks": ["l2t"], "rows": 4, "search": {"candidates": 1, "rounds": 0}},
+        "evaluation": {
+            "likelihood": {"sentences": 2},
+            "inversion": {"baseline_rows": 0, "sweep_sentences": 2},
+            "sts": {"sets": []},
+        },
+    }
+    params = {"run": str(checkpoint), "tracking": {"enabled": False}, **quick}
+    with KedroSession.create(finished, env="test", runtime_params=params) as session:
+        session.run(pipeline_names=["sampling", "evaluation", "reporting"])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (other,) = (results / "other_runs").iterdir()
+    assert other.name.startswith(f"{checkpoint.parents[1].name}-step-00000006-")
+    made_by = json.loads((other / "08_reporting" / "metrics.json").read_text())["made_by"]
+    assert (made_by["run"], made_by["checkpoint"]) == (checkpoint.parents[1].name, checkpoint.name)
+    assert checkpoint.parents[1].name in (other / "08_reporting" / "report.html").read_text()
+    with (
+        KedroSession.create(finished, env="test", runtime_params=params) as session,
+        pytest.raises(ConfigurationError, match=r"expected only pipelines that use a finished run, found training"),
+    ):
+        session.run(pipeline_names=["training"])
+
+
 def test_stores_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, Any]) -> None:
     catalog = load(finished)
     for name, entry in catalog_entries.items():
@@ -258,9 +290,10 @@ def commands(project: Path) -> list[tuple[str, list[str]]]:
 
 def test_documented_kedro_commands_name_what_there_is(project: Path) -> None:
     """Options exist, pipelines and environments are there, parameters parse: everything short of running them."""
-    from kedro.framework.cli.project import run as kedro_run
-
+    from mm_ldlm.cli import cli
     from mm_ldlm.parameters import check_parameters
+
+    bootstrap_project(project)
 
     seen = 0
     for page, words in commands(project):
@@ -268,7 +301,8 @@ def test_documented_kedro_commands_name_what_there_is(project: Path) -> None:
         if words[:2] != ["kedro", "run"]:
             continue
         seen += 1
-        options = kedro_run.make_context("run", words[2:]).params
+        options = cli.commands["run"].make_context("run", words[2:]).params
+        options["params"].pop("run", None)  # a path that is an example
         names = [options["pipeline"]] if options["pipeline"] else options["pipelines"]
         assert set(names) <= {*MAIN, *ALONE, "__default__"}, (page, words)
         check_parameters(merged(project, options["env"] or "base", options["params"]))  # refuses unknown layers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import logging
 import re
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,9 +18,12 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
+from mm_ldlm.config_loader import merge, parse_yaml
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
 from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.messages import nearest, show
+from mm_ldlm.overrides import nested, parse_params
 from mm_ldlm.store import atomic
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,11 @@ HELP = {
     "node_names": "Run only these nodes. A name may omit its pipeline: run_training or training.run_training.",
     "from_nodes": "Run from these nodes onwards. Names may omit their pipeline.",
     "to_nodes": "Run up to these nodes. Names may omit their pipeline.",
+    "params": "Parameters that override those of the environment: KEY=VALUE, separated by commas, dots in the keys. "
+    "A list stands in brackets, a text with a comma in quotes. "
+    "Example: --params 'training.max_steps=2000,sampling.l2t.files=[a.npy,b.npy]'",
+    "config": "YAML file with the options of this command under `run:`, in which `params:` is a mapping. "
+    "Options of the command line override it, parameters one by one.",
 }
 """Help of the options that differ from Kedro's."""
 
@@ -128,8 +137,7 @@ def _without_namespace(name: str) -> str:
 
 def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, {*known, *map(_without_namespace, known)}, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = nearest(name, {*known, *map(_without_namespace, known)})
         raise ConfigurationError(f"'{name}' is not a {what}.{hint} Choose one of: {', '.join(known)}.")
 
 
@@ -184,10 +192,66 @@ def _dataset_being_loaded() -> str | None:
     return next((hooks.loading for hooks in settings.HOOKS if isinstance(hooks, ProjectHooks)), None)
 
 
+def read_params(context: click.Context, _: click.Parameter, value: Any) -> dict[str, Any]:
+    """Parse `--params`, over the parameters of the file of `--config`."""
+    below = (context.default_map or {}).get("params") or {}
+    with _messages():
+        return merge(below, value if isinstance(value, Mapping) else parse_params(value or ""))
+
+
+def read_config(context: click.Context, _: click.Parameter, file: str | None) -> str | None:
+    """Read the file of `--config`, whose section `run` has defaults for the options of the command."""
+    if file is not None:
+        with _messages():
+            context.default_map = {**(context.default_map or {}), **_options_in(Path(file))}
+    return file
+
+
+def _options_in(file: Path) -> dict[str, Any]:
+    """Return the options in a file of `--config`.
+
+    Raises:
+        ConfigurationError: the file is no YAML, has no section `run`, or an option is unknown or cannot be read.
+    """
+    given = parse_yaml(file.read_bytes(), file=str(file))
+    section = given.get("run") if isinstance(given, Mapping) else None
+    if not isinstance(section, Mapping):
+        raise ConfigurationError(
+            f"{file}: expected a mapping with the key 'run', which has the options of `kedro run`, found "
+            f"{show(given)}. " + "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
+        )
+    known = [str(each.name) for each in kedro_run.params if each.name != "config"]
+    options = {}
+    for name, value in section.items():
+        _refuse_unknown(str(name), known, f"key of 'run' in {file}")
+        if name == "params":
+            params = value or {}
+            value = nested(params) if isinstance(params, Mapping) else parse_params(str(params), option=str(file))
+        elif isinstance(value, list):  # as on the command line
+            value = ",".join(map(str, value))
+        options[name] = value
+    return options
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Print only the message of an error in the options; click prints its own exceptions."""
+    try:
+        yield
+    except MMLDLMError as error:
+        raise click.ClickException(mask(str(error))) from None
+
+
+_READ = {"params": read_params, "config": read_config}
+"""Options that are read differently than by Kedro."""
+
+
 def _with_own_help(parameter: click.Parameter) -> click.Parameter:
     changed = copy.copy(parameter)
     if isinstance(changed, click.Option):
         changed.help = HELP.get(str(changed.name), changed.help)
+    changed.callback = _READ.get(str(changed.name), changed.callback)
+    changed.is_eager = changed.name == "config"  # the other options fall back to it
     return changed
 
 

@@ -1,5 +1,7 @@
 """Typed parameters: the decorator `config`, the parsers `parse` and `parse_kind`, and constrained number types.
 
+In a mapping, a single value where a list of any length is expected is a list of one.
+
 Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. The
 pipelines parse the catalog's dictionaries into those types before the first node runs.
 
@@ -10,7 +12,6 @@ the same types are built without range checks; unknown and missing keys are stil
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import types
@@ -21,7 +22,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 from mm_ldlm.credentials import holds_credentials, mask
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.kinds import MARK, Kinds
-from mm_ldlm.messages import escape, show, summarise
+from mm_ldlm.messages import escape, nearest, show, summarise
 
 try:
     import pydantic
@@ -256,11 +257,18 @@ def _resolve_kinds(hint: Any, item: Any, at: str) -> Any:
             return _with_kinds(hint, item, at)
         if origin in (dict, Mapping):
             return {key: _resolve_kinds(args[-1], each, f"{at}.{key}") for key, each in item.items()}
+    if isinstance(item, (str, int, float)) and origin in (list, tuple) and _any_length(origin, args):
+        # A value in place of a list is a list of one. Lists of mappings have no such values.
+        item = item if dataclasses.is_dataclass(args[0]) or _holds_kinds(args[0]) else [item]
     if isinstance(item, (list, tuple)) and origin in (list, tuple):
-        same = origin is list or args[-1] is Ellipsis
+        same = _any_length(origin, args)
         hints = [args[0]] * len(item) if same else [*args, *[None] * len(item)]  # surplus items are refused later
         return [_resolve_kinds(hints[place], each, f"{at}.{place}") for place, each in enumerate(item)]
     return item
+
+
+def _any_length(origin: Any, args: tuple[Any, ...]) -> bool:
+    return origin is list or (bool(args) and args[-1] is Ellipsis)
 
 
 def _may_be(hint: Any, item: Any) -> bool:
@@ -300,6 +308,8 @@ def _switches(given: Any, typed: Any, at: str) -> list[tuple[str, bool]]:
     return [found for key, item, made in inner for found in _switches(item, made, f"{at}.{key}")]
 
 
+_QUOTED = re.compile(r"'([^']*)'")
+"""A choice in a message of pydantic."""
 _BRANCH = re.compile(r"^(str|int|float|bool|(tuple|list|dict)\[.*\])$")
 """The last part of the location of an error in a union, as pydantic names it: the type that was tried."""
 
@@ -331,9 +341,7 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
         return _name_keys(path, keys, str(item["ctx"]["error"]))
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = _known_keys(cls, location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        return f"parameter '{path}' is not known.{hint} Known here: {', '.join(known)}."
+        return f"parameter '{path}' is not known.{nearest(location[-1], known)} Known here: {', '.join(known)}."
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"parameter '{path}' is missing and has no default."
     message = escape(mask(str(item["msg"]).removeprefix("Value error, ")))
@@ -341,13 +349,15 @@ def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
         message = "expected a list, as in [a, b]"
     if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
         return f"parameter '{path}': {message}."  # an error of a whole section: the message contains the values
-    return f"parameter '{path}': {message} (found {show(found)})."
+    hint = nearest(found, _QUOTED.findall(item["ctx"]["expected"])) if item["type"] == "literal_error" else ""
+    return f"parameter '{path}': {message} (found {show(found)}).{hint}"
 
 
 def _name_keys(at: str, keys: Sequence[str], message: str) -> str:
     """Return the refusal of values of the section `at` that do not fit one another."""
     names = [f"'{at}.{key}'" for key in keys]
-    return f"parameter{'s' if keys[1:] else ''} {' and '.join(names)}: {escape(mask(message))}."
+    end = "" if message.endswith("?") else "."
+    return f"parameter{'s' if keys[1:] else ''} {' and '.join(names)}: {escape(mask(message))}{end}"
 
 
 def _known_keys(cls: Any, location: list[str]) -> list[str]:
@@ -367,7 +377,9 @@ def _dataclasses_in(hint: Any) -> list[Any]:
 def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - set(fields)):
-        raise ConfigurationError(f"parameter '{at}.{unknown[0]}' is not known. Known here: {', '.join(fields)}.")
+        raise ConfigurationError(
+            f"parameter '{at}.{unknown[0]}' is not known.{nearest(unknown[0], fields)} Known here: {', '.join(fields)}."
+        )
     hints = typing.get_type_hints(cls)
     try:
         return cls(**{name: _coerce(hints[name], item, f"{at}.{name}") for name, item in value.items()})

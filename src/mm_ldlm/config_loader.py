@@ -6,7 +6,6 @@ names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any
 import click
 from kedro.config import OmegaConfigLoader
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError, load
 
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.messages import escape, shorten, show
+from mm_ldlm.messages import escape, nearest, shorten, show
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""
@@ -80,8 +80,6 @@ class LayeredConfigLoader(OmegaConfigLoader):
             reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
             if isinstance(error, AttributeError):  # Kedro reads every top-level key as a text
                 reason = "a top-level key is no text"
-            if isinstance(error.__context__, YAMLError):  # Kedro names the file, and its cause the fault in it
-                reason = f"{reason} ({error.__context__})"
             reason = shorten(escape(mask(" ".join(reason.split()))))
             raise UnreadableConfiguration(
                 f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
@@ -102,8 +100,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 if hidden or name.endswith(_IGNORED) or _is_read(name):
                     continue
                 stem = Path(name).parts[0].split(".")[0]
-                near = difflib.get_close_matches(stem, [*_STEMS, "globals"], n=1, cutoff=0.4)
-                hint = f" Did you mean '{near[0]}.yml'?" if near else ""
+                hint = nearest(stem, [*_STEMS, "globals"], cutoff=0.4).replace("'?", ".yml'?")
                 raise ConfigurationError(
                     f"environment '{layer}': no command reads its file {show(name)}.{hint} Expected {_GLOBALS}, or "
                     "YAML or JSON whose name or folder begins with parameters, catalog or credentials. Rename it, or "
@@ -133,12 +130,45 @@ class LayeredConfigLoader(OmegaConfigLoader):
             configs: Iterable[DictConfig] = self._read_dir_configs(
                 folder, self.config_patterns[key], key, files, key == "credentials"
             ).values()
-        except (AttributeError, TypeError) as error:  # Kedro reads the keys of each file
-            raise UnreadableConfiguration(
-                f"a file of the configuration '{key}' in {folder} is not a mapping of keys to values ({error}). "
-                "Correct or remove it."
-            ) from error
+        except (AttributeError, TypeError, YAMLError, ValueError):  # Kedro does not name every file, nor the right line
+            self._refuse_unreadable(folder, key)
+            raise
         return OmegaConf.to_container(OmegaConf.unsafe_merge({}, *configs), resolve=False)
+
+    def _refuse_unreadable(self, folder: str, key: str) -> None:
+        """Refuse the first file of a layer that is no YAML or no mapping; the message has the file and the line."""
+        for pattern in self.config_patterns[key]:
+            for file in sorted(map(str, self._fs.glob(f"{folder}/{pattern}"))):
+                if not Path(file).suffix or self._fs.isdir(file):
+                    continue
+                found = parse_yaml(self._fs.cat_file(file), file=file)
+                if found is not None and not isinstance(found, Mapping):
+                    raise UnreadableConfiguration(
+                        f"{file}: expected a mapping of keys to values, found {show(found)}. Correct or remove it."
+                    )
+
+
+def parse_yaml(content: bytes, *, file: str) -> Any:
+    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
+
+    Raises:
+        UnreadableConfiguration: it is no YAML in UTF-8, or repeats a key; the message has the file and the line.
+    """
+    try:
+        return load(content.decode("utf-8"), Loader=get_yaml_loader())
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        reason = f"byte {content[error.start]:#04x} is not UTF-8"
+    except (YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        position = content.count(b"\n") + 1 if mark is None else mark.line + 1
+        if isinstance(getattr(error, "position", None), int):  # a character that YAML does not allow
+            position = content.decode("utf-8")[: error.position].count("\n") + 1  # type: ignore[union-attr]
+        line, reason = position, str(getattr(error, "problem", None) or error).splitlines()[0]
+    raise UnreadableConfiguration(
+        f"{file}, line {line}: cannot be read as YAML: {shorten(escape(mask(reason)), 200)}. Correct this line, or the "
+        "one before."
+    ) from None
 
 
 def _is_read(name: str) -> bool:
@@ -176,8 +206,7 @@ def parse_environment(environment: str, *, base: str, known: Iterable[str], sour
                 f"environment '{environment}': '{base}' is always the lowest layer. Leave it out of a combination."
             )
         if layer not in known:
-            near = difflib.get_close_matches(layer, known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            hint = nearest(layer, known)
             raise ConfigurationError(
                 f"environment '{layer}' is not known{within}.{hint} Environments in {source}: {base}, "
                 f"{', '.join(known)}. Combine several with '{SEPARATOR}'."

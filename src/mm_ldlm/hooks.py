@@ -74,7 +74,11 @@ class ProjectHooks:
         _refuse_concurrent(run_params.get("runner"))
 
         parameters = catalog.load("parameters")
+        if "run" in parameters:
+            _refuse_beyond_samples(pipeline, catalog)
         typed = check_parameters(parameters)
+        if "run" in parameters:
+            log.info("run %s: the results are written to %s", parameters["run"], self._outputs(catalog))
         read = {name.removeprefix("params:") for name in pipeline.inputs() if name.startswith("params:")}
         check_files(typed, read=read, runs=self._runs(catalog) if "training" in read else None)
         check_machine(typed, read=read, trains=_trains(pipeline))
@@ -165,6 +169,11 @@ class ProjectHooks:
         if opened is not None:
             log.info("MLflow run %s in experiment '%s' at %s", opened[1], tracking.experiment, mask(opened[0]))
         return opened
+
+    def _outputs(self, catalog: CatalogProtocol) -> Path:
+        """The folder of samples, metrics and report."""
+        described: Any = catalog.get(TIMINGS)
+        return Path(described._describe()["filepath"]).parents[1]
 
     def _runs(self, catalog: CatalogProtocol) -> Path:
         """The folder of the runs."""
@@ -307,6 +316,24 @@ class ProjectHooks:
 def _trains(pipeline: Pipeline) -> bool:
     """Return whether this machine trains, so that it needs the devices and the memory."""
     return any("training_spec" in node.inputs or "sanity" in node.tags for node in pipeline.nodes)
+
+
+def _refuse_beyond_samples(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    """Refuse pipelines that would write data, or train a run, although a finished run is chosen by its path; refuse a
+    choice in an environment, which the paths of the catalog do not depend on.
+    """
+    described: Any = catalog.get("run")
+    if described._describe()["chosen"] is None:
+        raise ConfigurationError(
+            "parameter 'run': expected it on the command line (`--params run=PATH`), found it in an environment. "
+            "Remove it from the files of parameters."
+        )
+    uses = {"sampling", "evaluation", "reporting"}
+    if others := sorted({name for node in pipeline.nodes for name in node.tags & _PIPELINES} - uses):
+        raise ConfigurationError(
+            f"parameter 'run': expected only pipelines that use a finished run, found {', '.join(others)}. Add "
+            "`--pipelines=sampling,evaluation,reporting`, or leave `run` out."
+        )
 
 
 def _refuse_concurrent(runner: Any) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.messages import show
+from mm_ldlm.messages import nearest, show
 
 MARK = "_made_by_mm_ldlm_config"
 """Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
@@ -53,8 +52,7 @@ class Kinds:
                 path = external.get(kind) or (kind if _is_import_path(kind) else None)
         if path is None:
             names = [*self.known, *external]
-            near = difflib.get_close_matches(str(kind)[:100] if isinstance(kind, str) else "", names, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            hint = nearest(kind, names)
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected {_a(self.what)}, found {show(kind)}.{hint} Known here: "
                 f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."

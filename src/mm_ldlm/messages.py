@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mm_ldlm.credentials import mask, mask_values
@@ -34,6 +35,14 @@ def show(value: Any, longest: int = LONGEST) -> str:
 def shorten(text: str, longest: int = LONGEST) -> str:
     """Return the beginning and the end of a text that is too long."""
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
+    is no string.
+    """
+    near = difflib.get_close_matches(name[:100] if isinstance(name, str) else "", list(known), n=1, cutoff=cutoff)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def summarise(problems: Sequence[str]) -> str:

@@ -5,19 +5,20 @@ The check runs before the first node, so that a long run does not fail at a miss
 
 from __future__ import annotations
 
-import difflib
 import glob
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mm_ldlm.checkpoints.reference import CHOSEN, chosen_run, config_of
 from mm_ldlm.config import parse, parse_kind, refuse_unwritable
 from mm_ldlm.credentials import mask_values
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.kinds import Kinds
-from mm_ldlm.messages import escape, shorten, show, summarise
+from mm_ldlm.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.store.needs import needed_stores
@@ -44,15 +45,16 @@ SECTIONS = {
     "comparison": "mm_ldlm.comparison.config:ComparisonConfig",
 }
 """Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from."""
-SCALARS: dict[str, type] = {"seed": int, "data": str, "results": str}
-"""Top-level keys that are plain values. `data` (root of the data folder) and `results` (the folder of everything that
-depends on the model) are given at run time only."""
+SCALARS: dict[str, type] = {"seed": int, "data": str, "results": str, "run": str}
+"""Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
+depends on the model) and `run` (the path of a run or a checkpoint to sample) are given at run time only."""
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse every section; return typed values by top-level key.
+    """Parse every section; return typed values by top-level key. With `run`, model and objective are those of the run.
 
     Raises:
+        CheckpointError: `run` is not the path of a run or of one of its checkpoints.
         ConfigurationError: keys are unknown, missing or invalid; the message lists each by its full path, one per line,
             and from the third on by the path alone.
     """
@@ -61,9 +63,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     problems: list[str] = []
     for key in parameters:
         if key not in SECTIONS and key not in SCALARS:
-            near = difflib.get_close_matches(key, [*SECTIONS, *SCALARS], n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            problems.append(f"parameter '{key}' is not known.{hint} Known here: {', '.join([*SECTIONS, *SCALARS])}.")
+            known = [*SECTIONS, *SCALARS]
+            problems.append(f"parameter '{key}' is not known.{nearest(key, known)} Known here: {', '.join(known)}.")
     for key, kind in SCALARS.items():
         if key in parameters and (not isinstance(parameters[key], kind) or isinstance(parameters[key], bool)):
             problems.append(f"parameter '{key}': expected {kind.__name__}, found {show(parameters[key])}.")
@@ -85,9 +86,33 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(str(error))
     if problems:
         raise ConfigurationError(summarise(problems))
+    if "run" in parameters:
+        typed |= _of_run(parameters["run"], typed)
     if contradictions := list(cross_checks(typed)):
         raise ConfigurationError(summarise(contradictions))
     return typed
+
+
+def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model and the objective of a run that is chosen by its path, in place of those of the parameters.
+
+    Raises:
+        CheckpointError: there is no such run.
+        ConfigurationError: the path names a checkpoint, and a section another one; or its config.json is not readable.
+    """
+    chosen = chosen_run(path)[CHOSEN]
+    if chosen is not None and (
+        named := [key for key in ("sampling", "evaluation") if key in typed and typed[key].checkpoint != "latest"]
+    ):
+        raise ConfigurationError(
+            f"parameter '{named[0]}.checkpoint': expected latest, because 'run' names the checkpoint {chosen}, found "
+            f"{show(typed[named[0]].checkpoint)}. Leave it out, or give the folder of the run as 'run'."
+        )
+    config = config_of(path)
+    kinds = {"model": config["model"], "objective": config["objective"]}
+    return {
+        key: parse_kind(_load(SECTIONS[key]), value, at=f"{key} (of the run {path})") for key, value in kinds.items()
+    }
 
 
 def cross_checks(typed: Mapping[str, Any]) -> list[str]:
@@ -147,7 +172,8 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             its parameter.
     """
     missing = [
-        f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}). Correct it or put the file there."
+        f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}).{_nearest_file(path)} Correct it "
+        "or put the file there."
         for key, path in _named_files(typed, read)
         if not _exists(path)
     ]
@@ -200,6 +226,14 @@ def _exists(path: str) -> bool:
         return False
 
 
+def _nearest_file(path: str) -> str:
+    """Return a hint at the file or folder whose name is most like that of a path, in the same folder."""
+    try:
+        return nearest(Path(path).name, sorted(each.name for each in islice(Path(path).parent.iterdir(), 1000)))
+    except (OSError, ValueError):
+        return ""
+
+
 def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
     """Explain which of `training.resume` and `training.init_from` name no checkpoint."""
     from mm_ldlm.checkpoints import folder
@@ -211,7 +245,8 @@ def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
             if not (runs / named).is_dir():
                 yield (
                     f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "
-                    f"{show(named)} (relative to {runs}). Correct the name, or set an absolute path."
+                    f"{show(named)} (relative to {runs}).{_nearest_file(str(runs / named))} Correct the name, or set "
+                    "an absolute path."
                 )
             else:
                 folder.find(runs / named)

@@ -17,6 +17,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from mm_ldlm.checkpoints.reference import results_of, runs_of
 from mm_ldlm.config_loader import LayeredConfigLoader
 from mm_ldlm.hooks import ProjectHooks
 
@@ -29,6 +30,8 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     "merge_strategy": {"parameters": "soft", "globals": "soft"},
+    # Paths of a run that is chosen by `--params run=PATH` (conf/base/catalog/root.yml).
+    "custom_resolvers": {"results_of": results_of, "runs_of": runs_of},
 }
 
 # mm_ldlm.parameters checks the parameters (docs/decisions/0001). Kedro's own check warns about names that only type

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.normalisation import comparison_form, normalise
 from mm_ldlm.corpus.record import record_id
+from mm_ldlm.corpus.report import conservation
 from mm_ldlm.errors import ConfigurationError, SourceError
 
 slow_fixtures = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,6 +59,13 @@ def test_rows_in_are_accepted_duplicates_and_quarantined(
     assert len(out.records) == report["accepted"]
     assert len(out.quarantine) == report["quarantined"] == sum(report["quarantined_by_reason"].values())
     assert report["duplicates"] == sum(report["duplicates_by_kind"].values())
+    line = conservation(report)
+    assert line.startswith(f"{len(rows) + 1} rows read")
+    left, right = (re.findall(r"(\d+) \w+", re.sub(r" \(.*?\)", "", side)) for side in line.split(" = "))
+    assert sum(map(int, left)) == sum(map(int, right))
+    assert sum(int(n) for each in re.findall(r"\((.*?)\)", line) for n in re.findall(r"(\d+) \w+", each)) == (
+        report["duplicates"] + report["quarantined"]
+    )
     for kept in out.rows:
         assert kept["text"] == normalise(kept["text"])
         assert kept["id"] == record_id(kept["text"])
@@ -230,6 +239,35 @@ def test_a_path_from_the_command_line_replaces_the_one_in_the_list(tmp_path: Pat
     assert ingested(source, path=other["path"]).texts == ["from the other file"]
     with pytest.raises(ConfigurationError, match="0 sources have a path"):
         ingested({"kind": "starter"}, path=other["path"])
+
+
+def test_a_column_from_the_command_line_replaces_those_of_the_table(tmp_path: Path, ingested: Any) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text('id,review\n1,"good, said I"\n2,bad\n3,"cut in the middle" x\n')
+    source = {"kind": "csv", "path": "not/there.csv", "columns": ["text"]}
+    given = {"path": str(table), "text_column": "review", "max_bad_fraction": 0.5}
+    found = ingested(source, **given)
+    assert found.texts[:2] == ["good, said I", "bad"]
+    assert conservation(found.report).startswith("3 rows read = 2 accepted + 0 duplicates + 1 quarantined (1 ")
+    with pytest.raises(
+        SourceError, match=r"no column 'text'; found id, review\..*`--params ingestion\.text_column=NAME`"
+    ):
+        ingested(source, path=str(table))
+
+
+@pytest.mark.parametrize("kinds", [["starter"], ["text"], ["csv", "csv"]])
+def test_a_column_of_no_table_is_refused(kinds: list[str]) -> None:
+    sources = [{"kind": kind, "name": str(i), "path": "a"} for i, kind in enumerate(kinds)]
+    sources = [each if each["kind"] != "starter" else {"kind": "starter"} for each in sources]
+    with pytest.raises(ConfigurationError, match=r"'ingestion\.text_column': .* exactly one source .*--env=own_csv"):
+        parse(IngestionConfig, {"sources": sources, "text_column": "review"}, at="ingestion")
+
+
+def test_a_table_without_a_new_key_has_the_fingerprint_of_before(tmp_path: Path, ingested: Any) -> None:
+    (tmp_path / "a.csv").write_text("review\na\n")
+    source = {"kind": "csv", "path": str(tmp_path / "a.csv")}
+    named = ingested(source, text_column="review").records.manifest.fingerprints
+    assert named == ingested({**source, "columns": ["review"]}).records.manifest.fingerprints
 
 
 def test_max_samples_stops_a_source(tmp_path: Path, ingested: Any) -> None:

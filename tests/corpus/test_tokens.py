@@ -109,10 +109,14 @@ def test_no_training_text_is_no_vocabulary(tmp_path: Path, ingested: Callable[..
         build_tokenizer(out.records, config(reduce_vocabulary=True))
 
 
-def test_the_report_adds_up_or_is_refused(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+def test_the_report_adds_up_or_is_refused(
+    records: Any, bert: TextTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = make(records, bert, tmp_path / "tokens").manifest
-    report = ingestion_report(records.report, manifest)
-    assert report["conservation"] == "6 rows = 6 accepted + 0 duplicates + 0 quarantined"
+    with caplog.at_level("INFO"):
+        report = ingestion_report(records.report, manifest)
+    assert report["conservation"] == "6 rows read = 6 accepted + 0 duplicates + 0 quarantined"
+    assert caplog.messages[-1] == f"ingestion: {report['conservation']}"
     assert report["tokens"]["lengths"] == {"mean": 4.0, "p5": 3, "p50": 3, "p95": 6, "p100": 6}
     with pytest.raises(ValidationError, match="rows were lost"):
         ingestion_report({**records.report, "rows_in": 7}, manifest)

@@ -72,4 +72,4 @@ def test_an_unknown_key_is_refused_by_its_path(tmp_path):
     from mm_ldlm.errors import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=r"evaluation\.sts\.set.*Did you mean 'sets'"):
-        nodes.load_model({"name": "x"}, tmp_path, {"sts": {"set": []}})
+        nodes.load_model({"name": "x"}, tmp_path, None, {"sts": {"set": []}})

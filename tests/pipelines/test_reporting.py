@@ -63,3 +63,11 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
     assert kept["seconds.training"] == 61.0
     assert kept[MADE_BY] == made_by[MADE_BY]
     assert all(found[name].load().layout.meta == made_by for name in nodes.PLOTS)
+
+
+def test_the_report_shows_what_a_chosen_run_was_trained_with() -> None:
+    environment = {"model": {"kind": "mmdit"}, "training": {"max_steps": 5}, "sampling": {"rows": 1}}
+    config = {"model": {"kind": "dit"}, "training": {"max_steps": 9}, "sampling": {"rows": 3}, "shape": {}}
+    assert nodes._as_trained(environment, {"name": "a"}, config) == environment
+    shown = nodes._as_trained(environment, {"name": "a", "chosen": None}, config)
+    assert shown == {**environment, "model": {"kind": "dit"}, "training": {"max_steps": 9}}

@@ -17,6 +17,7 @@ from mm_ldlm.config import parse, to_dict
 from mm_ldlm.corpus.record import record_id
 from mm_ldlm.datasets import SamplesDataset
 from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.evaluation import samples
 from mm_ldlm.inference.edge import Edge
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.multimodal import MultimodalConfig
@@ -52,11 +53,12 @@ def world(parts, write_dataset, tmp_path_factory):
     """Two run folders, a dataset of 20 training and 8 test sentences, and an encoder that needs no weights."""
     root = tmp_path_factory.mktemp("sampling")
     encoder = parts.BagEncoder()
-    parts.write_run(root / "runs" / "run-1")
-    parts.write_run(root / "runs" / "run-l2t", objective=MultimodalConfig(mode="l2t"))
     texts = [" ".join(f"w{(i * 3 + j) % 20}" for j in range(2 + i % 5)) + f" w{i % 20}" for i in range(28)]
     splits = ["train"] * 20 + ["test"] * 8
     dataset = write_dataset(root / "data", texts, splits, latents=encoder.encode(texts))
+    made_of = {"encoder": dataset.fingerprints["encoder"]}
+    parts.write_run(root / "runs" / "run-1", fingerprints=made_of)
+    parts.write_run(root / "runs" / "run-l2t", objective=MultimodalConfig(mode="l2t"), fingerprints=made_of)
     return {"root": root, "encoder": encoder, "dataset": dataset, "texts": texts}
 
 
@@ -103,6 +105,28 @@ def test_tables_hold_samples_beside_their_sources(sample, world, tmp_path):
         assert list(back.columns) == list(table.columns)
         assert len(back) == len(table)
     assert all(len(tables[f"samples_{task}"]) == 0 for task in ("infill", "edit", "interpolate"))
+
+
+@pytest.mark.parametrize("keep", ["best", "all"])
+def test_several_texts_for_each_latent(sample, world, keep):
+    warm = {"kind": "confidence", "steps": 4, "temperature": 1.0}
+    several = {"samples": 3, "keep": keep, "texts": ["w7 w8"]}
+    table = sample(tasks=["l2t"], text=warm, l2t=several)["samples_l2t"]
+    assert len(table) == 7 * (3 if keep == "all" else 1)
+    best = table[table["best"]]
+    assert len(best) == 7
+    held = best[best["id"].notna()]
+    assert [record_id(text) for text in held["source"]] == list(held["id"])
+    assert held["id"].is_unique
+    if keep == "all":
+        assert list(table["sample"]) == [0, 1, 2] * 7
+        groups = [table.iloc[start : start + 3] for start in range(0, 21, 3)]
+        assert all(group["cosine"].max() == group.loc[group["best"], "cosine"].item() for group in groups)
+        kept = sample(tasks=["l2t"], text=warm, l2t={**several, "keep": "best"})["samples_l2t"]
+        assert list(kept["text"]) == list(best["text"])
+        assert list(kept["model_calls"]) == [group["model_calls"].sum() for group in groups]
+    _, outputs = samples.of_samples(table, dataset=world["dataset"])
+    assert list(outputs["text"]) == list(held["text"])
 
 
 def test_the_same_seed_gives_the_same_tables(sample):
@@ -171,6 +195,21 @@ def test_a_task_that_is_not_listed_keeps_the_table_of_the_same_checkpoint(sample
     assert len(entry.load()) == 6
     entry.save(sample(tasks=["l2t"], use_ema=False)["samples_t2l"])  # other weights: the samples would be stale
     assert len(entry.load()) == 0
+
+
+def test_latents_of_texts_are_also_a_file_that_l2t_reads(sample, tmp_path):
+    entry = SamplesDataset(filepath=str(tmp_path / "samples_t2l.parquet"), vectors="latent")
+    npy = tmp_path / "samples_t2l.npy"
+    entry.save(sample(tasks=["l2t", "t2l"])["samples_t2l"])
+    vectors = np.load(npy)
+    assert (vectors.shape, vectors.dtype) == ((6, 6), np.float32)
+    np.testing.assert_array_equal(vectors, np.stack(entry.load()["latent"]))
+    entry.save(sample(tasks=["l2t"])["samples_t2l"])  # the table stays, and so does the file
+    np.testing.assert_array_equal(np.load(npy), vectors)
+    again = sample(tasks=["l2t"], rows=0, l2t={"files": str(npy)})["samples_l2t"]
+    assert len(again) == 6
+    entry.save(sample(tasks=["l2t"], use_ema=False)["samples_t2l"])
+    assert not npy.exists()
 
 
 def test_the_model_is_loaded_once(sample, monkeypatch):

@@ -13,6 +13,7 @@ import yaml
 
 from mm_ldlm.config import parse
 from mm_ldlm.data import sentences
+from mm_ldlm.errors import FingerprintError
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.latents import normaliser
@@ -57,15 +58,42 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
     nodes: Any, key: str, checkpoint: Any, use_ema: bool, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(MMLDLM, "from_run", lambda path, **options: asked.append((path, options)))
+
+    def from_run(path: Path, **options: Any) -> Any:
+        asked.append((path, options))
+        return Model()
+
+    monkeypatch.setattr(MMLDLM, "from_run", from_run)
     parameters = {**base[key], "checkpoint": checkpoint, "use_ema": use_ema, "device": "cpu"}
     parameters |= {"batch_tokens": 77} if key == "sampling" else {}
-    nodes.load_model({"name": "run-b", "path": "runs/run-a", "checkpoint": "step-00000007"}, Path("runs"), parameters)
-    ((path, options),) = asked
+    data = SimpleNamespace(fingerprints={"tokenizer": "a"})
+    run = {"name": "run-b", "path": "runs/run-a", "checkpoint": "step-00000007"}
+    nodes.load_model(run, Path("runs"), data, parameters)
+    nodes.load_model({**run, "chosen": "step-00000007"}, Path("runs"), data, parameters)
+    (path, options), (chosen, _) = asked
     assert path == Path("runs/run-b")
+    assert chosen == Path("runs/run-b/checkpoints/step-00000007")
     expected = {"checkpoint": str(checkpoint), "use_ema": use_ema, "device": "cpu"}
     expected |= {"batch_tokens": 77} if key == "sampling" else {}
     assert {**options, "checkpoint": str(options["checkpoint"])} == expected
+
+
+@pytest.mark.parametrize("nodes", [sampling_nodes, evaluation_nodes])
+@pytest.mark.parametrize(("name", "what"), [("tokenizer", "vocabulary"), ("encoder", "encoder")])
+def test_a_run_of_other_data_is_refused(
+    nodes: Any, name: str, what: str, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprints = {"tokenizer": "1", "encoder": "2", "latents": "3"}
+    model = Model()
+    model.parts = SimpleNamespace(fingerprints=fingerprints, checkpoint=Path("x"))  # type: ignore[assignment]
+    monkeypatch.setattr(MMLDLM, "from_run", lambda path, **options: model)
+    section = base["sampling" if nodes is sampling_nodes else "evaluation"]
+    run: Any = {"name": "run-b"}
+    for fitting in (fingerprints, {"tokenizer": "1", "latents": "4"}, {"tokenizer": "1", "encoder": "2"}):
+        assert nodes.load_model(run, Path("runs"), SimpleNamespace(fingerprints=fitting), section) is model
+    other = SimpleNamespace(fingerprints={**fingerprints, name: "other"})
+    with pytest.raises(FingerprintError, match=rf"expected a run with the {what} of the dataset \(other\)"):
+        nodes.load_model(run, Path("runs"), other, section)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -84,7 +112,7 @@ def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
     def invert(latents: Any, **how: Any) -> Any:
         seen["latents"] = latents
         return SimpleNamespace(
-            to_frame=lambda: frame.loc[[0] * len(latents)].reset_index(), tokens=[(1,)] * len(latents)
+            to_frame=lambda: frame.loc[[0] * len(latents)].reset_index(), tokens=[(1,)] * len(latents), rows=None
         )
 
     model = Model()

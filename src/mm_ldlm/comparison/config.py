@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from mm_ldlm.config import Duration, InvalidValue, PositiveInt, Seed, Workers, config
+from mm_ldlm.messages import nearest
 
 
 @config
@@ -96,7 +97,9 @@ class ComparisonConfig:
         _check_seeds(self.seeds)
         if self.baseline is not None and self.baseline not in names:
             raise InvalidValue(
-                f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'", "baseline"
+                f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'."
+                f"{nearest(self.baseline, names)}".removesuffix("."),
+                "baseline",
             )
 
     def seeds_of(self, member: MemberConfig) -> tuple[int, ...]:

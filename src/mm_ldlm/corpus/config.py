@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from mm_ldlm.config import Bytes, Fraction, InvalidValue, Rows, config
 from mm_ldlm.corpus.dedup import NearDuplicateConfig
@@ -20,6 +21,7 @@ class IngestionConfig:
     Attributes:
         sources: read one after another, or in proportion to their weights until one of them is exhausted.
         path: replaces the path of the one source that has a path, because the command line cannot address list items.
+        text_column: replaces the columns of that source, which must be a table.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: replace each run of white space by one space.
         length: bounds in characters and words; bounds in tokens belong to the tokenizer.
@@ -37,6 +39,7 @@ class IngestionConfig:
 
     sources: tuple[SourceConfig, ...]
     path: str | None = None
+    text_column: str | None = None
     unicode_form: UnicodeForm = "NFC"
     collapse_whitespace: bool = True
     length: LengthConfig = LengthConfig()
@@ -65,6 +68,16 @@ class IngestionConfig:
                 "set ingestion.sources in an environment of your own",
                 "path",
             )
+        if self.text_column is not None and (
+            [source.reads_columns for source in self.sources if source.path is not None] != [True]
+        ):
+            raise InvalidValue(
+                "'text_column' names the column of exactly one source with a path and columns (csv, jsonl, parquet, "
+                f"arrow, disk), found {', '.join(source.kind for source in self.sources)}. For a table of your own, "
+                "name its environment (`--env=own_csv --params ingestion.path=FILE,ingestion.text_column=NAME`), or "
+                "set ingestion.sources",
+                "text_column",
+            )
         weighted = [source.label for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(labels):
             raise InvalidValue(
@@ -74,8 +87,11 @@ class IngestionConfig:
             )
 
     def with_path_in_source(self) -> IngestionConfig:
-        """Return the same configuration with `path` moved into the source that it replaces."""
-        if self.path is None:
+        """Return the same configuration with `path` and `text_column` moved into the source that they change."""
+        changed: dict[str, Any] = {} if self.path is None else {"path": self.path}
+        if self.text_column is not None:
+            changed["columns"] = (self.text_column,)
+        if not changed:
             return self
-        sources = tuple(s if s.path is None else dataclasses.replace(s, path=self.path) for s in self.sources)
-        return dataclasses.replace(self, sources=sources, path=None)
+        sources = tuple(s if s.path is None else dataclasses.replace(s, **changed) for s in self.sources)
+        return dataclasses.replace(self, sources=sources, path=None, text_column=None)

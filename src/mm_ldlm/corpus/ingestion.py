@@ -196,8 +196,17 @@ def _check_damage(config: IngestionConfig, progress: Progress) -> None:
         raise SourceError(
             f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
             f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(progress)} "
-            "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
+            f"{_remedy(progress)}"
         )
+
+
+def _remedy(progress: Progress) -> str:
+    if progress.counts.quarantined_by["missing_column"] == progress.counts.damaged:
+        return (
+            "Name columns that the source has: that of the text by `--params ingestion.text_column=NAME`, others by "
+            "the keys of the source."
+        )
+    return "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
 
 
 def _reasons(progress: Progress) -> str:
@@ -217,7 +226,7 @@ def _fingerprints(
     config: IngestionConfig, sources: list[Source], tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
 ) -> dict[str, str]:
     parameters = to_dict(config)
-    for name in ("progress", "max_bad_fraction", "replace"):
+    for name in ("progress", "max_bad_fraction", "replace", "text_column"):  # text_column is in its source
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")

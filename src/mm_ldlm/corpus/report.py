@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from mm_ldlm.errors import ValidationError
 from mm_ldlm.store import Manifest
 
+log = logging.getLogger(__name__)
+
 
 def ingestion_report(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
-    """Combine the report of `ingest` with the counts of the token store.
+    """Combine the report of `ingest` with the counts of the token store, and log that every row is accounted for.
 
     Raises:
         ValidationError: The rows read are not the sum of accepted, duplicates and quarantined, or the token store was
@@ -30,11 +33,11 @@ def ingestion_report(preparation: dict[str, Any], tokens: Manifest) -> dict[str,
         raise ValidationError(
             "the token store was made from other records than those of this report. Run the ingestion pipeline again."
         )
+    log.info("ingestion: %s", conservation(preparation))
     lengths = {int(length): count for length, count in tokens.meta["lengths"].items()}
     return {
         **preparation,
-        "conservation": f"{preparation['rows_in']} rows = "
-        + " + ".join(f"{count} {name}" for name, count in parts.items()),
+        "conservation": conservation(preparation),
         "tokens": {
             "vocab_size": tokens.meta["vocab_size"],
             "base_vocab_size": tokens.meta["base_vocab_size"],
@@ -47,6 +50,17 @@ def ingestion_report(preparation: dict[str, Any], tokens: Manifest) -> dict[str,
             "length_histogram": tokens.meta["lengths"],
         },
     }
+
+
+def conservation(preparation: dict[str, Any]) -> str:
+    """Describe where all rows are: "read + from splitting = accepted + duplicates + quarantined", with reasons."""
+    pieces = int(preparation.get("rows_from_splitting", 0))
+    before = f"{preparation['rows_in'] - pieces} rows read" + (f" + {pieces} from splitting" if pieces else "")
+    after = [f"{preparation[name]} {name}" for name in ("accepted", "duplicates", "quarantined")]
+    for place, reasons in ((1, "duplicates_by_kind"), (2, "quarantined_by_reason")):
+        if counts := preparation.get(reasons):
+            after[place] += f" ({', '.join(f'{count} {reason}' for reason, count in counts.items())})"
+    return f"{before} = {' + '.join(after)}"
 
 
 def _mean(lengths: dict[int, int]) -> float:

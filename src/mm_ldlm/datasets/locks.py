@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
-FOLDERS = {"data": "records", "features": "latents", "results": "runs"}
+FOLDERS = {"data": "records", "features": "latents", "results": "dataset"}
 """Part → a catalog entry in one of its layers."""
 WRITERS = {"ingestion": "data", "embedding": "features"}
 """Pipeline → the part that it writes to; all others write to the results."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 from typing import Any
 
 from kedro_datasets.pandas import ParquetDataset
 
 from mm_ldlm.checkpoints.provenance import MADE_BY, weights_in
+from mm_ldlm.store.atomic import write_bytes
 
 KEEP = "keep_if_made_by"
 """Attribute of a table that was not requested: the weights whose earlier table stays, whatever its parameters were."""
@@ -18,12 +21,31 @@ class SamplesDataset(ParquetDataset):
 
     A table with the attribute `KEEP` was not requested. It is saved only if there is no table of the same checkpoint:
     samples of an earlier checkpoint would otherwise be evaluated as those of the current one.
+
+    The vectors of the column `vectors`, if it is named, are also saved beside the table, as a `.npy` file (n, d)
+    float32 that `sampling.l2t.files` reads; a table without rows has none.
     """
+
+    def __init__(self, *, vectors: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._vectors = vectors
 
     def save(self, data: Any) -> None:
         if KEEP in data.attrs and self._exists() and weights_in(self._made_by()) == data.attrs[KEEP]:
             return
         super().save(data)
+        if self._vectors is not None:
+            self._save_vectors(data[self._vectors])
+
+    def _save_vectors(self, column: Any) -> None:
+        import numpy as np
+
+        path = Path(str(self._get_save_path())).with_suffix(".npy")
+        path.unlink(missing_ok=True)  # those of an earlier table
+        if len(column):
+            buffer = io.BytesIO()
+            np.save(buffer, np.stack([np.asarray(vector, dtype=np.float32) for vector in column]), allow_pickle=False)
+            write_bytes(path, buffer.getvalue())
 
     def _made_by(self) -> Any:
         import pyarrow.parquet as pq

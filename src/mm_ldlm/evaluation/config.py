@@ -21,6 +21,7 @@ from mm_ldlm.config import (
 )
 from mm_ldlm.corpus.splits import Split
 from mm_ldlm.evaluation.sts_sets import StsSource
+from mm_ldlm.messages import nearest
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import how_many_lengths
@@ -88,7 +89,8 @@ class InversionConfig:
             raise InvalidValue(f"expected sweep points with different labels, found {labels}", "sweep")
         if self.reference is not None and self.reference not in labels:
             raise InvalidValue(
-                f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'",
+                f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'."
+                f"{nearest(self.reference, labels)}".removesuffix("."),
                 "reference",
                 "sweep",
             )

@@ -21,7 +21,8 @@ def without_truth(samples: Any) -> str | None:
 def of_samples(samples: Any, *, dataset: Dataset) -> tuple[Sentences, Any]:
     """Read the held-out sentences of a table of samples, and select its rows for them, in the same order.
 
-    Rows without an id (samples of a user's own `.npy` files or texts) have no held-out sentence and are left out.
+    Rows without an id (samples of a user's own `.npy` files or texts) have no held-out sentence and are left out. Of
+    several texts for one latent the best one is read (column `best`).
 
     Raises:
         EvaluationError: no row has an id, or an id occurs twice.
@@ -29,7 +30,8 @@ def of_samples(samples: Any, *, dataset: Dataset) -> tuple[Sentences, Any]:
     """
     if "id" not in samples.columns:
         raise EvaluationError(f"Expected samples with the column 'id', found the columns {list(samples.columns)}.")
-    samples = samples[samples["id"].notna()].reset_index(drop=True)
+    kept = samples["id"].notna() & (samples["best"] if "best" in samples.columns else True)
+    samples = samples[kept].reset_index(drop=True)
     if len(samples) == 0:
         raise EvaluationError(
             "Expected samples of held-out sentences, found none with an id. Set sampling.rows and run the sampling "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Sequence
 
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.gpu_check.outcome import Check
+from mm_ldlm.messages import nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,8 @@ def chosen(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in CHECKS:
-            near = difflib.get_close_matches(name, CHECKS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigurationError(
-                f"--only: expected names of checks, found {name!r}.{hint} The checks are {', '.join(CHECKS)}."
+                f"--only: expected names of checks, found {name!r}.{nearest(name, CHECKS)} The checks are "
+                f"{', '.join(CHECKS)}."
             )
     return [name for name in CHECKS if not names or name in names]

@@ -28,7 +28,7 @@ from mm_ldlm.messages import show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.config import SearchConfig
+from mm_ldlm.sampling.config import Keep, SearchConfig
 from mm_ldlm.sampling.lengths import Length
 
 
@@ -203,8 +203,10 @@ class MMLDLM:
         search: SearchConfig | None = None,
         reembed: bool = False,
         seed: int = 0,
+        samples: int = 1,
+        keep: Keep = "best",
     ) -> Texts:
-        """Invert embeddings: write a text for each latent.
+        """Invert embeddings: write a text for each latent, or several.
 
         Args:
             targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
@@ -214,10 +216,15 @@ class MMLDLM:
                 each of the n most probable lengths and keeps the most probable one; or a number of tokens.
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
+            samples: number of texts that are written for each latent. More than one need a sampler with a temperature
+                above 0, or the length 'sample'; otherwise they are equal, and a warning says so.
+            keep: of several texts, 'best' keeps one for each latent: that of the highest cosine (with `reembed` or
+                `search`), otherwise of the highest log-probability. 'all' keeps them, latent by latent, and `best`
+                marks these.
         """
         return inverting.invert(
             self._engine, targets, sampler=sampler, steps=steps, length=length, search=search, reembed=reembed,
-            seed=seed,
+            seed=seed, samples=samples, keep=keep,
         )  # fmt: skip
 
     def embed(

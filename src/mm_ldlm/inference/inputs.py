@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.messages import show
+from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
@@ -168,7 +168,9 @@ def check_length(length: Any) -> Length:
 def check_choice(value: Any, choices: Sequence[str], *, name: str) -> None:
     """Raise SamplingError unless an argument is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise SamplingError(f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.")
+        raise SamplingError(
+            f"{name} must be one of {', '.join(choices)}, found {show(value, 60)}.{nearest(value, choices)}"
+        )
 
 
 def _is_integer(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -13,9 +14,11 @@ from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.results import Interpolations, Texts
-from mm_ldlm.sampling.config import JointOrder, SearchConfig, refuse_samplers
+from mm_ldlm.sampling.config import JointOrder, Keep, SearchConfig, refuse_samplers
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
-from mm_ldlm.sampling.limits import MOST_STEPS
+from mm_ldlm.sampling.limits import MOST_CANDIDATES, MOST_STEPS
+
+log = logging.getLogger(__name__)
 
 
 def invert(
@@ -28,10 +31,14 @@ def invert(
     search: SearchConfig | None,
     reembed: bool,
     seed: int,
+    samples: int = 1,
+    keep: str = "best",
 ) -> Texts:
     """See `MMLDLM.invert`."""
     engine.capabilities.require("l2t")
     seed, reembed = inputs.check_seed(seed), inputs.check_flag(reembed, name="reembed")
+    samples = inputs.check_integer(samples, name="samples", minimum=1, maximum=MOST_CANDIDATES)
+    inputs.check_choice(keep, get_args(Keep), name="keep")
     config = engine.text_sampler(sampler, steps)
     length = engine.length(length, "l2t", sampler=config)
     search = None if search is None else parse(SearchConfig, search, at="search")
@@ -42,8 +49,12 @@ def invert(
         )
     sources, raw_nd = engine.edge.targets(targets)
     candidates = 1 if search is None else 2 * (search.candidates + search.beam)
-    engine.refuse_size(len(raw_nd) * candidates, length=length, what="invert")
+    engine.refuse_size(len(raw_nd) * candidates * samples, length=length, what="invert")
     latents_nd = engine.edge.standardised(raw_nd)
+    count = len(raw_nd)
+    if samples > 1:  # sample by sample: the first one of each latent is that of a request for one
+        latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
+        sources = sources * samples
     writer, several = engine.writer, how_many_lengths(length)
     if search is not None and search.enabled:
         lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
@@ -62,7 +73,31 @@ def invert(
     else:
         lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
         written = writer.write(engine.masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
-    return engine.texts(written, sources, raw_nd, reembed=reembed)
+    made = engine.texts(written, sources, raw_nd, reembed=reembed)
+    return made if samples == 1 else _several(made, count, samples, keep)
+
+
+def _several(made: Texts, count: int, samples: int, keep: str) -> Texts:
+    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample."""
+    if all(len(set(made.texts[row::count])) == 1 for row in range(count)):
+        log.warning(
+            "the %d texts of each latent are equal: set its sampler's temperature above 0, or the length to 'sample'",
+            samples,
+        )
+    scores_kn = np.asarray(made.log_probs if made.cosines is None else made.cosines).reshape(samples, count)
+    best_n = scores_kn.argmax(axis=0)
+    rows = np.arange(count)
+    if keep == "best":
+        spent = {
+            name: np.asarray(getattr(made, name)).reshape(samples, count).sum(axis=0)
+            for name in ("model_calls", "encoder_calls")
+        }
+        chosen = replace(made.take(best_n * count + rows), **spent)
+        return replace(chosen, rows=rows, samples=best_n, best=np.ones(count, dtype=bool))
+    order = np.arange(samples * count).reshape(samples, count).T.ravel()
+    numbers = np.tile(np.arange(samples), count)
+    every = np.repeat(rows, samples)
+    return replace(made.take(order), rows=every, samples=numbers, best=numbers == best_n[every])
 
 
 def interpolate(

@@ -6,8 +6,9 @@ If the run has latents, the encoder that its configuration names is loaded when 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mm_ldlm.encoders.registry import parse_encoder
 from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.messages import show
+from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import BuildsOnModel
@@ -77,7 +78,7 @@ def load_run(
     except OSError:  # a name that is too long
         exists = False
     if not exists:
-        raise CheckpointError(f"{show(str(path))}: no such run folder.")
+        raise CheckpointError(f"{show(str(path))}: no such run folder.{_nearest_folder(path)}")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
     config = _config(path, found)
@@ -116,6 +117,37 @@ def load_run(
         step=folder.step_of(found),
         fingerprints=fingerprints,
     )
+
+
+def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> None:
+    """Refuse a run whose vocabulary, encoder or classes differ from those of the data that it is to be used on.
+
+    Args:
+        parts: of the run; None for a model that was built in memory, which is not checked.
+        fingerprints: of the dataset, by the name of the store.
+
+    Raises:
+        FingerprintError: they differ, so that ids, latents or labels of the data would mean something else to the run.
+    """
+    names = {"tokenizer": "vocabulary", "encoder": "encoder", "label_names": "classes"}
+    ours = {} if parts is None else parts.fingerprints
+    for name, what in names.items():
+        if name in ours and name in fingerprints and ours[name] != fingerprints[name]:
+            assert parts is not None
+            raise FingerprintError(
+                f"{parts.checkpoint}: expected a run with the {what} of the dataset ({fingerprints[name]:.12}), found "
+                f"one with another {what} ({ours[name]:.12}). Name the environment or the data folder that the run was "
+                "trained on (`--env=NAME`, `--params data=FOLDER`), or choose a run of this dataset."
+            )
+
+
+def _nearest_folder(path: Path) -> str:
+    """Return a hint at the folder beside a path whose name is most like its own."""
+    try:
+        beside = (each.name for each in path.parent.iterdir() if each.is_dir())
+        return nearest(path.name, sorted(islice(beside, 1000)))
+    except (OSError, ValueError):
+        return ""
 
 
 def _device(device: Any) -> torch.device:

@@ -8,8 +8,8 @@ n texts, d latent dimension, K draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,9 +42,25 @@ class Texts:
     (`Normaliser.typical` is their range); None without latents"""
     unknown: Floats | None = field(default=None, repr=False)
     """(n,) fraction of the tokens of each source that are [UNK]; None without sources"""
+    rows: Ints | None = None
+    """(n,) latent of the request that each text was written for, where several texts were written for each"""
+    samples: Ints | None = None
+    """(n,) number of the text among those of its latent, from 0"""
+    best: npt.NDArray[np.bool_] | None = None
+    """(n,) whether the text is the best of its latent: of the highest cosine, or log-probability without cosines"""
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def take(self, index: Ints) -> Texts:
+        """Return the texts with these numbers, in this order."""
+        chosen: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            chosen[each.name] = tuple(value[i] for i in index) if isinstance(value, tuple) else value
+            if value is not None and not isinstance(value, tuple):
+                chosen[each.name] = np.asarray(value)[index]
+        return replace(self, **chosen)
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per text; latents are a list column."""
@@ -66,6 +82,9 @@ class Texts:
             columns["latent_norm"] = np.asarray(self.latent_norms, dtype=np.float64)
         if self.unknown is not None:
             columns["unknown"] = np.asarray(self.unknown, dtype=np.float64)
+        for name in ("rows", "samples", "best"):
+            if (values := getattr(self, name)) is not None:
+                columns[{"rows": "row", "samples": "sample"}.get(name, name)] = values
         return pd.DataFrame(columns)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.errors import FreezingError
+from mm_ldlm.messages import nearest
 from mm_ldlm.models.parts import tagged_parameters
 
 
@@ -23,7 +24,8 @@ def freeze(root: nn.Module, frozen: Collection[str], *, trained: bool = False) -
     """
     parts = {part.name: part for _, part, _ in tagged_parameters(root)}
     if unknown := sorted(set(frozen) - set(parts)):
-        raise FreezingError(f"expected parts of the model ({', '.join(sorted(parts))}), found {unknown}.")
+        hint = nearest(unknown[0], parts)
+        raise FreezingError(f"expected parts of the model ({', '.join(sorted(parts))}), found {unknown}.{hint}")
     if untrained := sorted(name for name in frozen if parts[name].input and not trained):
         raise FreezingError(
             f"{', '.join(untrained)} would be frozen at random initial values, and an input layer with random weights "

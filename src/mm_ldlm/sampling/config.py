@@ -23,6 +23,8 @@ from mm_ldlm.sampling.limits import Candidates, Rounds, Steps, refuse_temperatur
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, LATENT_SAMPLERS, TEXT_SAMPLERS
 
 JointOrder = Literal["together", "latent_first", "text_first"]
+Keep = Literal["best", "all"]
+"""Which of several texts for one latent are kept"""
 
 
 def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
@@ -107,6 +109,10 @@ class L2tConfig:
     """`.npy` files of raw latents (n, d)"""
     texts: tuple[str, ...] = ()
     """Texts that the encoder embeds and the model inverts"""
+    samples: Candidates = 1
+    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'"""
+    keep: Keep = "best"
+    """best: of several texts, that of the highest cosine | all"""
 
 
 @config

@@ -126,6 +126,11 @@ class SourceConfig:
         if len(self.delimiter) != 1:
             raise InvalidValue(f"'delimiter' must be one character, found {self.delimiter!r}", "delimiter")
 
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the source is a table, whose texts are in `columns`."""
+        return "columns" in _READS[self.kind]
+
     def _check_encoding(self) -> None:
         try:
             name = codecs.lookup(self.encoding).name

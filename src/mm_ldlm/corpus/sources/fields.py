@@ -9,6 +9,7 @@ from mm_ldlm.corpus.record import LABEL, is_storable, label_text, meta_text
 from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
 from mm_ldlm.errors import SourceError
+from mm_ldlm.messages import nearest
 
 
 class Undecodable:
@@ -89,8 +90,9 @@ def rows_of(
         elif isinstance(value, Unreadable):
             yield BadRow(file, line, "wrong_type", f"column '{column}' cannot be read: {value.detail}")
         elif column not in fields:
-            found = ", ".join(list(fields)[:12]) or "nothing"
-            yield BadRow(file, line, "missing_column", f"no column '{column}'; found {found}", excerpt(dict(fields)))
+            there = list(fields)[:12]
+            detail = f"no column '{column}'; found {', '.join(there) or 'nothing'}.{nearest(column, there)}"
+            yield BadRow(file, line, "missing_column", detail, excerpt(dict(fields)))
         else:
             kind = type(value).__name__ if value is not None else "null"
             yield BadRow(file, line, "wrong_type", f"column '{column}' contains {kind}, expected text", excerpt(value))

@@ -12,7 +12,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import run_folder
+from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.config import parse, to_dict
 
 if TYPE_CHECKING:
@@ -61,14 +61,17 @@ def _signed(suite: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def load_model(run: dict[str, Any], runs: Path, evaluation: Parameters) -> MMLDLM:
-    """Load the run's model, once for all suites."""
+def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, evaluation: Parameters) -> MMLDLM:
+    """Load the run's model, once for all suites; refuse a run of another vocabulary or encoder than the dataset's."""
     from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.loading import refuse_other_data
 
     config = _config(evaluation)
-    return MMLDLM.from_run(
-        run_folder(runs, run), checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
+    model = MMLDLM.from_run(
+        weights_folder(runs, run), checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
     )
+    refuse_other_data(model.parts, dataset.fingerprints)
+    return model
 
 
 @_signed

@@ -14,7 +14,7 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 nodes.load_model,
-                inputs=["run", "runs", "params:evaluation"],
+                inputs=["run", "runs", "dataset", "params:evaluation"],
                 outputs="evaluation_model",
                 name="load_model",
             ),

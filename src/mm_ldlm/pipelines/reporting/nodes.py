@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import run_folder
+from mm_ldlm.checkpoints.reference import CHOSEN, run_folder, weights_folder
 from mm_ldlm.config import parse
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def collect_metrics(
         "classification": classification, "images": images,
     }  # fmt: skip
     folder = run_folder(runs, run)
-    weights = _weights(folder, evaluation)
+    weights = _weights(weights_folder(runs, run), evaluation)
     for name, metrics in suites.items():
         refuse_other(metrics.get(MADE_BY), weights, what=f"metrics_{name}", remedy=_AGAIN)
     return {**flat_metrics(**suites, timings=own_timings(folder, timings)), MADE_BY: weights}
@@ -86,6 +86,8 @@ def compare_runs(
 ) -> Metrics:
     """Save this run's result in its folder and compare it with the runs of `reporting.compare`.
 
+    The folder of a run that was chosen by its path stays as it is.
+
     Raises:
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
@@ -98,7 +100,8 @@ def compare_runs(
     for name, rows in (("inversion_rows", inversion_rows), ("likelihood_rows", likelihood_rows)):
         refuse_other(rows.attrs.get(MADE_BY), metrics[MADE_BY], what=name, remedy=_AGAIN)
     ours = Result(str(run["name"]), metrics, inversion_rows, likelihood_rows)
-    keep(ours, run_folder(runs, run))
+    if CHOSEN not in run:
+        keep(ours, run_folder(runs, run))
 
     def from_tracking(run_id: str) -> dict[str, float] | None:
         if not (uri := tracking.get("tracking_uri")):
@@ -178,7 +181,7 @@ def write_report(
         ingestion_report=ingestion_report,
         validation_report=validation_report,
         timings=inputs.own_timings(path, timings),
-        parameters=parameters,
+        parameters=_as_trained(parameters, run, inputs.run_config(path)),
         comparison=comparison,
         examples=config.examples,
         seed=int(parameters["seed"]),
@@ -189,8 +192,14 @@ def write_report(
     return {"report": page.render(made_of, drawn | shown, made_at=inputs.now()), **drawn}
 
 
+def _as_trained(parameters: Parameters, run: dict[str, Any], config: dict[str, Any]) -> Parameters:
+    """Replace what a run that was chosen by its path was trained with, which the environment does not describe."""
+    sections = ("model", "objective", "training", "encoder") if CHOSEN in run else ()
+    return {**parameters, **{key: config[key] for key in sections if key in config}}
+
+
 def _weights(folder: Path, evaluation: Parameters) -> dict[str, str]:
-    """Name the weights of a run that the evaluation reads."""
+    """Name the weights that the evaluation reads; `folder` is that of the run or of a checkpoint."""
     from mm_ldlm.checkpoints import folder as checkpoints
     from mm_ldlm.checkpoints.provenance import weights_of
     from mm_ldlm.evaluation.config import EvaluationConfig

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import run_folder
+from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.config import parse, to_dict
 from mm_ldlm.errors import SamplingError
 
@@ -30,7 +30,7 @@ TEXT_COLUMNS = {
     "source": "string", "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64",
     "model_calls": "int64", "encoder_calls": "int64", "cosine": "float64",
 }  # fmt: skip
-L2T_COLUMNS = {"id": "string", "origin": "string", **TEXT_COLUMNS}
+L2T_COLUMNS = {"id": "string", "origin": "string", **TEXT_COLUMNS, "sample": "int64", "best": "bool"}
 T2L_COLUMNS = {
     "id": "string", "origin": "string", "source": "string", "latent": "object", "model_calls": "int64",
     "cosine": "float64",
@@ -52,37 +52,48 @@ NEIGHBOUR_CANDIDATES = 50_000
 """Number of training sentences among which the nearest neighbour of a sample is searched."""
 
 
-def load_model(run: dict[str, Any], runs: Path, sampling: Parameters) -> MMLDLM:
-    """Load the run's model, once for all tasks."""
+def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: Parameters) -> MMLDLM:
+    """Load the run's model, once for all tasks; refuse a run of another vocabulary or encoder than the dataset's."""
     from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.loading import refuse_other_data
 
     config = _config(sampling)
-    return MMLDLM.from_run(
-        run_folder(runs, run),
+    model = MMLDLM.from_run(
+        weights_folder(runs, run),
         checkpoint=config.checkpoint,
         use_ema=config.use_ema,
         device=config.device,
         batch_tokens=config.batch_tokens,
     )
+    refuse_other_data(model.parts, dataset.fingerprints)
+    return model
 
 
 def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
-    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text."""
+    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
+
+    `sample` numbers the texts of one latent, and `best` marks the one with the highest cosine.
+    """
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
         return _table([], L2T_COLUMNS, model, config, "l2t", seed)
     how: dict[str, Any] = {
-        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed
+        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed,
+        "samples": config.l2t.samples, "keep": config.l2t.keep,
     }  # fmt: skip
     parts = []
     if config.rows:
         held = _held_out(dataset, config, seed)
         made = model.invert(held.latents, **how)
-        parts.append(_texts(made, id=list(held.ids), origin=config.split, source=list(held.texts)))
+        rows = range(len(held)) if made.rows is None else made.rows
+        parts.append(
+            _texts(made, id=[held.ids[i] for i in rows], origin=config.split, source=[held.texts[i] for i in rows])
+        )
     for file in config.l2t.files:
         parts.append(_texts(model.invert(Path(file), **how), id=None, origin=file))
     if config.l2t.texts:
         parts.append(_texts(model.invert(list(config.l2t.texts), **how), id=None, origin="texts"))
+    parts = [part if "sample" in part else part.assign(sample=0, best=True) for part in parts]
     return _table(parts, L2T_COLUMNS, model, config, "l2t", seed)
 
 

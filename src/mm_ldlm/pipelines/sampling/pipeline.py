@@ -13,7 +13,10 @@ def create_pipeline() -> Pipeline:
     return Pipeline(
         [
             node(
-                nodes.load_model, inputs=["run", "runs", "params:sampling"], outputs="sampling_model", name="load_model"
+                nodes.load_model,
+                inputs=["run", "runs", "dataset", "params:sampling"],
+                outputs="sampling_model",
+                name="load_model",
             ),
             node(
                 nodes.sample_l2t,

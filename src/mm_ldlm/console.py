@@ -1,0 +1,160 @@
+"""Commands of a trained run that need neither Kedro nor an environment: `mm-ldlm invert` and `mm-ldlm embed`.
+
+`python -m mm_ldlm` has the same commands. Results go to standard output or to the named file, everything else to
+standard error.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from mm_ldlm.credentials import mask
+from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.store import atomic
+
+if TYPE_CHECKING:
+    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.sampling.config import Keep
+
+_RUNS = "data/06_models/runs"
+"""Folder of the runs of the embedded default, of which the newest is used."""
+COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
+"""Columns of `mm-ldlm invert --table`."""
+
+
+@click.group()
+def commands() -> None:
+    """Use a trained run; every other command line is that of `kedro run`."""
+
+
+def _of_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that choose the run and its weights."""
+    options = (
+        click.option("--run", default=_RUNS, show_default=True, help="A run, its checkpoint, or a folder of runs."),
+        click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step."),
+        click.option("--device", default=None, help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
+        click.option("--seed", type=int, default=0, show_default=True),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@commands.command()
+@click.argument("file")
+@click.option(
+    "--samples",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Texts for each latent; more than one need a temperature above 0.",
+)
+@click.option("--keep", default="best", show_default=True, help="Of several texts: best or all.")
+@click.option(
+    "--temperature", type=float, default=None, help="Of the sampler; by default that of the model, which is 0."
+)
+@click.option("--steps", type=int, default=None, help="Steps of the sampler.")
+@click.option(
+    "--cosine",
+    is_flag=True,
+    help="Embed the texts again: the best is that of the highest cosine. Needs the encoder of the run.",
+)
+@click.option("--table", is_flag=True, help=f"Print {', '.join(COLUMNS)}, separated by tabs, under a header.")
+@_of_run
+def invert(
+    file: str,
+    samples: int,
+    keep: str,
+    temperature: float | None,
+    steps: int | None,
+    cosine: bool,
+    table: bool,
+    **run: Any,
+) -> None:
+    """Print a text for each latent of FILE.npy, one per line.
+
+    The file contains raw latents (n, d), as the encoder of the run makes them.
+    """
+    with _messages():
+        model, seed = _load(**run)
+        sampler = None
+        if temperature is not None:
+            sampler = model.model.default_sampler(conditional=True).override(temperature=temperature)
+        made = model.invert(
+            Path(file),
+            sampler=sampler,
+            steps=steps,
+            reembed=cosine,
+            seed=seed,
+            samples=samples,
+            keep=cast("Keep", keep),
+        )
+        if not table:
+            _print(_line(text) for text in made.texts)
+            return
+        rows = range(len(made)) if made.rows is None else made.rows
+        numbers = [0] * len(made) if made.samples is None else made.samples
+        cosines = [""] * len(made) if made.cosines is None else [f"{value:.4f}" for value in made.cosines]
+        probabilities = [f"{value:.3f}" for value in made.log_probs]
+        _print(["\t".join(COLUMNS)])
+        _print(
+            "\t".join((str(row), str(number), cosine_, log_prob, _line(text)))
+            for row, number, cosine_, log_prob, text in zip(
+                rows, numbers, cosines, probabilities, made.texts, strict=True
+            )
+        )
+
+
+@commands.command()
+@click.argument("file")
+@click.argument("output")
+@click.option("--draws", type=int, default=4, show_default=True, help="Samples of each latent, whose mean is returned.")
+@click.option("--steps", type=int, default=None, help="Steps of the sampler.")
+@_of_run
+def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> None:
+    """Write the latents of the texts of FILE, one per line, to OUTPUT.npy (n, d) float32, by the model."""
+    import numpy as np
+
+    from mm_ldlm.inference.inputs import read_texts
+
+    with _messages():
+        model, seed = _load(**run)
+        made = model.embed(read_texts(file), steps=steps, draws=draws, seed=seed)
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(made.latents, dtype=np.float32), allow_pickle=False)
+        try:
+            atomic.write_bytes(output, buffer.getvalue())
+        except OSError as error:
+            raise click.ClickException(f"{output} cannot be written ({error.strerror}). Choose another file.") from None
+        click.echo(f"{len(made)} latents of dimension {made.latents.shape[1]} in {output}", err=True)
+
+
+def _load(*, run: str, checkpoint: str, device: str | None, seed: int) -> tuple[MMLDLM, int]:
+    from mm_ldlm.inference import MMLDLM
+
+    return MMLDLM.from_run(run, checkpoint=checkpoint, device=device), seed
+
+
+def _line(text: str) -> str:
+    """Return a text on one line without tabs, which separate the columns of a table."""
+    return " ".join(text.split())
+
+
+def _print(lines: Iterator[str] | Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Print only the message of an error that was raised on purpose; click prints its own exceptions."""
+    try:
+        yield
+    except MMLDLMError as error:
+        raise click.ClickException(mask(str(error))) from None

@@ -1,0 +1,128 @@
+"""`mm-ldlm invert` and `mm-ldlm embed`, and several texts for one latent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mm_ldlm import MMLDLM, __main__, console
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference.results import Texts
+
+WARM = {"kind": "confidence", "steps": 4, "temperature": 1.0}
+
+
+def call(*words: Any) -> Any:
+    return CliRunner().invoke(console.commands, [str(word) for word in words])
+
+
+def test_invert_prints_a_text_for_each_latent(
+    run_folder: Path, unit_latents: Callable[[int], Any], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "a.npy", unit_latents(3))
+    texts = MMLDLM.from_run(run_folder).invert(tmp_path / "a.npy").texts
+    result = call("invert", tmp_path / "a.npy", "--run", run_folder)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == list(texts)
+    several = ("--samples", 3, "--temperature", 1.0, "--table")
+    table = call("invert", tmp_path / "a.npy", "--run", run_folder.parent, "--keep", "all", *several)
+    header, *lines = [line.split("\t") for line in table.stdout.splitlines()]
+    assert tuple(header) == console.COLUMNS
+    assert [(line[0], line[1]) for line in lines] == [(str(i), str(k)) for i in range(3) for k in range(3)]
+    best = call("invert", tmp_path / "a.npy", "--run", run_folder, *several).stdout.splitlines()[1:]
+    nearest = [max(lines[3 * i : 3 * i + 3], key=lambda line: float(line[3])) for i in range(3)]
+    assert [line.split("\t") for line in best] == nearest
+
+
+def test_embed_writes_the_latents_of_texts(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("w1 w2\n\nw3\n")
+    result = call(
+        "embed", tmp_path / "a.txt", tmp_path / "b" / "a.npy", "--run", run_folder, "--draws", 2, "--steps", 3
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    expected = MMLDLM.from_run(run_folder).embed(["w1 w2", "w3"], draws=2, steps=3).latents
+    np.testing.assert_array_equal(np.load(tmp_path / "b" / "a.npy"), expected)
+    assert call("invert", tmp_path / "b" / "a.npy", "--run", run_folder).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["invert", "none.npy"], "'none.npy': no such file"),
+        (["invert", "a.txt"], "is not a .npy file"),
+        (["invert", "a.npy", "--samples", "0"], "samples"),
+        (["invert", "a.npy", "--keep", "bets"], "Did you mean 'best'?"),
+        (["invert", "a.npy", "--temperature", "-1"], "temperature"),
+        (["invert", "a.npy", "--run", "nowhere"], "no such run folder"),
+        (["embed", "none.txt", "a.npy"], "none.txt: no such file"),
+        (["embed", "a.txt", "a.txt/b.npy"], "a.txt/b.npy"),
+    ],
+)
+def test_bad_input_is_one_message(
+    words: list[str], message: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.ones((2, 6), dtype=np.float32))
+    Path("a.txt").write_text("w1\n")
+    result = call(*words, *([] if "--run" in words else ["--run", run_folder]))
+    assert result.exit_code == 1
+    assert message in result.output
+    assert result.output.startswith("Error: ")
+    assert len(result.output.splitlines()) <= 3
+
+
+def test_a_command_that_does_not_exist_is_no_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["mm-ldlm", "invrt", "a.npy"])
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    assert end.value.code == 2
+    assert "'invrt' is not a command. Did you mean 'invert'?" in capsys.readouterr().err
+
+
+# -- several texts for one latent --------------------------------------------------------------------------------------
+
+
+def test_the_first_of_several_texts_is_that_of_a_request_for_one(
+    run_folder: Path, bag_encoder: Any, unit_latents: Callable[[int], Any]
+) -> None:
+    model, targets = MMLDLM.from_run(run_folder, encoder=bag_encoder), unit_latents(4)
+    one = model.invert(targets, sampler=WARM, seed=2)
+    all_of = {n: model.invert(targets, sampler=WARM, seed=2, samples=n, keep="all", reembed=True) for n in (2, 5)}
+    for n, made in all_of.items():
+        assert made.rows.tolist() == np.repeat(np.arange(4), n).tolist()
+        assert made.samples.tolist() == list(range(n)) * 4
+        assert made.texts[::n] == one.texts
+        assert [made.texts[n * i + 1] for i in range(4)] == [all_of[2].texts[2 * i + 1] for i in range(4)]
+        best = model.invert(targets, sampler=WARM, seed=2, samples=n, reembed=True)
+        np.testing.assert_array_equal(best.cosines, made.cosines.reshape(4, n).max(axis=1))
+        assert best.texts == made.take(np.flatnonzero(made.best)).texts
+        np.testing.assert_array_equal(best.latents, targets)
+        assert (best.encoder_calls == n).all()
+    assert isinstance(made.take(np.array([1, 0])), Texts)
+    assert len(set(all_of[5].texts)) > 8
+
+
+def test_equal_texts_are_named(
+    run_folder: Path, unit_latents: Callable[[int], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MMLDLM.from_run(run_folder)
+    model.invert(unit_latents(2), samples=3)
+    assert "the 3 texts of each latent are equal" in caplog.messages[-1]
+    caplog.clear()
+    model.invert(unit_latents(2), samples=3, sampler=WARM)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"samples": 1001}, {"samples": 1.5}, {"keep": "bets"}, {"keep": None}]
+)
+def test_a_wrong_number_is_refused(wrong: dict[str, Any], run_folder: Path, unit_latents: Callable[[int], Any]) -> None:
+    with pytest.raises(SamplingError, match=next(iter(wrong))):
+        MMLDLM.from_run(run_folder).invert(unit_latents(2), **wrong)

@@ -1,0 +1,64 @@
+"""The nearest known name, in every message about an unknown one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
+from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.evaluation.config import InversionConfig
+from mm_ldlm.gpu_check.registry import chosen
+from mm_ldlm.inference.inputs import check_choice
+from mm_ldlm.inference.loading import load_run
+from mm_ldlm.messages import nearest
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.parameters import check_files, check_parameters
+from mm_ldlm.sampling.config import SamplingConfig, SearchConfig
+
+SAMPLING = {
+    "text": {"kind": "confidence"}, "latent": {"kind": "ddim"},
+    "unconditional": {"text": {"kind": "confidence"}, "latent": {"kind": "ddim"}},
+}  # fmt: skip
+
+
+def test_the_nearest_name_is_suggested_where_one_is_near() -> None:
+    assert nearest("trainnig", ["training", "sampling"]) == " Did you mean 'training'?"
+    assert nearest("x", ["training"]) == nearest("training", []) == nearest(None, ["a"]) == ""
+    assert nearest("a" * 10**6, ["b" * 10**6]) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: check_parameters({"trainnig": {}}), "training"),
+        (lambda: parse(SearchConfig, {"candidats": 2}, at="search"), "candidates"),
+        (lambda: parse(SamplingConfig, {**SAMPLING, "tasks": ["unconditonal"]}, at="sampling"), "unconditional"),
+        (lambda: parse(SamplingConfig, {**SAMPLING, "split": "tests"}, at="sampling"), "test"),
+        (lambda: parse_kind(MODELS, {"kind": "mmdti"}, at="model"), "mmdit"),
+        (lambda: parse(InversionConfig, {"sweep": [{"label": "fast", "sampler": {"kind": "confidence"}}],
+                                         "reference": "fats"}, at="inversion"), "fast"),
+        (lambda: ComparisonConfig(members=(MemberConfig(name="mdlm"),), baseline="mdml"), "mdlm"),
+        (lambda: chosen(["atention"]), "attention"),
+        (lambda: check_choice("slrep", ["slerp", "lerp"], name="path"), "slerp"),
+    ],
+)  # fmt: skip
+def test_every_message_about_an_unknown_name_suggests_one(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises(MMLDLMError) as error:
+        call()
+    assert f"Did you mean '{name}'?" in str(error.value)
+    assert "?." not in str(error.value)
+
+
+def test_a_missing_file_or_folder_suggests_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "run-abc").mkdir()
+    (tmp_path / "latents.npy").touch()
+    with pytest.raises(MMLDLMError, match=r"no such run folder\. Did you mean 'run-abc'"):
+        load_run(tmp_path / "run-abd")
+    section = parse(SamplingConfig, {**SAMPLING, "l2t": {"files": [str(tmp_path / "latent.npy")]}}, at="sampling")
+    with pytest.raises(MMLDLMError, match=r"'sampling\.l2t\.files\.0': .* Did you mean 'latents\.npy'\?"):
+        check_files({"sampling": section}, read={"sampling"})
