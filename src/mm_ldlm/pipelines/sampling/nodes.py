@@ -67,12 +67,19 @@ def load_model(run: dict[str, Any], runs: Path, sampling: Parameters) -> MMLDLM:
 
 
 def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
-    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text."""
+    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
+
+    Without an encoder, there is neither a search nor a cosine.
+    """
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
         return _table([], L2T_COLUMNS, model, config, "l2t", seed)
+    embeds = model.no_encoder is None
+    if not embeds:
+        log.info("task 'l2t' runs without search and re-embedding: %s", model.no_encoder)
     how: dict[str, Any] = {
-        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed
+        "sampler": config.text, "length": config.length, "search": config.search if embeds else None,
+        "reembed": embeds, "seed": seed,
     }  # fmt: skip
     parts = []
     if config.rows:
