@@ -86,8 +86,8 @@ class PrecomputedEncoderConfig:
         Raises:
             EncoderError: there is none, or its vectors have another dimension.
         """
-        if (reason := no_encoder(self)) is not None:
-            raise EncoderError(reason)
+        if self.for_new_texts is None:
+            raise EncoderError(str(no_encoder(self)))
         encoder = load_encoder(self.for_new_texts, device=device)
         if encoder.dim != self.dim:
             raise EncoderError(
