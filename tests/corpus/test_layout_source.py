@@ -18,6 +18,7 @@ from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.record import is_decoded, meta_value, record_id
 from mm_ldlm.corpus.sources.base import Row, StoredTokens
 from mm_ldlm.corpus.sources.config import SourceConfig
+from mm_ldlm.corpus.splits import SplitConfig, split_of
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.corpus.vectors import COLUMN, VectorStore
 from mm_ldlm.errors import ConfigurationError, SourceError
@@ -214,6 +215,11 @@ def test_validation_rows_are_divided_where_the_layout_has_none_for_testing(tmp_p
     report = run(tmp_path / "out", place, bert, source=divided)[3]
     assert report["splits"]["validation"] > 0 < report["splits"]["test"]
     assert report["splits"]["train"] == sum(1 for i in range(len(TEXTS)) if i % 3)
+    low = [text for text in TEXTS if split_of(text, SplitConfig(validation=0.25, test=0.25)) != "train"]
+    for i, text in enumerate(low):  # held out before by a hash split with the same key
+        write_row(tmp_path / "low", f"val/{i:04d}", text, bert.encode([text])[0], VECTORS[i])
+    again = run(tmp_path / "low out", tmp_path / "low", bert, source=divided)[3]["splits"]
+    assert again["validation"] > 0 < again["test"]
     tested = run(tmp_path / "tested", write_layout(tmp_path / "two", bert), bert, source=divided)[3]
     assert tested["splits"] == {"train": 16, "validation": 4, "test": 4}
     with pytest.raises(ConfigurationError, match="'held_out' is a split of kind 'layout'"):

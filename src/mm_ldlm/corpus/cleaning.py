@@ -270,7 +270,7 @@ class Cleaner:
         taken: list[int] = []
         taken_splits: list[int] = []
         for i, candidate in enumerate(candidates):
-            split = self._split_number(candidate.row.split, by_hash[i], form_words[i, 0])
+            split = self._split_number(candidate.row.split, by_hash[i], form_words[i, 1])
             if known_ids[i] >= 0 or digests[i] in new_ids:
                 self._duplicate(candidate, "exact")
                 continue
@@ -296,7 +296,11 @@ class Cleaner:
         self._forms.add(form_words[rows], np.array([split for _, split in fresh.values()], np.uint8))
 
     def _split_number(self, split: str | None, by_hash: int, word: np.uint64) -> int:
-        """Return the number of a row's split: its own, or that of the hash whose first word is given."""
+        """Return the number of a row's split: its own, or that of the hash.
+
+        Rows that are held out are divided by another word of the digest, because a hash split with this key may be what
+        has held them out.
+        """
         if split is None:
             return by_hash
         if split != HELD_OUT:
