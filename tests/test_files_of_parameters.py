@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.encoders import parse_encoder
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import check_files, check_machine, check_parameters
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -119,6 +120,13 @@ def test_a_batch_of_the_encoder_beyond_the_memory_is_refused(
     check_machine(
         changed("encoder", {"batch_tokens": 10**8}), read={"encoder", "embedding"}, trains=False
     )  # of 64 rows
+
+
+def test_an_encoder_that_computes_elsewhere_needs_no_memory_here(changed: Callable[..., dict[str, Any]]) -> None:
+    """The check read `batch_tokens` of an encoder behind a service, which has none: `kedro run --env=http` failed."""
+    service = {"kind": "http", "url": "http://127.0.0.1:1/v1", "name": "model"}
+    typed = changed("encoder", {}) | {"encoder": parse_encoder(service)}
+    check_machine(typed, read={"encoder", "embedding"}, trains=False)
 
 
 def test_a_model_beyond_the_memory_is_refused_before_the_first_node(

@@ -36,7 +36,7 @@ COMPARISON_RUNS = "comparison_runs"
 COMPARISON_REPORT = "comparison_report"
 FILES = {REPORT: "report.html", COMPARISON_REPORT: "comparison.html"}
 """Catalog entry → name of its copy in the MLflow run."""
-_ALONE = ("sanity", "comparison")
+_ALONE = ("sanity", "comparison", "export")
 _PIPELINES = {*MAIN, *_ALONE}
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from mm_ldlm.checkpoints.reference import CHOSEN, chosen_run, config_of
 from mm_ldlm.config import parse, parse_kind, refuse_unwritable
+from mm_ldlm.corpus.sources.vectors import BESIDE
 from mm_ldlm.credentials import mask_values
+from mm_ldlm.encoders.base import given_dim, no_encoder
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.kinds import Kinds
 from mm_ldlm.messages import escape, nearest, shorten, show, summarise
@@ -42,6 +44,7 @@ SECTIONS = {
     "sampling": "mm_ldlm.sampling.config:SamplingConfig",
     "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
     "reporting": "mm_ldlm.evaluation.config:ReportingConfig",
+    "export": "mm_ldlm.latents.layout:ExportConfig",
     "comparison": "mm_ldlm.comparison.config:ComparisonConfig",
 }
 """Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from."""
@@ -125,13 +128,15 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
         capabilities = typed["objective"].capabilities(typed["model"])
     except ConfigurationError as error:
         return [str(error)]
-    found: list[str] = []
+    found = _vector_checks(typed)
     sampling, max_length = typed["sampling"], typed["tokenizer"].max_length
     refused: dict[str, str | None] = {}
     for task in TASKS if sampling.tasks is None else sampling.tasks:
         use, order = sampling.use(task), sampling.unconditional.order
         reason = capabilities.refuse_task(use, order=order, length=sampling.length_of(task))
         chosen = sampling.text_sampler(task)
+        if reason is None and (needs := _texts_to_embed(typed, task)) is not None:
+            found.append(needs)
         if reason is None and sampling.requests(task) and chosen is not None:
             key, sampler, given_latent = chosen
             refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, use, given_latent=given_latent)
@@ -156,6 +161,57 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
                 point.length, max_length=max_length, sampler=point.sampler, process=capabilities.process
             )
     return found + [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]
+
+
+def _vector_checks(typed: Mapping[str, Any]) -> list[str]:
+    """List contradictions between sources with vectors, the encoder, and what needs an encoder."""
+    if not {"encoder", "ingestion"} <= typed.keys():
+        return []
+    encoder, sources = typed["encoder"], typed["ingestion"].sources
+    given = given_dim(encoder) is not None
+    found = [
+        f"parameter 'ingestion.sources.{place}': expected a source with vectors, because encoder.kind is "
+        f"'{encoder.kind}', found none in '{source.label}'. Set its vector_column (a column of a table) or vectors "
+        "(the .npy file of a text file), or choose an encoder that embeds texts."
+        for place, source in enumerate(sources)
+        if given and not source.has_vectors
+    ]
+    found += [
+        f"parameter 'ingestion.sources.{place}': the source '{source.label}' contains vectors, but encoder.kind is "
+        f"'{encoder.kind}', which would compute others. Set encoder to {{kind: precomputed, name: …, dim: …, "
+        "normalised: …}, or remove the source's vectors."
+        for place, source in enumerate(sources)
+        if not given and source.has_vectors
+    ]
+    reason = no_encoder(encoder)
+    needed = needed_stores(model=typed["model"], objective=typed["objective"]) & {"token_vectors", "token_states"}
+    if reason is not None and needed:
+        found.append(
+            f"parameter 'encoder.for_new_texts': the model or the objective reads {', '.join(sorted(needed))}, which "
+            f"an encoder computes, but {reason} Otherwise set model.token_vectors to random, or choose another "
+            "objective."
+        )
+    return found
+
+
+_TEXTS_TO_EMBED = {
+    "l2t": ("l2t.texts", lambda sampling: sampling.l2t.texts),
+    "infill": ("infill.latents_of", lambda sampling: sampling.infill.latents_of),
+    "edit": ("edit.sources", lambda sampling: sampling.edit.sources),
+    "interpolate": ("interpolate.starts", lambda sampling: sampling.interpolate.starts),
+}
+"""Task → the texts of its parameters that the encoder embeds."""
+
+
+def _texts_to_embed(typed: Mapping[str, Any], task: str) -> str | None:
+    """Explain why a task of the sampling pipeline cannot embed the texts of its parameters; None if it can."""
+    if task not in _TEXTS_TO_EMBED or "encoder" not in typed or not typed["sampling"].requests(task):
+        return None
+    key, texts = _TEXTS_TO_EMBED[task]
+    reason = no_encoder(typed["encoder"])
+    if reason is None or not texts(typed["sampling"]):
+        return None
+    return f"parameter 'sampling.{key}': the encoder embeds these texts, but {reason}"
 
 
 def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path | None = None) -> None:
@@ -202,6 +258,8 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
             replaced = ingestion.path is not None and source.path is not None
             key = "ingestion.path" if replaced else f"ingestion.sources.{place}.path"
             yield from ((key, path) for path in source.paths)
+            if source.vectors not in (None, BESIDE):
+                yield f"ingestion.sources.{place}.vectors", source.vectors
     if "ingestion" in read and "tokenizer" in typed and typed["tokenizer"].path is not None:
         yield "tokenizer.path", typed["tokenizer"].path
     if "evaluation" in read:

@@ -8,7 +8,7 @@ from kedro.pipeline import Pipeline
 
 from mm_ldlm.pipelines import MAIN
 
-ALONE = ("sanity", "comparison")
+ALONE = ("sanity", "comparison", "export")
 """Pipelines that are not part of the main job."""
 
 

@@ -20,6 +20,7 @@ from .folder_sources import (
 )
 from .line_sources import CSV_DAMAGE, JSONL_DAMAGE, LINE_DAMAGE, MAX_BYTES, make_csv, make_jsonl, make_text
 from .oracle import check_rows
+from .vector_sources import DIM, VECTOR_DAMAGE, check_vectors, make_vectors
 
 MAKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "text": (make_text, LINE_DAMAGE),
@@ -32,6 +33,7 @@ MAKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "path": (make_path, PATH_DAMAGE),
     "images": (make_images, IMAGE_DAMAGE),
     "tar": (make_tar, TAR_DAMAGE),
+    "vectors": (make_vectors, VECTOR_DAMAGE),
 }
 OPTIONS: tuple[dict[str, Any], ...] = (
     {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {"shard_rows": 3}, {"shard_rows": 2}, {"unicode_form": "NFC"},
@@ -65,13 +67,15 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
     from mm_ldlm.corpus.config import IngestionConfig
     from mm_ldlm.corpus.ingestion import ingest
     from mm_ldlm.corpus.tokenizer import TokenizerConfig
+    from mm_ldlm.corpus.vectors import COLUMN, VectorStore
     from mm_ldlm.store import ShardStore
 
     make, _ = MAKERS[parameters["kind"]]
     (folder / "input").mkdir()
     source, written = make(parameters["damage"], random.Random(parameters["draw"]), folder / "input")
     options = {"max_bad_fraction": 1.0, "max_row_bytes": MAX_BYTES, "progress": False, **parameters["options"]}
-    treatment = options.pop("tokens", None)
+    treatment = options.pop("tokens", "drop" if source.get("tokens") else None)
+    vectors = VectorStore(DIM, folder / "vectors") if parameters["kind"] == "vectors" else None
     limits = (
         None if treatment is None else parse(TokenizerConfig, {"max_length": 8, "too_long": treatment}, at="tokenizer")
     )
@@ -82,12 +86,15 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
     workspace, quarantine = folder / "records", folder / "quarantine"
     records, refused, report = ingest(
         config, seed=0, workspace=workspace, quarantine=quarantine,
-        tokenizer=None if limits is None else tokenizer, tokens=limits,
+        tokenizer=None if limits is None else tokenizer, tokens=limits, vectors=vectors,
     )  # fmt: skip
     records.write(workspace)
     refused.write(quarantine)
     texts = ShardStore.open(workspace, "records").strings("text").take(slice(None))
     rows = len(ShardStore.open(quarantine, "quarantine"))
+    if vectors is not None:
+        stored = ShardStore.open(vectors.workspace, "vectors").fixed(COLUMN).take(slice(None))
+        check_vectors(parameters["damage"], texts, stored)
     if parameters["options"].get("near_duplicates") is not None or limits is not None:
         written.required = set()  # near duplicates are dropped, long texts are cut
     check_rows(written, report, texts, rows)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.layout import export_layout, import_layout
+from mm_ldlm.corpus.layout import Folder, export_layout, import_layout, read_tokens
+from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.layout import export_latents, import_latents
+from mm_ldlm.latents.layout import export_latents, import_latents, write_layout
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import ShardStore, StoreWriter
 
@@ -93,3 +94,33 @@ def test_stores_that_do_not_belong_together_are_not_written(pristine: Any, new_d
     other = new_data(rows=60)
     with pytest.raises(StoreError, match="found 60 and 230"):
         export_latents(tmp_path / "x", pristine.records, other.latents)
+
+
+@pytest.mark.parametrize("name", ["new", "new.zip"])
+def test_the_whole_layout_appears_at_once_and_nothing_is_overwritten(pristine: Any, tmp_path: Path, name: str) -> None:
+    """Its tokens are those of the whole vocabulary, with which it can be read again."""
+    full = load_tokenizer(TokenizerConfig(max_length=12))
+    counts = write_layout(tmp_path / name, pristine.records, tokenizer=full, latents=pristine.latents)
+    assert sum(counts.values()) == len(pristine.records)
+    with Folder(tmp_path / name) as folder:
+        entry = next(iter(folder.entries()))
+        assert read_tokens(folder, entry).tolist() == full.encode([folder.read(entry.text_path).decode()])[0][:12]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
+    with pytest.raises(StoreError, match=r"expected a new or empty folder, .* Nothing was changed"):
+        write_layout(tmp_path / name, pristine.records, tokenizer=full, latents=None)
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
+
+
+def test_an_export_that_fails_leaves_nothing_behind(pristine: Any, new_data: Build, tmp_path: Path) -> None:
+    full = load_tokenizer(TokenizerConfig(max_length=12))
+    with pytest.raises(StoreError, match="the latents belong to other records"):
+        write_layout(tmp_path / "x", pristine.records, tokenizer=full, latents=new_data(rows=60).latents)
+
+    class Broken(LatentStore):
+        def ids(self, rows: Any) -> list[str]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_layout(tmp_path / "x", pristine.records, tokenizer=full, latents=Broken.open(pristine.latents.directory))
+    assert not [path for path in tmp_path.iterdir() if "x" in path.name]

@@ -93,7 +93,7 @@ def test_a_vector_fails_the_spot_check_just_above_the_tolerance(
     stored[2, 1] = 3.0 * 0.01 * factor
     names = SimpleNamespace(take=lambda rows: [str(row) for row in rows])
     column = SimpleNamespace(take=lambda rows: stored[rows], dtype=np.dtype("float32"))
-    records = SimpleNamespace(strings=lambda name: names)
+    records = SimpleNamespace(strings=lambda name: names, take=lambda rows: {"meta": pa.nulls(len(rows))})
     latents = SimpleNamespace(strings=lambda name: names, fixed=lambda name: column)
     monkeypatch.setattr(spot_check, "sample", lambda *_, **__: np.arange(4))
     encoder = SimpleNamespace(encode=lambda texts: encoded)

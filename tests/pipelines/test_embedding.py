@@ -49,6 +49,7 @@ def catalog(records: ShardStore, root: Path, **parameters: Any) -> DataCatalog:
     return DataCatalog(
         {
             "records": MemoryDataset(records, copy_mode="assign"),
+            "vectors": StoreDataset(filepath=str(root / "vectors"), kind="vectors", optional=True),
             "latents_workspace": WorkspaceDataset(filepath=str(root / "latents")),
             "latents": StoreDataset(filepath=str(root / "latents"), kind="latents", optional=True),
             **{f"params:{name}": MemoryDataset(value) for name, value in given.items()},

@@ -29,6 +29,7 @@ def catalog_of(project: Path, data: Path, **ingestion: Any) -> DataCatalog:
     parameters = loader["parameters"]
     catalog["params:ingestion"] = {**parameters["ingestion"], "progress": False, "sources": [SMALL], **ingestion}
     catalog["params:tokenizer"] = parameters["tokenizer"]
+    catalog["params:encoder"] = parameters["encoder"]
     catalog["params:seed"] = parameters["seed"]
     return catalog
 
@@ -75,6 +76,6 @@ def test_base_parameters_are_valid_and_misspelt_ones_are_named(project: Path, tm
     with pytest.raises(
         ConfigurationError, match=r"'ingestion.max_bad_fractions' is not known. Did you mean 'max_bad_fraction'"
     ):
-        nodes.prepare_records({"sources": [SMALL], "max_bad_fractions": 0.1}, {"max_length": 8}, 0, tmp_path, tmp_path)
+        nodes.prepare_records({"sources": [SMALL], "max_bad_fractions": 0.1}, {"max_length": 8}, {}, 0, *[tmp_path] * 3)
     with pytest.raises(ConfigurationError, match=r"'tokenizer.max_length' is missing"):
-        nodes.prepare_records({"sources": [SMALL]}, {}, 0, tmp_path, tmp_path)
+        nodes.prepare_records({"sources": [SMALL]}, {}, {}, 0, *[tmp_path] * 3)

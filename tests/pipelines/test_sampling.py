@@ -66,6 +66,7 @@ def world(parts, write_dataset, tmp_path_factory):
 def sample(world, monkeypatch):
     """Run the whole pipeline with some parameters changed; returns its tables."""
     monkeypatch.setattr(Edge, "encoder", property(lambda self: world["encoder"]))
+    monkeypatch.setattr(Edge, "no_encoder", None)
 
     def run(name="run-1", **changes):
         parameters = {

@@ -42,7 +42,7 @@ class Model:
     """A model that can do everything and records nothing."""
 
     capabilities = SimpleNamespace(refusal=lambda use: None, refuse_task=lambda *_, **__: None)
-    tokenizer, device, max_length, parts = None, "cpu", 12, None
+    tokenizer, device, max_length, parts, no_encoder = None, "cpu", 12, None, None
 
 
 def splits_of(found: Any) -> set[str]:

@@ -24,7 +24,7 @@ PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards."""
 MORE_STEPS_THAN_ANY = 10**9
 """`training.max_steps` under a budget of tokens, which then is the only limit."""
-_NO_RESULT = ("comparison", "reporting", "tracking", "results")
+_NO_RESULT = ("comparison", "export", "reporting", "tracking", "results")
 """Sections that do not change what a session finds out."""
 
 

@@ -9,10 +9,12 @@ so that no image is in two splits.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.corpus.config import IngestionConfig
@@ -24,9 +26,11 @@ from mm_ldlm.corpus.normalisation import comparison_digest, comparison_form, nor
 from mm_ldlm.corpus.quarantine import Quarantine
 from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, meta_value, text_digest, whole_text
 from mm_ldlm.corpus.sources import BadRow, Row
+from mm_ldlm.corpus.sources.base import HELD_OUT
 from mm_ldlm.corpus.splits import SPLITS, splits_of
 from mm_ldlm.corpus.text_splitting import split_text
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.corpus.vectors import vector_table
 from mm_ldlm.store import ShardStore
 
 _SPLIT_NUMBER: dict[str, int] = {name: number for number, name in enumerate(SPLITS)}
@@ -63,8 +67,11 @@ class Cleaner:
         *,
         tokenizer: TextTokenizer | None = None,
         limits: TokenizerConfig | None = None,
+        vector_dim: int | None = None,
     ) -> None:
         self.config, self.counts, self.tokenizer, self.limits = config, counts, tokenizer, limits
+        self._vector_dim = vector_dim
+        self._vectors: list[npt.NDArray[np.float32]] = []
         self._key = config.splits.key.encode()
         self._ids = DigestMap()
         self._forms = DigestMap()
@@ -85,8 +92,10 @@ class Cleaner:
                 self._refuse(source, row.file, row.line, row.reason, row.detail, row.excerpt)
             elif (text := self._checked_text(source, row, row.text)) is not None:
                 pair = None if row.pair is None else self._checked_text(source, row, row.pair)
-                if row.pair is None or pair is not None:
-                    candidates.append(Candidate(source, text, row, pair))
+                if row.pair is not None and pair is None:
+                    continue
+                if (whole := self._with_vector(source, row)) is not None:
+                    candidates.append(Candidate(source, text, whole, pair))
         if self.tokenizer is not None and self.limits is not None and candidates:
             candidates = self._check_num_tokens(candidates, self.tokenizer, self.limits)
         if candidates:
@@ -127,12 +136,40 @@ class Cleaner:
                 return None
         return text
 
+    def _with_vector(self, source: int, row: Row) -> Row | None:
+        """Return the row with its vector (d,) as finite float32, or None after refusing the row.
+
+        Without a declared dimension, vectors are neither needed nor kept.
+        """
+        if self._vector_dim is None:
+            return row if row.vector is None else row._replace(vector=None)
+        if row.vector is None:
+            detail = "the source contains no vector for this text, and encoder.kind is precomputed"
+            self._refuse(source, row.file, row.line, "no_vector", detail, row.text)
+            return None
+        if len(row.vector) != self._vector_dim:
+            detail = f"a vector of dimension {len(row.vector)}, encoder.dim is {self._vector_dim}"
+            self._refuse(source, row.file, row.line, "wrong_dimension", detail, row.text)
+            return None
+        with np.errstate(over="ignore"):
+            vector = row.vector.astype(np.float32, copy=False)
+        if not np.isfinite(vector).all():
+            what = "NaN or infinity" if not np.isfinite(row.vector).all() else "a number beyond float32"
+            self._refuse(source, row.file, row.line, "not_finite", f"the vector contains {what}", row.text)
+            return None
+        return row._replace(vector=vector)
+
     def _check_num_tokens(
         self, candidates: list[Candidate], tokenizer: TextTokenizer, limits: TokenizerConfig
     ) -> list[Candidate]:
         candidates = self._check_second_texts(candidates, tokenizer, limits)
-        _, offsets = tokenizer.encode_base([candidate.text for candidate in candidates])
+        values, offsets = tokenizer.encode_base([candidate.text for candidate in candidates])
         lengths = np.diff(offsets)
+        if any(candidate.row.tokens is not None for candidate in candidates):
+            rows = [values[start:stop] for start, stop in itertools.pairwise(offsets.tolist())]
+            same = [self._has_tokens(*pair) for pair in zip(candidates, rows, strict=True)]
+            candidates = list(itertools.compress(candidates, same))
+            lengths = lengths[same]
         if lengths.min(initial=limits.min_length) >= limits.min_length and (
             lengths.max(initial=0) <= limits.max_length
         ):
@@ -147,13 +184,36 @@ class Cleaner:
             elif limits.too_long == "truncate":
                 self.counts.truncated += 1
                 kept.append(candidate)
-            elif limits.too_long == "drop" or candidate.pair is not None:
+            elif limits.too_long == "drop" or candidate.pair is not None or candidate.row.vector is not None:
                 self._refuse_row(
                     candidate, "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}"
                 )
             else:
                 kept += self._split(candidate, tokenizer, limits)
         return kept
+
+    def _has_tokens(self, candidate: Candidate, ids: npt.NDArray[np.int64]) -> bool:
+        """Return whether the stored tokens of a row are those of the tokenizer, or their beginning; refuse other rows.
+
+        A text that was decoded from its tokens must have all of them.
+        """
+        stored = candidate.row.tokens
+        if stored is None:
+            return True
+        count = len(stored.ids)
+        if 0 < count <= len(ids) and not (stored.decoded and count < len(ids)) and (ids[:count] == stored.ids).all():
+            return True
+        shared = min(count, len(ids))
+        differ = np.flatnonzero(stored.ids[:shared] != ids[:shared])
+        place = int(differ[0]) if len(differ) else shared
+        theirs, ours = (str(row[place]) if place < len(row) else "none" for row in (stored.ids, ids))
+        detail = (
+            f"token {place} is {theirs} in the source and {ours} by the configured tokenizer"
+            f"{', of the text decoded from the tokens' if stored.decoded else ''}: tokenizer.name must be that of the "
+            "stored tokens"
+        )
+        self._refuse_row(candidate, "other_tokens", detail)
+        return False
 
     def _check_second_texts(
         self, candidates: list[Candidate], tokenizer: TextTokenizer, limits: TokenizerConfig
@@ -210,7 +270,7 @@ class Cleaner:
         taken: list[int] = []
         taken_splits: list[int] = []
         for i, candidate in enumerate(candidates):
-            split = by_hash[i] if candidate.row.split is None else _SPLIT_NUMBER[candidate.row.split]
+            split = self._split_number(candidate.row.split, by_hash[i], form_words[i, 1])
             if known_ids[i] >= 0 or digests[i] in new_ids:
                 self._duplicate(candidate, "exact")
                 continue
@@ -234,6 +294,20 @@ class Cleaner:
         fresh = {forms[i]: (i, split) for i, split in zip(taken, taken_splits, strict=True) if known_forms[i] < 0}
         rows = [i for i, _ in fresh.values()]
         self._forms.add(form_words[rows], np.array([split for _, split in fresh.values()], np.uint8))
+
+    def _split_number(self, split: str | None, by_hash: int, word: np.uint64) -> int:
+        """Return the number of a row's split: its own, or that of the hash.
+
+        Rows that are held out are divided by another word of the digest, because a hash split with this key may be what
+        has held them out.
+        """
+        if split is None:
+            return by_hash
+        if split != HELD_OUT:
+            return _SPLIT_NUMBER[split]
+        fractions = self.config.splits
+        part = fractions.test / ((fractions.test + fractions.validation) or 1.0)
+        return _SPLIT_NUMBER["test" if float(word) / 2.0**64 < part else "validation"]
 
     def restore(self, records: ShardStore) -> None:
         """Restore the state of an interrupted run from the records that it committed."""
@@ -268,11 +342,16 @@ class Cleaner:
         """Number of quarantined rows that are not yet in a shard."""
         return len(self._quarantine)
 
-    def take_tables(self) -> tuple[pa.Table, pa.Table]:
-        """Return tables of the rows accepted and of the rows quarantined since the last call."""
+    def take_tables(self) -> tuple[pa.Table, pa.Table, pa.Table | None]:
+        """Return tables of the rows accepted, of the rows quarantined since the last call, and of the vectors of the
+        accepted rows (None without vectors)."""
         accepted = pa.table(self._accepted, schema=RECORD_SCHEMA)
+        vectors = None
+        if self._vector_dim is not None:
+            vectors = vector_table(self._accepted["id"], self._vectors, dim=self._vector_dim)
+            self._vectors = []
         self._accepted = {name: [] for name in RECORD_SCHEMA.names}
-        return accepted, self._quarantine.take_table()
+        return accepted, self._quarantine.take_table(), vectors
 
     def _accept(self, candidate: Candidate, identity: str, split: str) -> None:
         self.counts.accepted[candidate.source] += 1
@@ -283,6 +362,8 @@ class Cleaner:
         columns["source"].append(self._labels[candidate.source])
         columns["split"].append(split)
         columns["meta"].append(candidate.meta)
+        if candidate.row.vector is not None:
+            self._vectors.append(candidate.row.vector)
 
     def _duplicate(self, candidate: Candidate, kind: str) -> None:
         self.counts.duplicates[candidate.source] += 1

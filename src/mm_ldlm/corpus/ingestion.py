@@ -29,6 +29,7 @@ from mm_ldlm.corpus.replacing import write as write_sources
 from mm_ldlm.corpus.sources import BadRow, Row, Source
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.corpus.vectors import VectorStore
 from mm_ldlm.errors import SourceError
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic, write_shard
 from mm_ldlm.store.fingerprint import fingerprint
@@ -49,11 +50,15 @@ def ingest(
     quarantine: Path,
     tokenizer: TextTokenizer | None = None,
     tokens: TokenizerConfig | None = None,
+    vectors: VectorStore | None = None,
 ) -> tuple[Manifest, Manifest, dict[str, Any]]:
     """Fill the record store in `workspace` and the quarantine store. The caller writes the returned manifests.
 
     Given a tokenizer and its parameters, this function also applies the bounds in tokens, so that records, tokens and
     latents have the same rows in the same order.
+
+    Given a store for vectors, every text needs one, and this function also commits their store, whose rows are those of
+    the records.
 
     Returns:
         The manifest of the records, the manifest of the quarantine and the report (plain JSON).
@@ -65,27 +70,37 @@ def ingest(
     config = config.with_path_in_source()
     started = time.monotonic()
     sources = [
-        open_source(source, seed=seed, max_row_bytes=config.max_row_bytes, images=config.images)
+        open_source(source, seed=seed, max_row_bytes=config.max_row_bytes, images=config.images, tokenizer=tokenizer)
         for source in config.sources
     ]
     made_by = _fingerprints(config, sources, tokenizer, tokens)
+    if vectors is not None:
+        made_by["vectors"] = fingerprint(vectors.dim)
     refuse_other_sources(config, workspace, fingerprint=made_by["sources"])
-    progress = Progress.resume(workspace, quarantine, fingerprint=fingerprint(made_by), sources=len(sources))
+    progress = Progress.resume(
+        workspace, quarantine, vectors and vectors.workspace, fingerprint=fingerprint(made_by), sources=len(sources)
+    )
     _clear(workspace, progress.records, made_by=made_by)
     _clear(quarantine, progress.quarantine, made_by=made_by)
+    if vectors is not None:
+        _clear(vectors.workspace, progress.vectors, made_by={})
     write_sources(config, workspace)
     resumed_rows = progress.counts.rows_in
     if not progress.done:
-        cleaner = Cleaner(config, progress.counts, tokenizer=tokenizer, limits=tokens)
+        cleaner = Cleaner(
+            config, progress.counts, tokenizer=tokenizer, limits=tokens, vector_dim=vectors and vectors.dim
+        )
         if progress.records:
             cleaner.restore(
                 ShardStore(workspace, Manifest(kind="records", rows=_rows(progress), shards=tuple(progress.records)))
             )
-        _run(config, sources, cleaner, progress, workspace, quarantine)
+        _run(config, sources, cleaner, progress, workspace, quarantine, vectors)
     _check(config, progress)
     records, refused = _manifest("records", progress, made_by), _manifest("quarantine", progress, made_by)
     if not refused.shards:
         atomic.write_bytes(quarantine / "schema.arrow", memoryview(QUARANTINE_SCHEMA.serialize()))
+    if vectors is not None:
+        vectors.commit(progress.vectors, records=records)
     seconds = time.monotonic() - started
     report = {
         **_counts(config, progress),
@@ -104,8 +119,10 @@ def _run(
     progress: Progress,
     workspace: Path,
     quarantine: Path,
+    vectors: VectorStore | None,
 ) -> None:
-    size = min(CHUNK_ROWS, config.shard_rows)
+    shard_rows = config.shard_rows if vectors is None else min(config.shard_rows, vectors.most_rows)
+    size = min(CHUNK_ROWS, shard_rows)
     stream = _stream(config, sources, progress)
     with tqdm(
         desc="ingestion", unit=" rows", unit_scale=True, initial=progress.counts.rows_in, mininterval=1.0,
@@ -117,11 +134,11 @@ def _run(
             counts = progress.counts
             if counts.damaged > config.max_bad_fraction * max(counts.rows_in, EARLY_STOP_ROWS):
                 _check_damage(config, progress)
-            if max(cleaner.num_accepted_waiting, cleaner.num_quarantined_waiting) >= config.shard_rows:
-                _commit(cleaner, progress, workspace, quarantine)
+            if max(cleaner.num_accepted_waiting, cleaner.num_quarantined_waiting) >= shard_rows:
+                _commit(cleaner, progress, workspace, quarantine, vectors)
         _check(config, progress)
         progress.done = True
-        _commit(cleaner, progress, workspace, quarantine)
+        _commit(cleaner, progress, workspace, quarantine, vectors)
 
 
 def _stream(config: IngestionConfig, sources: list[Source], progress: Progress) -> Iterator[tuple[int, Row | BadRow]]:
@@ -150,9 +167,14 @@ def _stream(config: IngestionConfig, sources: list[Source], progress: Progress) 
         yield number, drawn
 
 
-def _commit(cleaner: Cleaner, progress: Progress, workspace: Path, quarantine: Path) -> None:
-    accepted, refused = cleaner.take_tables()
-    for folder, table, shards in ((workspace, accepted, progress.records), (quarantine, refused, progress.quarantine)):
+def _commit(
+    cleaner: Cleaner, progress: Progress, workspace: Path, quarantine: Path, vectors: VectorStore | None
+) -> None:
+    accepted, refused, given = cleaner.take_tables()
+    stores = [(workspace, accepted, progress.records), (quarantine, refused, progress.quarantine)]
+    if vectors is not None:
+        stores.append((vectors.workspace, given, progress.vectors))
+    for folder, table, shards in stores:
         if table.num_rows:
             folder.mkdir(parents=True, exist_ok=True)
             shards.append(write_shard(folder, shard_name(len(shards)), table))
@@ -218,7 +240,10 @@ def _reasons(progress: Progress) -> str:
     return "; ".join(named) + "."
 
 
-_LATER_KEYS = {"label_column": None, "labels": None, "pair_column": None, "image_column": "image"}
+_LATER_KEYS = {
+    "label_column": None, "labels": None, "pair_column": None, "image_column": "image", "vector_column": None,
+    "tokens": False, "latents": False,
+}  # fmt: skip
 """Keys of a source that were added after stores existed, with their defaults, which leave the fingerprint as it was."""
 
 
@@ -230,6 +255,7 @@ def _fingerprints(
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")
+        source.pop("vectors")  # a path like the other; the digests of the files are in the descriptions of the sources
         for name, default in _LATER_KEYS.items():
             if source[name] == default:
                 source.pop(name)

@@ -7,7 +7,8 @@
     validation_data.json           the same for texts/validation/…; test_data.json for texts/test/…
 
 Rows are numbered from 0 within their split, in the order of the records. Paths in the lists are relative to the folder.
-Without the lists, texts/<split>/*.txt are read in the order of their names. The folder may also be a .zip file.
+Without the lists, texts/<split>/*.txt are read in the order of their names, or tokens/<split>/*.npz without texts.
+Parts that a list does not name have the name of the row's other files. The folder may also be a .zip file.
 
 A name that leads out of the folder is refused, also through a symbolic link, and a text that no list names is reported.
 """
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Literal
@@ -33,13 +35,16 @@ from mm_ldlm.corpus.record import PAIR, RECORD_SCHEMA, is_storable, meta_text, m
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS
 from mm_ldlm.corpus.sources.files import explain_decoding
 from mm_ldlm.corpus.splits import SPLITS
+from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
 from mm_ldlm.errors import SourceError, StoreError, UnsafePathError
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.store.npy import read_npy
 from mm_ldlm.store.paths import FOLDER, MISSING, check_name, inside, problem
 
 _BATCH = 4096
+_SUFFIXES = {"texts": ".txt", "tokens": ".npz", "latents": ".npy"}
 _LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
 
 
@@ -65,6 +70,18 @@ def paths_of(split: str, number: int) -> dict[str, str]:
     """Return text_path, token_path and latent_path of row `number` of a split."""
     stem = f"{split}/{number:08d}"
     return {"text_path": f"texts/{stem}.txt", "token_path": f"tokens/{stem}.npz", "latent_path": f"latents/{stem}.npy"}
+
+
+def paired(entry: Entry, part: Literal["tokens", "latents"]) -> str | None:
+    """Return the path of a part of a row: that of the list, or else that with the name of the row's other files."""
+    named = entry.token_path if part == "tokens" else entry.latent_path
+    if named is not None:
+        return named
+    for other in (entry.text_path, entry.token_path, entry.latent_path):
+        folder, _, name = (other or "").partition("/")
+        if folder in _SUFFIXES and name:
+            return f"{part}/{PurePosixPath(name).with_suffix(_SUFFIXES[part])}"
+    return None
 
 
 class Folder:
@@ -155,6 +172,9 @@ class Folder:
         lists = self._lists()
         texts = self.names("texts/")
         read: set[str] = set()
+        if not lists and not texts:
+            yield from self._of_tokens()
+            return
         for split, items in lists:
             for item in items:
                 entry = _entry(item, split)
@@ -175,6 +195,27 @@ class Folder:
         for name in texts:
             if name not in read:
                 yield Entry("train", name, fault=("unlisted_file", f"{why}: it is not read"))
+
+    def splits(self) -> list[str]:
+        """List the splits that have rows, by the lists, or by the folders of texts or tokens."""
+        if lists := self._lists():
+            return [split for split, items in lists if items]
+        found = {PurePosixPath(name).parts[1] for part in ("texts/", "tokens/") for name in self.names(part)}
+        return sorted({SPLIT_WORDS[folder] for folder in found if folder in SPLIT_WORDS})
+
+    def _of_tokens(self) -> Iterator[Entry]:
+        """Yield the rows of a folder that has neither lists nor texts, by the names of the tokens."""
+        read = 0
+        for name in self.names("tokens/"):
+            folder = PurePosixPath(name).parts[1]
+            if folder in SPLIT_WORDS and name.endswith(_SUFFIXES["tokens"]):
+                read += 1
+                yield Entry(SPLIT_WORDS[folder], None, name)
+        if not read:
+            raise SourceError(
+                f"{self.path}: expected {', '.join(_LISTS.values())}, texts/<split>/*.txt or tokens/<split>/*.npz, "
+                "found neither. Check that the path points to a folder layout."
+            )
 
     def _lists(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """Read the lists that exist, as (split, items)."""
@@ -210,11 +251,18 @@ def _entry(item: dict[str, Any], split: str) -> Entry:
 
 
 def export_layout(
-    path: str | Path, records: ShardStore, *, tokens: ShardStore | None = None, with_latents: bool = False
+    path: str | Path,
+    records: ShardStore,
+    *,
+    tokens: ShardStore | None = None,
+    with_latents: bool = False,
+    tokenizer: TextTokenizer | None = None,
 ) -> dict[str, int]:
     """Write records, and tokens if given, in the older layout to a folder or .zip; return the rows per split.
 
-    `with_latents` adds the paths of the latents to the lists; `mm_ldlm.latents.layout` writes the files.
+    Given a tokenizer, the tokens are those of its whole vocabulary, at most `max_length`, instead of those of a store,
+    which may have a reduced vocabulary. `with_latents` adds the paths of the latents to the lists;
+    `mm_ldlm.latents.layout` writes the files.
 
     Raises:
         StoreError: Tokens and records have different numbers of rows.
@@ -225,23 +273,41 @@ def export_layout(
             "same ingestion."
         )
     lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    with_tokens = tokens is not None or tokenizer is not None
     with Folder(path, "w") as folder:
         for start in range(0, len(records), _BATCH):
             rows = range(start, min(start + _BATCH, len(records)))
-            values, offsets = tokens.lists("input_ids").take(rows) if tokens is not None else (np.empty(0), np.empty(0))
-            for i, record in enumerate(records.take(rows).to_pylist()):
+            found = records.take(rows).to_pylist()
+            ids = _ids([record["text"] for record in found], rows, tokens, tokenizer)
+            for record, ids_L in zip(found, ids, strict=True):
                 listed = lists[record["split"]]
                 paths = paths_of(record["split"], len(listed))
                 folder.write(paths["text_path"], record["text"].encode("utf-8"))
-                if tokens is not None:
-                    folder.write(paths["token_path"], _npz(values[offsets[i] : offsets[i + 1]].astype(np.int32)))
-                kept = {"text_path"} | ({"token_path"} if tokens is not None else set())
+                if ids_L is not None:
+                    folder.write(paths["token_path"], _npz(ids_L))
+                kept = {"text_path"} | ({"token_path"} if with_tokens else set())
                 kept |= {"latent_path"} if with_latents else set()
                 item = {"id": record["id"], **{name: paths[name] for name in paths if name in kept}}
                 listed.append({**item, "source": record["source"], "meta": record["meta"]})
         for split, listed in lists.items():
             folder.write(_LISTS[split], json.dumps(listed, ensure_ascii=False, indent=0).encode("utf-8"))
     return {split: len(listed) for split, listed in lists.items()}
+
+
+def _ids(
+    texts: list[str], rows: range, tokens: ShardStore | None, tokenizer: TextTokenizer | None
+) -> list[npt.NDArray[np.int32] | None]:
+    """Return the tokens of each text, int32; None without tokens."""
+    if tokenizer is not None:
+        values, offsets = tokenizer.encode_base(texts)
+        longest = tokenizer.max_length
+    elif tokens is not None:
+        values, offsets = tokens.lists("input_ids").take(rows)
+        longest = int(np.diff(offsets).max(initial=0))
+    else:
+        return [None] * len(texts)
+    pairs = itertools.pairwise(offsets.tolist())
+    return [values[start : min(stop, start + longest)].astype(np.int32) for start, stop in pairs]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -292,21 +358,39 @@ def read_tokens(folder: Folder, entry: Entry) -> npt.NDArray[np.int32]:
             "Restore the file, or correct the list."
         )
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            ids = np.asarray(arrays["input_ids"]).reshape(-1)
+        return parse_tokens(data)
+    except ValueError as error:
+        raise SourceError(f"{folder.path}/{name}: {error}. Write the tokens again.") from None
+
+
+def parse_tokens(data: bytes, *, max_bytes: int = 1 << 30) -> npt.NDArray[np.int32]:
+    """Read `input_ids` (L,) from the bytes of a .npz file.
+
+    Raises:
+        ValueError: it is damaged, has no such array or one of more than `max_bytes`, or int32 cannot represent the ids.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if (size := archive.getinfo("input_ids.npy").file_size) > max_bytes:
+                raise ValueError(f"{size} bytes, at most {max_bytes} are read")
+            ids = read_npy(archive.read("input_ids.npy")).reshape(-1)
     except Exception as error:  # numpy and zipfile raise many types for damaged files
-        raise SourceError(f"{folder.path}/{name}: no array 'input_ids' can be read from it ({error}).") from None
+        raise ValueError(f"no array 'input_ids' can be read from it ({error})") from None
     limits = np.iinfo(np.int32)
     if ids.dtype.kind not in "iu" or (len(ids) and not limits.min <= ids.min() <= ids.max() <= limits.max):
-        raise SourceError(
-            f"{folder.path}/{name}: expected int32 in the array 'input_ids', found {ids.dtype} with values that int32 "
-            "cannot represent exactly. Write the tokens again."
+        raise ValueError(
+            f"expected int32 in the array 'input_ids', found {ids.dtype} with values that int32 cannot represent "
+            "exactly"
         )
     return ids.astype(np.int32)
 
 
-def describe_layout(path: str | Path) -> dict[str, Any]:
-    """Describe the texts by the digest of the archive, or of the lists and the sizes of all texts."""
+def describe_layout(path: str | Path, *, parts: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe the texts by the digest of the archive, or of the lists and the sizes of all texts.
+
+    Files of `parts` ("tokens", "latents") are described by size and time of modification, because they are small and
+    many, and other numbers have the same size.
+    """
     place = Path(path)
     if os.path.isfile(place):
         return {"fingerprint": file_sha256(place)}
@@ -314,7 +398,15 @@ def describe_layout(path: str | Path) -> dict[str, Any]:
         return {"fingerprint": ""}
     lists = {name: file_sha256(place / name) for name in _LISTS.values() if os.path.isfile(place / name)}
     texts = [(item.relative_to(place).as_posix(), item.lstat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]
-    return {"fingerprint": fingerprint([lists, texts])}
+    if not parts:
+        return {"fingerprint": fingerprint([lists, texts])}
+    others = [
+        (item.relative_to(place).as_posix(), about.st_size, about.st_mtime_ns)
+        for part in parts
+        for item in sorted(place.glob(f"{part}/*/*"))
+        for about in [item.lstat()]
+    ]
+    return {"fingerprint": fingerprint([lists, texts, others])}
 
 
 def _import_batch(

@@ -10,6 +10,7 @@ from mm_ldlm.store import Shard, atomic
 from mm_ldlm.store.fingerprint import file_sha256
 
 NAME = "progress.json"
+_STORES = ("records", "quarantine", "vectors")
 
 
 @dataclasses.dataclass
@@ -22,6 +23,7 @@ class Progress:
     counts: Counts
     records: list[Shard]
     quarantine: list[Shard]
+    vectors: list[Shard] = dataclasses.field(default_factory=list)
     done: bool = False
 
     @classmethod
@@ -29,14 +31,14 @@ class Progress:
         return cls(fingerprint, [0] * sources, [False] * sources, Counts.empty(sources), [], [])
 
     def write(self, workspace: Path) -> None:
-        shards = {
-            name: [dataclasses.asdict(shard) for shard in getattr(self, name)] for name in ("records", "quarantine")
-        }
+        shards = {name: [dataclasses.asdict(shard) for shard in getattr(self, name)] for name in _STORES}
         plain = {**vars(self), **shards, "counts": self.counts.to_dict()}
         atomic.write_json(workspace / NAME, plain)
 
     @classmethod
-    def resume(cls, workspace: Path, quarantine: Path, *, fingerprint: str, sources: int) -> Progress:
+    def resume(
+        cls, workspace: Path, quarantine: Path, vectors: Path | None = None, *, fingerprint: str, sources: int
+    ) -> Progress:
         """Read the progress of an earlier run with this fingerprint if its shards are intact; otherwise start again."""
         fresh = cls.start(fingerprint, sources)
         try:
@@ -44,15 +46,18 @@ class Progress:
             if plain["fingerprint"] != fingerprint:
                 return fresh
             plain["counts"] = Counts.from_dict(plain["counts"])
-            for name in ("records", "quarantine"):
-                plain[name] = [Shard(**shard) for shard in plain[name]]
+            for name in _STORES:
+                plain[name] = [Shard(**shard) for shard in plain.get(name, [])]
             progress = cls(**plain)
         except (OSError, ValueError, KeyError, TypeError):
             return fresh
-        shards = [(workspace, shard) for shard in progress.records] + [
-            (quarantine, shard) for shard in progress.quarantine
-        ]
-        return progress if all(_is_intact(folder / shard.name, shard) for folder, shard in shards) else fresh
+        stores = [(workspace, progress.records), (quarantine, progress.quarantine), (vectors, progress.vectors)]
+        intact = all(
+            folder is not None and _is_intact(folder / shard.name, shard)
+            for folder, shards in stores
+            for shard in shards
+        )
+        return progress if intact else fresh
 
 
 def _is_intact(path: Path, shard: Shard) -> bool:

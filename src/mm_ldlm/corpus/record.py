@@ -26,6 +26,8 @@ RECORD_SCHEMA = pa.schema(
 is the name of the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
 LABEL, PAIR = "label", "pair"
 """Keys of `meta` for the label of a record, and for the second text of a pair."""
+DECODED = "decoded_from_tokens"
+"""Key of `meta` of a record whose text was decoded from stored tokens: its vector is not that of the text."""
 META_DEPTH = 64
 """Most levels of lists and mappings in `meta`: Python reads JSON by recursion, whose depth depends on the caller."""
 
@@ -80,6 +82,11 @@ def meta_text(fields: Any) -> str:
     if text.count("[") + text.count("{") > META_DEPTH and _depth(fields) > META_DEPTH:
         raise ValueError(f"nested deeper than {META_DEPTH} levels")
     return text
+
+
+def is_decoded(meta: str | None) -> bool:
+    """Return whether the text of a record was decoded from stored tokens, by its `meta`."""
+    return meta_value(meta, DECODED) is True
 
 
 def _depth(value: Any) -> int:

@@ -161,6 +161,17 @@ class TextTokenizer:
         """Return where each token of a text stands in it: the first character, and the one after the last."""
         return list(self.base.encode(text, add_special_tokens=False).offsets)
 
+    def without_special_ends(self, base_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return base ids without the special tokens at their ends ([CLS], [SEP], padding); unknown tokens stay."""
+        inner = np.flatnonzero(~np.isin(base_ids, self._frame_ids))
+        return base_ids[inner[0] : inner[-1] + 1] if len(inner) else base_ids[:0]
+
+    @functools.cached_property
+    def _frame_ids(self) -> list[int]:
+        """Base ids of special tokens that other programs put before and after a text."""
+        added = {index: token for index, token in self.base.get_added_tokens_decoder().items() if token.special}
+        return [index for index, token in added.items() if token.content not in (*UNKNOWNS, *MASKS)]
+
     def from_base(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Map base ids to ids of the kept vocabulary; others become `unk_id`."""
         return self._to_ours[values]

@@ -2,11 +2,20 @@
 
 Encoders of the kind `local` run here: this room contains their specifications (pooling, prompt, padding side,
 dimension, pinned revision), the search for weights with its checks, and two backends: a bare transformer, and
-sentence-transformers for folders with further modules. Encoders of the kind `http` run in a service. Nothing here
-depends on pipelines, and nothing here trains. Torch and transformers are imported only when an encoder is loaded.
+sentence-transformers for folders with further modules. Encoders of the kind `http` run in a service, and those of the
+kind `precomputed` are declared, because their vectors come with the texts. Nothing here depends on pipelines, and
+nothing here trains. Torch and transformers are imported only when an encoder is loaded.
 """
 
-from mm_ldlm.encoders.base import Encoder, EncoderConfig, LocatedEncoder, load_encoder, locate_encoder
+from mm_ldlm.encoders.base import (
+    Encoder,
+    EncoderConfig,
+    LocatedEncoder,
+    given_dim,
+    load_encoder,
+    locate_encoder,
+    no_encoder,
+)
 from mm_ldlm.encoders.local import LocalEncoderConfig
 from mm_ldlm.encoders.registry import ENCODERS, REGISTRY, parse_encoder
 from mm_ldlm.encoders.spec import EncoderSpec
@@ -21,7 +30,9 @@ __all__ = [
     "LocalEncoderConfig",
     "LocatedEncoder",
     "TokenEncoder",
+    "given_dim",
     "load_encoder",
     "locate_encoder",
+    "no_encoder",
     "parse_encoder",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,39 @@ class EncoderConfig(Protocol):
     def load(self, located: Any, *, device: str | None) -> Encoder:
         """Load the encoder that `locate` of this configuration returned."""
         ...
+
+
+@runtime_checkable
+class GivenVectors(Protocol):
+    """An encoder configuration whose vectors the sources contain; nothing is embedded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def given_dim(self) -> int:
+        """Dimension of the vectors in the sources."""
+        ...
+
+    @property
+    def for_new_texts(self) -> EncoderConfig | None:
+        """An encoder that can embed texts without a vector, or None."""
+        ...
+
+
+def given_dim(config: EncoderConfig) -> int | None:
+    """Return the dimension of the vectors that the sources contain; None for an encoder that computes them."""
+    return config.given_dim if isinstance(config, GivenVectors) else None
+
+
+def no_encoder(config: EncoderConfig) -> str | None:
+    """Explain why texts without a vector cannot be embedded; None if they can."""
+    if not isinstance(config, GivenVectors) or config.for_new_texts is not None:
+        return None
+    return (
+        f"the vectors of the encoder '{config.name}' come from the sources, and no encoder is named that can embed "
+        "other texts. Set encoder.for_new_texts (for example {kind: local, name: minilm}) if there is one."
+    )
 
 
 def locate_encoder(config: EncoderConfig, *, expected: str | None = None) -> LocatedEncoder:

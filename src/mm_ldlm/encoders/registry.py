@@ -15,6 +15,7 @@ ENCODERS = Kinds(
     known={
         "local": "mm_ldlm.encoders.local:LocalEncoderConfig",
         "http": "mm_ldlm.encoders.http_encoder:HttpEncoderConfig",
+        "precomputed": "mm_ldlm.encoders.precomputed:PrecomputedEncoderConfig",
     },
     group="mm_ldlm.encoders",
     interface=EncoderConfig,

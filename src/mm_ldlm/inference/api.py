@@ -47,6 +47,7 @@ class MMLDLM:
         encoder: the encoder that made the latents, or None.
         batch_tokens: number of tokens of one batch including pads; None chooses it by the size of the vocabulary.
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
+        no_encoder: the reason why there is neither, for messages.
         image_normaliser: the normaliser of the images; None for a run without images.
     """
 
@@ -60,6 +61,7 @@ class MMLDLM:
         *,
         batch_tokens: int | None = None,
         load_encoder: Callable[[], Encoder] | None = None,
+        no_encoder: str | None = None,
         image_normaliser: Any | None = None,
     ) -> None:
         self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
@@ -73,7 +75,7 @@ class MMLDLM:
         memory.refuse_batch(batch_tokens, vocab_size=tokenizer.vocab_size)
         self._engine = Engine(
             model, capabilities, tokenizer, normaliser,
-            encoder=encoder, load_encoder=load_encoder, batch_tokens=batch_tokens,
+            encoder=encoder, load_encoder=load_encoder, no_encoder=no_encoder, batch_tokens=batch_tokens,
         )  # fmt: skip
 
     @classmethod
@@ -102,7 +104,8 @@ class MMLDLM:
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
         made = cls(
             parts.model, parts.capabilities, parts.tokenizer, parts.normaliser, encoder,
-            batch_tokens=batch_tokens, load_encoder=parts.load_encoder, image_normaliser=parts.image_normaliser,
+            batch_tokens=batch_tokens, load_encoder=parts.load_encoder, no_encoder=parts.no_encoder,
+            image_normaliser=parts.image_normaliser,
         )  # fmt: skip
         made.parts = parts
         return made
@@ -112,7 +115,7 @@ class MMLDLM:
         engine = self._engine
         made = MMLDLM(
             copy.deepcopy(self.model, memo), self.capabilities, self.tokenizer, self.normaliser, engine.edge.loaded,
-            batch_tokens=self.batch_tokens, load_encoder=engine.edge.load_encoder,
+            batch_tokens=self.batch_tokens, load_encoder=engine.edge.load_encoder, no_encoder=engine.edge.no_encoder,
             image_normaliser=self.image_normaliser,
         )  # fmt: skip
         made.parts = self.parts
@@ -174,6 +177,12 @@ class MMLDLM:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
         return self._engine.edge.encoder
+
+    @property
+    def no_encoder(self) -> str | None:
+        """Why the encoder cannot embed texts here, which search, re-embedding and texts as targets need; None if it
+        can."""
+        return self._engine.edge.no_encoder
 
     @property
     def images(self) -> ImageWriter:

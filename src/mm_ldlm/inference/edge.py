@@ -65,6 +65,7 @@ class Edge:
         shape: maximum text length and dimension of a latent.
         normaliser: None for a run without latents.
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
+        no_encoder: the reason why there is neither, if it is known.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Edge:
         *,
         encoder: Encoder | None,
         load_encoder: Callable[[], Encoder] | None,
+        no_encoder: str | None = None,
     ) -> None:
         self.shape, self.device, self.tokenizer, self.normaliser = shape, device, tokenizer, normaliser
-        self.loaded, self.load_encoder = encoder, load_encoder
+        self.loaded, self.load_encoder, self._no_encoder = encoder, load_encoder, no_encoder
 
     @property
     def dim(self) -> int:
@@ -103,7 +105,7 @@ class Edge:
             self.loaded = self.load_encoder()
         if self.loaded is None:
             raise SamplingError(
-                "expected the encoder that made the latents, but this model was built without one. Pass "
+                f"expected the encoder that made the latents, but {self.no_encoder} In Python, pass "
                 "encoder=load_encoder(...), or give latents instead of texts."
             )
         if self.loaded.dim != dim:
@@ -112,6 +114,13 @@ class Edge:
                 "that made the latents."
             )
         return self.loaded
+
+    @property
+    def no_encoder(self) -> str | None:
+        """Why texts cannot be embedded by the encoder; None if they can."""
+        if self.loaded is not None or self.load_encoder is not None:
+            return None
+        return self._no_encoder or "this model was built without one."
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 

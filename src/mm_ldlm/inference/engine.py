@@ -38,6 +38,7 @@ class Engine:
         *,
         encoder: Encoder | None,
         load_encoder: Callable[[], Encoder] | None,
+        no_encoder: str | None = None,
         batch_tokens: int,
     ) -> None:
         self.model, self.capabilities, self.tokenizer = model, capabilities, tokenizer
@@ -45,7 +46,8 @@ class Engine:
         self.writer = Writer(model, batch_tokens=batch_tokens)
         self.latents = LatentWriter(model, batch_tokens=batch_tokens)
         self.edge = Edge(
-            model.shape, model.device, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder
+            model.shape, model.device, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder,
+            no_encoder=no_encoder,
         )  # fmt: skip
 
     def text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:

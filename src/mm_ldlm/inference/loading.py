@@ -20,9 +20,9 @@ from mm_ldlm.checkpoints.weights import load_parameters
 from mm_ldlm.config import parse_kind
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
-from mm_ldlm.encoders.base import load_encoder
+from mm_ldlm.encoders.base import load_encoder, no_encoder
 from mm_ldlm.encoders.registry import parse_encoder
-from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
+from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, SamplingError
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.messages import nearest, show
@@ -49,7 +49,9 @@ class Parts:
     image_normaliser: Normaliser | None
     """None for a run without images"""
     load_encoder: Callable[[], Any] | None
-    """Loads the encoder that the run was trained on; None if the run names no encoder"""
+    """Loads the encoder that the run was trained on; None if the run names no encoder that embeds texts"""
+    no_encoder: str | None
+    """Why there is none, for a run whose latents were given"""
     checkpoint: Path
     step: int
     fingerprints: dict[str, str]
@@ -113,6 +115,7 @@ def load_run(
         normaliser=_normaliser(found / "normaliser"),
         image_normaliser=_normaliser(found / "image_normaliser"),
         load_encoder=_encoder_loader(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen),
+        no_encoder=_no_encoder(config.get("encoder") or {}),
         checkpoint=found,
         step=folder.step_of(found),
         fingerprints=fingerprints,
@@ -220,8 +223,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     return {**config, "shape": shape}
 
 
+def _no_encoder(config: dict[str, Any]) -> str | None:
+    """Explain why a run whose latents were given cannot embed texts; None for other runs."""
+    try:
+        return no_encoder(parse_encoder(config)) if config else None
+    except ConfigurationError:  # of an encoder that this installation lacks; loading it raises the error
+        return None
+
+
 def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Callable[[], Any] | None:
-    if not config:
+    if not config or _no_encoder(config) is not None:
         return None
 
     def load() -> Any:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mm_ldlm.corpus.record import is_decoded
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, locate_encoder
 from mm_ldlm.errors import FingerprintError, StoreError
@@ -47,10 +48,12 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     """Fill `workspace` with the latents of `records` and commit it, keeping finished shards of the same plan.
 
     Raises:
+        StoreError: Texts were decoded from stored tokens, so that their embeddings would be those of other texts.
         FingerprintError: The workspace contains latents of other records, another encoder or other parameters.
         EncoderError: The encoder cannot be loaded, or returned numbers that are not finite.
         WorkerFailed: A process failed; all finished shards are kept.
     """
+    _refuse_decoded(records)
     workspace.mkdir(parents=True, exist_ok=True)
     located = locate_encoder(encoder, expected=_recorded_encoder(workspace))
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
@@ -79,6 +82,18 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
         seconds = time.monotonic() - started
         logger.info("embedded %d rows in %.0f s, %.0f a second (%d shards kept)", rows, seconds, rows / seconds, kept)
     return _commit(plan, located)
+
+
+def _refuse_decoded(records: ShardStore) -> None:
+    count = sum(
+        is_decoded(meta) for table in records.iter_tables(columns=["meta"]) for meta in table["meta"].to_pylist()
+    )
+    if count:
+        raise StoreError(
+            f"expected texts to embed, found {count} of {len(records)} that were decoded from stored tokens: spaces "
+            "and capitals of the original texts are unknown, and so are their embeddings. Use the stored latents (the "
+            "source's 'latents', and encoder.kind: precomputed), or an objective without latents."
+        )
 
 
 # -- finished shards ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ See `mm_ldlm.corpus.layout`. Both directions keep every bit: rows are written an
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.corpus.layout import Folder, paths_of
+from mm_ldlm.config import config
+from mm_ldlm.corpus.layout import Folder, export_layout, paths_of
+from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.encoders import EncoderConfig, locate_encoder
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents import store as latent_store
@@ -50,6 +54,61 @@ def export_latents(path: str | Path, records: ShardStore, latents: LatentStore) 
                 folder.write(paths_of(split, numbers[split])["latent_path"], _npy(vector))
                 numbers[split] += 1
     return dict(numbers)
+
+
+@config
+class ExportConfig:
+    """Parameters of the pipeline `export`.
+
+    Attributes:
+        path: the folder, or the .zip file, to write the layout to; it must not exist.
+    """
+
+    path: str | None = None
+
+
+def write_layout(
+    path: str | Path, records: ShardStore, *, tokenizer: TextTokenizer, latents: LatentStore | None
+) -> dict[str, int]:
+    """Write texts, tokens of the whole vocabulary, and latents if there are any, in the older layout; return the rows
+    per split.
+
+    The layout appears under its name when it is complete.
+
+    Raises:
+        StoreError: the path exists and is not an empty folder, or the latents belong to other records.
+    """
+    path = Path(path)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise StoreError(
+            f"{path}: expected a new or empty folder, or a new .zip file, for the export, found one with contents. "
+            "Nothing was changed. Remove it, or choose another place: `--params export.path=PLACE`."
+        )
+    if latents is not None and latents.manifest.fingerprints.get("records") != records.manifest.fingerprint:
+        raise StoreError(
+            f"{latents.directory}: the latents belong to other records than {records.directory}. Run `kedro run "
+            "--pipeline=embedding` first."
+        )
+    partial = path.with_name(f".{path.name}.partial{'.zip' if path.suffix == '.zip' else ''}")
+    _remove(partial)
+    try:
+        counts = export_layout(partial, records, tokenizer=tokenizer, with_latents=latents is not None)
+        if latents is not None:
+            export_latents(partial, records, latents)
+    except BaseException:
+        _remove(partial)
+        raise
+    if path.is_dir():
+        path.rmdir()
+    os.replace(partial, path)
+    return counts
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderConfig, workspace: Path) -> Manifest:

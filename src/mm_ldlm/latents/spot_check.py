@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, load_encoder
+from mm_ldlm.corpus.record import is_decoded
+from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, load_encoder, no_encoder
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.latents.findings import MAX_EXAMPLES, Findings
 from mm_ldlm.store import ShardStore
+
+log = logging.getLogger(__name__)
 
 
 def check_spots(
     found: Findings, records: ShardStore, latents: ShardStore, *, encoder: EncoderConfig, located: LocatedEncoder,
     config: ValidationConfig, seed: int,
 ) -> None:  # fmt: skip
-    """Encode a sample again, with at least one row of every shard if the sample is large enough."""
+    """Encode a sample again, with at least one row of every shard if the sample is large enough.
+
+    Without an encoder that can embed texts, the report says that the check was left out.
+    """
+    if (reason := no_encoder(encoder)) is not None:
+        found.add("info", "spot re-encoding", f"No row was encoded again: {reason}")
+        log.info("the spot check is left out: %s", reason)
+        return
     rows = sample(latents, config.spot_rows, seed=seed)
     stored = latents.fixed("latent").take(rows).astype(np.float64)
     usable = np.isfinite(stored).all(1)
     rows, stored = rows[usable], stored[usable]
+    if not len(rows):
+        return
+    decoded = np.array([is_decoded(meta) for meta in records.take(rows)["meta"].to_pylist()], bool)
+    if decoded.any():
+        message = f"{decoded.sum()} of {len(rows)} rows were not encoded again: their texts were decoded from tokens."
+        found.add("info", "spot re-encoding", message, count=int(decoded.sum()))
+        log.info("spot check: %s", message)
+        rows, stored = rows[~decoded], stored[~decoded]
     if not len(rows):
         return
     texts = records.strings("text").take(rows)

@@ -6,7 +6,7 @@ import io
 import math
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,27 @@ def read_npy(source: str | Path | bytes) -> npt.NDArray[Any]:
     return np.asarray(found)
 
 
-def _check_size(file: BinaryIO) -> None:
+def map_npy(path: str | Path) -> npt.NDArray[Any]:
+    """Map one array of numbers into memory, read-only, so that only the rows that are used are read.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: as in `read_npy`.
+    """
+    with open(path, "rb") as file:
+        shape, fortran_order, dtype, start = _check_size(file)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    order: Literal["F", "C"] = "F" if fortran_order else "C"
+    return np.memmap(path, dtype, "r", start, shape, order)
+
+
+def _check_size(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return (shape, Fortran order, type, offset of the values) from the header, after comparing it with the size."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        shape, fortran_order, dtype = read(file)
     except Exception as error:  # numpy's parser of the header raises errors of tokenize, ast and struct, among others
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"its header cannot be read ({text[0]:.120})") from None
@@ -46,3 +62,4 @@ def _check_size(file: BinaryIO) -> None:
             f"its header states an array of shape {str(shape)[:60]}, type {dtype} and {expected} bytes, found "
             f"{end - start} bytes"
         )
+    return shape, fortran_order, dtype, start

@@ -96,7 +96,12 @@ def refuse_beyond_memory(model: Any, shape: DataShape, training: TrainingConfig,
 
 
 def refuse_large_batch(encoder: Any) -> None:
-    """Raise ConfigurationError if the hidden states of one batch of the encoder exceed the memory of the device."""
+    """Raise ConfigurationError if the hidden states of one batch of the encoder exceed the memory of the device.
+
+    An encoder that computes elsewhere needs no memory here.
+    """
+    if encoder.device is None:
+        return
     longest = encoder.max_length or _LONGEST_SENTENCE
     tokens = min(encoder.batch_tokens, encoder.batch_rows * longest)
     needed = tokens * (encoder.dim or 1) * _FLOAT * _STATES_PER_TOKEN

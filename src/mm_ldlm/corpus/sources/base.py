@@ -5,21 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 EXCERPT_CHARACTERS = 160
 
 DAMAGE = (
     "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
-    "broken_image", "unsafe_path", "unreadable_file", "filter_error",
+    "broken_image", "unsafe_path", "unreadable_file", "filter_error", "no_vector", "wrong_dimension", "not_finite",
+    "other_tokens",
 )  # fmt: skip
 """Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
+
+
+HELD_OUT = "held_out"
+"""Split of rows that the keyed hash divides between validation and test."""
+
+
+class StoredTokens(NamedTuple):
+    """Tokens that a source contains for a text: ids of the whole vocabulary (L,), without special tokens at the ends.
+
+    `decoded` is true if the text itself was decoded from them.
+    """
+
+    ids: npt.NDArray[np.int32]
+    decoded: bool
 
 
 class Row(NamedTuple):
     """One text of a source, not yet normalised.
 
-    `file` is the path or data set, `line` counts lines or rows from 1, `split` is set where the source has its own
-    splits, `meta` is a JSON object as text, and `pair` is the second text of a pair. `image` is the digest of the row's
-    image (`corpus.images.digest`); the reference to the image is in `meta`.
+    `file` is the path or data set, `line` counts lines or rows from 1, `split` (or `HELD_OUT`) is set where the source
+    has its own splits, `meta` is a JSON object as text, and `pair` is the second text of a pair. `image` is the digest
+    of the row's image (`corpus.images.digest`); the reference to the image is in `meta`. `vector` (d,) is the vector of
+    the text, as the source contains it; `tokens` are compared with those of the configured tokenizer.
     """
 
     text: str
@@ -29,6 +48,8 @@ class Row(NamedTuple):
     meta: str | None = None
     pair: str | None = None
     image: str | None = None
+    vector: npt.NDArray[Any] | None = None
+    tokens: StoredTokens | None = None
 
 
 class BadRow(NamedTuple):

@@ -15,6 +15,7 @@ from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.sources.fields import Undecodable, Unreadable, refuse_duplicates, rows_of
 from mm_ldlm.corpus.sources.files import damaged, describe_files, find_files
+from mm_ldlm.corpus.sources.vectors import column_vectors
 
 BATCH_ROWS = 1024
 
@@ -48,7 +49,11 @@ def batch_rows(
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a batch; its first row has number `start + 1` in the file."""
     there = set(batch.schema.names)
-    columns = {name: _values(batch.column(name)) for name in config.read_columns if name in there}
+    columns = {
+        name: (column_vectors(batch.column(name)) if name == config.vector_column else None)
+        or _values(batch.column(name))
+        for name in config.read_columns if name in there
+    }  # fmt: skip
     if not columns:  # no wanted column exists: the message lists those that do
         columns = {name: [None] * batch.num_rows for name in batch.schema.names}
     names = list(columns)

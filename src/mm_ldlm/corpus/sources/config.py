@@ -11,28 +11,30 @@ from mm_ldlm.corpus.splits import SPLITS, Split
 
 Kind = Literal[
     "starter", "starter_pairs", "text", "jsonl", "csv", "parquet", "arrow", "hub", "disk", "layout",
-    "digits", "image_folder", "webdataset",
+    "digits", "image_folder", "webdataset", "table",
 ]  # fmt: skip
 BY_HASH = "hash"
 
 _ALWAYS = {"kind", "name", "max_samples", "weight"}
 _LABELS = {"label_column", "labels", "pair_column"}
-_COLUMNS = {"columns", "meta_columns"} | _LABELS
+_CAPTIONED = {"path", "split", "split_column", "columns", "meta_columns"} | _LABELS
+_COLUMNS = {"columns", "meta_columns", "vector_column"} | _LABELS
 _TABLE = {"path", "split", "split_column"} | _COLUMNS
 _READS: dict[str, set[str]] = {
     "starter": {"num_train", "num_validation", "num_test"},
     "starter_pairs": {"num_train", "num_validation", "num_test"},
-    "text": {"path", "unit", "encoding", "split"},
+    "text": {"path", "unit", "encoding", "split", "vectors"},
     "jsonl": _TABLE | {"encoding"},
     "csv": _TABLE | {"encoding", "delimiter", "header"},
     "parquet": _TABLE,
     "arrow": _TABLE,
     "hub": {"dataset", "subset", "revision", "streaming", "splits"} | _COLUMNS,
     "disk": {"path", "splits"} | _COLUMNS,
-    "layout": {"path"},
+    "layout": {"path", "splits", "tokens", "latents"},
     "digits": set(),
-    "image_folder": _TABLE | {"encoding", "image_column"},
-    "webdataset": _TABLE,
+    "image_folder": _CAPTIONED | {"encoding", "image_column"},
+    "webdataset": _CAPTIONED,
+    "table": {"path", "vector_column", "columns", "meta_columns"},
 }
 
 
@@ -42,7 +44,7 @@ class SourceConfig:
 
     Attributes:
         kind: starter | starter_pairs | text | jsonl | csv | parquet | arrow | hub | disk | layout | digits |
-            image_folder | webdataset.
+            image_folder | webdataset | table.
         name: the name used in the records and in the report; the kind by default.
         path: a file, a folder (disk, layout), a glob, or a list of files and globs; relative to the working directory.
         dataset: hub only: the data set's name on the hub.
@@ -50,13 +52,18 @@ class SourceConfig:
         revision: hub only: commit or tag.
         streaming: hub only: read while downloading; false downloads into the Hugging Face cache first.
         splits: hub and disk: the splits to read, each mapped to train, validation, test, or hash (the project's hash
-            split).
+            split). layout: the split of the rows of train, validation and test, by default the same; held_out divides
+            rows between validation and test, if no other rows of the layout are for testing.
+        tokens: layout only: compare the stored tokens with those of the tokenizer, and decode texts that are missing.
+        latents: layout only: read the stored latents as vectors (`encoder.kind: precomputed`).
         columns: columns that contain a text; each becomes a separate row. Without a header: "0", "1", ...
         meta_columns: columns kept as JSON in `meta`.
         label_column: a column that contains the label of the text, kept in `meta` under "label". A row without a label
             is quarantined.
         labels: the labels that are accepted; a row with another one is quarantined. Without it every label is accepted.
         pair_column: a column that contains the second text of a pair, kept in `meta` under "pair".
+        vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers.
+        vectors: text only: the .npy file with a vector for each line, or "beside" for the file of the same name.
         split: the split of every row of this source, instead of the hash split.
         split_column: a column that contains train, validation or test.
         unit: text only: one document per "line" or per "file".
@@ -75,12 +82,16 @@ class SourceConfig:
     subset: str | None = None
     revision: str | None = None
     streaming: bool = True
-    splits: dict[str, Literal["train", "validation", "test", "hash"]] | None = None
+    splits: dict[str, Literal["train", "validation", "test", "hash", "held_out"]] | None = None
+    tokens: bool = False
+    latents: bool = False
     columns: tuple[str, ...] = ("text",)
     meta_columns: tuple[str, ...] = ()
     label_column: str | None = None
     labels: tuple[str, ...] | None = None
     pair_column: str | None = None
+    vector_column: str | None = None
+    vectors: str | None = None
     split: Split | None = None
     split_column: str | None = None
     unit: Literal["line", "file"] = "line"
@@ -111,6 +122,10 @@ class SourceConfig:
             raise InvalidValue(
                 "kind 'hub' needs 'dataset' and 'splits' (for example {train: hash})", "dataset", "splits"
             )
+        if self.kind == "layout" and (unknown := sorted(set(self.splits or ()) - set(SPLITS))):
+            raise InvalidValue(f"the layout has the splits {', '.join(SPLITS)}, found {', '.join(unknown)}", "splits")
+        if self.kind != "layout" and "held_out" in (self.splits or {}).values():
+            raise InvalidValue("'held_out' is a split of kind 'layout'", "splits")
         if not self.columns:
             raise InvalidValue("'columns' must name at least one column", "columns")
         if self.split and self.split_column:
@@ -121,6 +136,14 @@ class SourceConfig:
             raise InvalidValue(
                 f"'pair_column' needs exactly one of 'columns', found {list(self.columns)}", "pair_column", "columns"
             )
+        if self.vector_column is not None and (len(self.columns) != 1 or self.pair_column is not None):
+            raise InvalidValue(
+                f"'vector_column' needs exactly one of 'columns' and no 'pair_column', found {list(self.columns)}: a "
+                "vector belongs to one text",
+                "vector_column", "columns",
+            )  # fmt: skip
+        if self.vectors is not None and self.unit != "line":
+            raise InvalidValue("'vectors' needs 'unit' line: a row of the .npy file belongs to one line", "vectors")
         if "encoding" in reads:
             self._check_encoding()
         if len(self.delimiter) != 1:
@@ -151,8 +174,13 @@ class SourceConfig:
     @property
     def read_columns(self) -> tuple[str, ...]:
         """All columns that a tabular source reads, each once."""
-        single = (self.split_column, self.label_column, self.pair_column)
+        single = (self.split_column, self.label_column, self.pair_column, self.vector_column)
         return tuple(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the source contains a vector for each text."""
+        return self.vector_column is not None or self.vectors is not None or self.latents
 
     @property
     def label(self) -> str:

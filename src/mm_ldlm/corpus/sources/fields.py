@@ -8,6 +8,7 @@ from typing import Any
 from mm_ldlm.corpus.record import LABEL, is_storable, label_text, meta_text
 from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
+from mm_ldlm.corpus.sources.vectors import vector_of
 from mm_ldlm.errors import SourceError
 from mm_ldlm.messages import nearest
 
@@ -83,7 +84,8 @@ def rows_of(
     for column in config.columns:
         value = fields.get(column)
         if isinstance(value, str):
-            yield Row(value, file, line, split, meta, pair)
+            row = Row(value, file, line, split, meta, pair)
+            yield row if config.vector_column is None else _with_vector(row, fields, config.vector_column)
         elif isinstance(value, Undecodable):
             detail = f"column '{column}' has the type text, but its bytes are not valid UTF-8"
             yield BadRow(file, line, "encoding", detail, excerpt(value.raw))
@@ -96,6 +98,23 @@ def rows_of(
         else:
             kind = type(value).__name__ if value is not None else "null"
             yield BadRow(file, line, "wrong_type", f"column '{column}' contains {kind}, expected text", excerpt(value))
+
+
+def _with_vector(row: Row, fields: Mapping[str, Any], name: str) -> Row | BadRow:
+    """Return the row with the vector of column `name`, or a `BadRow` if the column contains none."""
+    value = fields.get(name)
+    if name not in fields:
+        found = ", ".join(list(fields)[:12])
+        return BadRow(row.file, row.line, "missing_column", f"no column '{name}'; found {found}", excerpt(row.text))
+    if value is None:
+        return BadRow(row.file, row.line, "no_vector", f"column '{name}' is empty", excerpt(row.text))
+    if isinstance(value, (Unreadable, Undecodable)):
+        why = value.detail if isinstance(value, Unreadable) else "its bytes are not valid UTF-8"
+        return BadRow(row.file, row.line, "wrong_type", f"column '{name}' cannot be read: {why}", excerpt(row.text))
+    try:
+        return row._replace(vector=vector_of(value))
+    except ValueError as error:
+        return BadRow(row.file, row.line, "wrong_type", f"column '{name}' contains {error}", excerpt(row.text))
 
 
 def label_of(fields: Mapping[str, Any], config: SourceConfig) -> tuple[str | None, tuple[str, str] | None]:

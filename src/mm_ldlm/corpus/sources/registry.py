@@ -13,12 +13,24 @@ from mm_ldlm.corpus.sources.image_folder import ImageFolderSource
 from mm_ldlm.corpus.sources.layout import LayoutSource
 from mm_ldlm.corpus.sources.starter import StarterSource
 from mm_ldlm.corpus.sources.starter_pairs import StarterPairsSource
+from mm_ldlm.corpus.sources.table import TableSource
 from mm_ldlm.corpus.sources.text import TextSource
 from mm_ldlm.corpus.sources.webdataset import WebDatasetSource
+from mm_ldlm.corpus.tokenizer import TextTokenizer
 
 
-def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int, images: ImageLimits | None = None) -> Source:
-    """Return the reader of a source, without reading anything yet; `images` None: the default limits."""
+def open_source(
+    config: SourceConfig,
+    *,
+    seed: int,
+    max_row_bytes: int,
+    images: ImageLimits | None = None,
+    tokenizer: TextTokenizer | None = None,
+) -> Source:
+    """Return the reader of a source, without reading anything yet; `images` None: the default limits.
+
+    `tokenizer` is that of the records, for sources that contain tokens.
+    """
     limits = images or ImageLimits()
     match config.kind:
         case "text":
@@ -36,10 +48,12 @@ def open_source(config: SourceConfig, *, seed: int, max_row_bytes: int, images: 
         case "hub" | "disk":
             return DatasetSource(config)
         case "layout":
-            return LayoutSource(config, max_row_bytes)
+            return LayoutSource(config, max_row_bytes, tokenizer)
         case "digits":
             return DigitsSource(config, seed)
         case "image_folder":
             return ImageFolderSource(config, limits, max_row_bytes)
         case "webdataset":
             return WebDatasetSource(config, limits, max_row_bytes)
+        case "table":
+            return TableSource(config, max_row_bytes)

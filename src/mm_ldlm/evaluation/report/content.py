@@ -206,6 +206,7 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
     found = []
     if not inputs.inversion.get("metrics"):
         found.append(("From latent to text", inputs.inversion.get("skipped") or nothing))
+    found += [("Part of the inversion", reason) for reason in inputs.inversion.get("left_out") or ()]
     if not inputs.latents.get("samplers"):
         found.append(("From text to latent", inputs.latents.get("skipped") or nothing))
     if not inputs.sts.get("sets"):
@@ -213,6 +214,8 @@ def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:
         found.append(("Semantic textual similarity", inputs.sts.get("skipped") or empty))
     elif inputs.sts.get("skipped"):
         found.append(("STS of the model", inputs.sts["skipped"]))
+    if inputs.sts.get("left_out"):
+        found.append(("STS of the encoder", inputs.sts["left_out"]))
     for name, entry in (inputs.sts.get("sets") or {}).items():
         if (unknown := entry.get("unknown") or 0.0) > MOST_UNKNOWN:
             words = f"{percent(unknown)} of its sentences contain words outside the run's vocabulary"
@@ -270,8 +273,9 @@ def examples(rows: pd.DataFrame, *, count: int, seed: int) -> dict[str, list[Exa
     chosen = {
         "any": rows.iloc[drawn],
         "worst": wrong.sort_values(by).head(count),
-        "near": wrong.sort_values(by[-1], ascending=False).head(count),
     }
+    if "cosine" in rows:
+        chosen["near"] = wrong.sort_values("cosine", ascending=False).head(count)
     return {
         kind: [_example(kind, {str(k): v for k, v in row.items()}) for row in part.to_dict(orient="records")]
         for kind, part in chosen.items()

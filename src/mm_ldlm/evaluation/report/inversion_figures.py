@@ -53,11 +53,15 @@ def calls(inversion: Mapping[str, Any]) -> go.Figure | None:
                 name=name,
                 marker={"size": 11, "color": colour, "symbol": symbol},
                 customdata=[
-                    [line["sentences_per_second"], line["token_accuracy"]["value"], line["cosine"]["value"]]
+                    [
+                        line["sentences_per_second"],
+                        line["token_accuracy"]["value"],
+                        f" · cosine {line['cosine']['value']:.3f}" if "cosine" in line else "",
+                    ]
                     for line in some
                 ],
                 hovertemplate="<b>%{text}</b><br>%{x:.1f} calls · %{y}<br>"
-                "token accuracy %{customdata[1]:.2%} · cosine %{customdata[2]:.3f}<br>"
+                "token accuracy %{customdata[1]:.2%}%{customdata[2]}<br>"
                 "%{customdata[0]:.1f} sentences per second<extra></extra>",
             )
         )

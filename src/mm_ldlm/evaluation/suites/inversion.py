@@ -22,9 +22,10 @@ from mm_ldlm.evaluation.samples import token_rows
 def score(model: Any, sentences: Sentences, samples: pd.DataFrame) -> pd.DataFrame:
     """Score the texts that `sampling` reconstructed from the latents of `sentences`.
 
-    `samples` has the column text, and optionally tokens and cosine. The texts of `sentences` are those of the records,
-    so the table also has the metrics as written.
+    `samples` has the column text, and optionally tokens and cosine; without an encoder there are no cosines. The texts
+    of `sentences` are those of the records, so the table also has the metrics as written.
     """
+    cosine_n: np.ndarray | None
     if "cosine" in samples.columns and samples["cosine"].notna().all():
         cosine_n = samples["cosine"].to_numpy(float)
     else:
@@ -60,8 +61,18 @@ def rows_of_outputs(
     )
 
 
-def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray:
-    """Compute the cosine of each output, encoded again, to its source latent: (n,); an empty output scores 0."""
+def no_encoder(model: Any) -> str | None:
+    """Explain why texts cannot be embedded again by the encoder of the model's latents; None if they can."""
+    return getattr(model, "no_encoder", None)
+
+
+def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray | None:
+    """Compute the cosine of each output, encoded again, to its source latent: (n,); an empty output scores 0.
+
+    None without an encoder.
+    """
+    if no_encoder(model) is not None:
+        return None
     filled = [i for i, text in enumerate(texts) if text.strip()]
     found_n = np.zeros(len(texts))
     if filled:
@@ -92,14 +103,16 @@ def sweep(
     """Invert the same sentences with every sampler of `config.sweep`.
 
     Each line holds model calls, seconds, metrics with intervals, and exact match relative to the reference (paired).
+    Without an encoder, points with a search are left out; if the reference is one of them, the last point replaces it.
     """
     from tqdm import tqdm
 
-    if not config.sweep:
+    points = [point for point in config.sweep if point not in without_encoder(model, config)]
+    if not points:
         return []
     latents_nd = sentences.latents
     tables: dict[str, tuple[SweepPoint, pd.DataFrame, dict[str, float]]] = {}
-    for point in tqdm(config.sweep, desc="quality against calls", disable=not progress):
+    for point in tqdm(points, desc="quality against calls", disable=not progress):
         started = time.perf_counter()
         made = model.invert(latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=seed)
         seconds = time.perf_counter() - started
@@ -114,8 +127,15 @@ def sweep(
             "sentences_per_second": len(sentences) / max(seconds, 1e-9),
         }
         tables[point.label] = (point, rows, cost)
-    reference = config.reference or config.sweep[-1].label
+    reference = config.reference if config.reference is not None and config.reference in tables else points[-1].label
     return [_line(label, *entry, tables[reference][1], reference, bootstrap, seed) for label, entry in tables.items()]
+
+
+def without_encoder(model: Any, config: InversionConfig) -> list[SweepPoint]:
+    """List the points of the sweep that need the encoder, if there is none."""
+    if no_encoder(model) is None:
+        return []
+    return [point for point in config.sweep if point.search is not None and point.search.enabled]
 
 
 def _line(

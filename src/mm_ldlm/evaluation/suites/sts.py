@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
 from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
+from mm_ldlm.evaluation.suites.inversion import no_encoder
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed: int, progress: bool) -> dict[str, Any]:
@@ -18,7 +22,8 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
     Returns:
         {"sets": {name: pairs, subsets, the part of SICK, and for encoder, model and one_step the correlations with
         intervals}}. A run that cannot embed texts has "skipped", the reason, and the encoder's scores alone; without
-        latents it has no encoder either, and no sets.
+        latents it has no encoder either, and no sets. If the encoder cannot embed texts, "left_out" is the reason, and
+        the sets have neither its scores nor ratios to them.
     """
     from tqdm import tqdm
 
@@ -26,10 +31,15 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
     found: dict[str, Any] = {"sets": {}} if reason is None else {"skipped": reason, "sets": {}}
     if not model.capabilities.reads_latents:
         return found
+    if (without := no_encoder(model)) is not None:
+        found["left_out"] = without
+        log.info("STS of the encoder is left out: %s", without)
+        if reason is not None:
+            return found
     for source in tqdm(config.sources, desc="STS", disable=not progress):
         pairs = load_sts(source, seed=seed)
         options: dict[str, Any] = {"replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level}
-        scores = {"encoder": score_encoder(pairs, model.encode, **options)}
+        scores = {} if without is not None else {"encoder": score_encoder(pairs, model.encode, **options)}
         entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
         if source.format == "sick":
             entry["part"] = source.split
@@ -39,7 +49,7 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
             scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
             scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
         entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
-        for name in scores.keys() - {"encoder"}:
+        for name in scores.keys() - {"encoder"} if "encoder" in scores else ():
             entry["scores"][name]["ratio"] = ratio_to(scores["encoder"], scores[name], level=bootstrap.level).as_dict()
         entry["scatter"] = _scatter(pairs, scores, seed=seed)
         found["sets"][source.name] = entry

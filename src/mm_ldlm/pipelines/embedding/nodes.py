@@ -16,21 +16,29 @@ Parameters = dict[str, Any]
 
 
 def embed_records(
-    records: ShardStore, encoder: Parameters, embedding: Parameters, objective: Parameters, latents_workspace: Path
+    records: ShardStore,
+    vectors: ShardStore | None,
+    encoder: Parameters,
+    embedding: Parameters,
+    objective: Parameters,
+    latents_workspace: Path,
 ) -> Manifest | NotNeeded:
-    """Embed every record in order, continuing an interrupted run; do nothing for an objective without latents."""
+    """Embed every record in order, continuing an interrupted run, or take over the vectors of the sources.
+
+    Do nothing for an objective without latents.
+    """
     if "latents" not in fields_of(objective):
         return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
-    from mm_ldlm.encoders import parse_encoder
+    from mm_ldlm.encoders import given_dim, parse_encoder
+    from mm_ldlm.latents import given
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
 
-    return extract(
-        records,
-        encoder=parse_encoder(encoder),
-        config=parse(ExtractConfig, embedding, at="embedding"),
-        workspace=latents_workspace,
-    )
+    chosen = parse_encoder(encoder)
+    config = parse(ExtractConfig, embedding, at="embedding")
+    if given_dim(chosen) is not None:
+        return given.take_over(records, vectors, encoder=chosen, config=config, workspace=latents_workspace)
+    return extract(records, encoder=chosen, config=config, workspace=latents_workspace)
 
 
 def store_images(

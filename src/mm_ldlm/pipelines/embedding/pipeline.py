@@ -12,7 +12,14 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 nodes.embed_records,
-                inputs=["records", "params:encoder", "params:embedding", "params:objective", "latents_workspace"],
+                inputs=[
+                    "records",
+                    "vectors",
+                    "params:encoder",
+                    "params:embedding",
+                    "params:objective",
+                    "latents_workspace",
+                ],
                 outputs="latents",
                 name="embed_records",
             ),

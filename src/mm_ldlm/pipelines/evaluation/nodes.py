@@ -7,6 +7,7 @@ parameters and the seed that made it; samples of other weights are refused.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.inference import MMLDLM
+
+log = logging.getLogger(__name__)
 
 Parameters = dict[str, Any]
 Metrics = dict[str, Any]
@@ -92,6 +95,10 @@ def evaluate_inversion(
     metrics = suite.headline(rows, config=config.inversion, **options)
     part = sentences.some(config.inversion.sweep_sentences, seed=seed)
     metrics["sweep_sentences"] = len(part)
+    if (without := suite.no_encoder(model)) is not None:
+        points = [f"the point '{point.label}'" for point in suite.without_encoder(model, config.inversion)]
+        metrics["left_out"] = [f"{', '.join(['cosines of re-embedded texts', *points])}: {without}"]
+        log.info("left out of the inversion: %s", metrics["left_out"][0])
     metrics["sweep"] = suite.sweep(model, part, config=config.inversion, progress=config.progress, **options)
     if config.inversion.baseline_rows:
         train = sample_rows(split_rows(dataset, "train"), config.inversion.baseline_rows, seed=seed)

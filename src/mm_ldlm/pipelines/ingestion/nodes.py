@@ -6,31 +6,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
+from mm_ldlm.store import NOT_NEEDED, Manifest, NotNeeded
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.store import Manifest, ShardStore
+    from mm_ldlm.store import ShardStore
 
 Parameters = dict[str, Any]
 
 
 def prepare_records(
-    ingestion: Parameters, tokenizer: Parameters, seed: int, records_workspace: Path, quarantine_workspace: Path
-) -> tuple[Manifest, Manifest, dict[str, Any]]:
-    """Read the sources; return the records, the quarantine and a report on every row."""
+    ingestion: Parameters,
+    tokenizer: Parameters,
+    encoder: Parameters,
+    seed: int,
+    records_workspace: Path,
+    quarantine_workspace: Path,
+    vectors_workspace: Path,
+) -> tuple[Manifest, Manifest, Manifest | NotNeeded, dict[str, Any]]:
+    """Read the sources; return the records, the quarantine, the vectors of the sources, and a report on every row."""
     from mm_ldlm.corpus.config import IngestionConfig
     from mm_ldlm.corpus.ingestion import ingest
     from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
+    from mm_ldlm.corpus.vectors import VectorStore
+    from mm_ldlm.encoders import given_dim, parse_encoder
 
     limits = parse(TokenizerConfig, tokenizer, at="tokenizer")
-    return ingest(
+    dim = given_dim(parse_encoder(encoder))
+    records, quarantine, report = ingest(
         parse(IngestionConfig, ingestion, at="ingestion"),
         seed=seed,
         workspace=records_workspace,
         quarantine=quarantine_workspace,
         tokenizer=load_tokenizer(limits),
         tokens=limits,
+        vectors=None if dim is None else VectorStore(dim, vectors_workspace),
     )
+    return records, quarantine, NOT_NEEDED if dim is None else Manifest.read(vectors_workspace), report
 
 
 def make_tokenizer(records: ShardStore, tokenizer: Parameters) -> TextTokenizer:

@@ -15,11 +15,13 @@ def create_pipeline() -> Pipeline:
                 inputs=[
                     "params:ingestion",
                     "params:tokenizer",
+                    "params:encoder",
                     "params:seed",
                     "records_workspace",
                     "quarantine_ingestion_workspace",
+                    "vectors_workspace",
                 ],
-                outputs=["records", "quarantine_ingestion", "preparation_report"],
+                outputs=["records", "quarantine_ingestion", "vectors", "preparation_report"],
                 name="prepare_records",
             ),
             node(

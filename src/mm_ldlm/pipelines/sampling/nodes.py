@@ -73,13 +73,17 @@ def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int)
     """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
 
     `sample` numbers the texts of one latent, and `best` marks the one with the highest cosine.
+    Without an encoder, there is neither a search nor a cosine.
     """
     config = _config(sampling)
     if not _runs(model, config, "l2t"):
         return _table([], L2T_COLUMNS, model, config, "l2t", seed)
+    embeds = model.no_encoder is None
+    if not embeds:
+        log.info("task 'l2t' runs without search and re-embedding: %s", model.no_encoder)
     how: dict[str, Any] = {
-        "sampler": config.text, "length": config.length, "search": config.search, "reembed": True, "seed": seed,
-        "samples": config.l2t.samples, "keep": config.l2t.keep,
+        "sampler": config.text, "length": config.length, "search": config.search if embeds else None,
+        "reembed": embeds, "seed": seed, "samples": config.l2t.samples, "keep": config.l2t.keep,
     }  # fmt: skip
     parts = []
     if config.rows:

@@ -1,0 +1,36 @@
+"""Nodes of `export`: the data in the older folder layout."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.config import parse
+
+if TYPE_CHECKING:
+    from mm_ldlm.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.latents.store import LatentStore
+    from mm_ldlm.store import ShardStore
+
+Parameters = dict[str, Any]
+log = logging.getLogger(__name__)
+
+
+def export_layout(
+    records: ShardStore,
+    latents: LatentStore | None,
+    tokenizer: TextTokenizer,
+    export: Parameters,
+    layout_workspace: Path,
+) -> dict[str, Any]:
+    """Write the layout to `export.path`, or to the folder of the catalog; return its place and its rows per split."""
+    from mm_ldlm.latents.layout import ExportConfig, write_layout
+
+    place = Path(parse(ExportConfig, export, at="export").path or layout_workspace)
+    counts = write_layout(place, records, tokenizer=tokenizer, latents=latents)
+    log.info(
+        "exported %d rows %s latents to %s: %s", sum(counts.values()), "with" if latents is not None else "without",
+        place, ", ".join(f"{count} {split}" for split, count in counts.items()),
+    )  # fmt: skip
+    return {"path": str(place), "rows": counts, "latents": latents is not None}

@@ -1,0 +1,118 @@
+"""Latents that the sources contain: they are stored as they are, and their validation embeds nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mm_ldlm.corpus.record import DECODED, RECORD_SCHEMA
+from mm_ldlm.corpus.vectors import VectorStore, vector_table
+from mm_ldlm.encoders import EncoderConfig, parse_encoder
+from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
+from mm_ldlm.latents.extract import extract
+from mm_ldlm.latents.findings import Findings
+from mm_ldlm.latents.given import take_over
+from mm_ldlm.latents.spot_check import check_spots
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+
+D = 6
+
+
+def declared(**more: Any) -> EncoderConfig:
+    return parse_encoder({"kind": "precomputed", "name": "mine", "dim": D, "normalised": False, **more})
+
+
+def vectors_of(records: ShardStore, folder: Path, *, scale: float = 1.0, ids: list[str] | None = None) -> ShardStore:
+    """A store of random vectors of the records."""
+    found = scale * np.random.default_rng(1).standard_normal((len(records), D)).astype(np.float32)
+    ids = ids or records.strings("id").take(slice(None))
+    folder.mkdir()
+    shard = write_shard(folder, "part-000000.arrow", vector_table(ids, list(found), dim=D))
+    VectorStore(D, folder).commit([shard], records=records.manifest)
+    return ShardStore.open(folder, "vectors")
+
+
+def first_rows(latents: LatentStore, folder: Path, count: int) -> LatentStore:
+    writer = StoreWriter(folder, kind="latents", schema=latents.schema)
+    writer.append(latents.table(range(count)))
+    writer.finish()
+    return LatentStore.open(folder)
+
+
+def take(pristine: Any, vectors: ShardStore | None, folder: Path, *, encoder: Any = None, **keys: Any) -> Manifest:
+    return take_over(
+        pristine.records, vectors, encoder=encoder or declared(), config=ExtractConfig(**keys), workspace=folder
+    )
+
+
+def test_the_vectors_become_latents_bit_for_bit(pristine: Any, tmp_path: Path) -> None:
+    given = vectors_of(pristine.records, tmp_path / "v")
+    manifest = take(pristine, given, tmp_path / "l", shard_rows=50)
+    found = LatentStore.open(tmp_path / "l")
+    assert found.ids(slice(None)) == pristine.records.strings("id").take(slice(None))
+    stored = given.fixed("vector").take(slice(None))
+    assert found.take(slice(None)).tobytes() == stored.tobytes()
+    assert (manifest.meta["given"], manifest.meta["encoder"]["name"], manifest.meta["dim"]) == (True, "mine", D)
+    (tmp_path / "l/part-000001.arrow").unlink()
+    assert take(pristine, given, tmp_path / "l", shard_rows=50) == manifest
+    assert found.take(slice(None)).tobytes() == stored.tobytes()
+    with pytest.raises(FingerprintError, match="latents of other records, another encoder or other parameters"):
+        take(pristine, given, tmp_path / "l", encoder=declared(name="yours"), shard_rows=50)
+
+
+def test_vectors_that_do_not_belong_to_the_records_are_refused(pristine: Any, new_data: Any, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="expected the vectors of the 230 records"):
+        take(pristine, None, tmp_path / "l")
+    with pytest.raises(FingerprintError, match=r"vectors of other records \(60 rows, the records have 230\)"):
+        take(pristine, vectors_of(new_data(rows=60).records, tmp_path / "other"), tmp_path / "l")
+    ids = pristine.records.strings("id").take(slice(None))
+    swapped = vectors_of(pristine.records, tmp_path / "swapped", ids=[ids[1], ids[0], *ids[2:]])
+    with pytest.raises(StoreError, match="the ids of rows 0 to 229 are not those of the records"):
+        take(pristine, swapped, tmp_path / "l")
+
+
+def test_numbers_beyond_float16_stop_the_run_or_are_counted(pristine: Any, tmp_path: Path) -> None:
+    given = vectors_of(pristine.records, tmp_path / "v", scale=30_000.0)
+    with pytest.raises(StoreError, match=r"of 230 given vectors have a number beyond float16 \(first record: "):
+        take(pristine, given, tmp_path / "l", dtype="float16")
+    counted = take(pristine, given, tmp_path / "q", dtype="float16", non_finite="quarantine")
+    assert counted.meta["non_finite"]["count"] > 10
+
+
+def test_without_an_encoder_the_report_says_that_no_row_was_encoded_again(pristine: Any) -> None:
+    found = Findings()
+    check_spots(
+        found, pristine.records, pristine.latents, encoder=declared(), located=declared().locate(expected=None),
+        config=ValidationConfig(), seed=0,
+    )  # fmt: skip
+    assert [(item.severity, item.check) for item in found.findings] == [("info", "spot re-encoding")]
+    assert (
+        "No row was encoded again: the vectors of the encoder 'mine' come from the sources" in found.findings[0].message
+    )
+
+
+def test_texts_that_were_decoded_from_tokens_are_not_embedded_again(pristine: Any, tmp_path: Path) -> None:
+    table = pristine.records.take(range(40)).to_pydict()
+    table["meta"] = [json.dumps({DECODED: True})] * 30 + [None] * 10
+    writer = StoreWriter(tmp_path / "r", kind="records", schema=RECORD_SCHEMA)
+    writer.append(table)
+    writer.finish()
+    records, found = ShardStore.open(tmp_path / "r"), Findings()
+    with pytest.raises(
+        StoreError, match="expected texts to embed, found 30 of 40 that were decoded from stored tokens"
+    ):
+        extract(records, encoder=pristine.encoder, config=ExtractConfig(progress=False), workspace=tmp_path / "l")
+    located = pristine.encoder.locate()
+    check_spots(
+        found, records, first_rows(pristine.latents, tmp_path / "v", 40), encoder=pristine.encoder, located=located,
+        config=ValidationConfig(spot_rows=40), seed=0,
+    )  # fmt: skip
+    first, second = found.findings
+    assert first.message == "30 of 40 rows were not encoded again: their texts were decoded from tokens."
+    assert second.message.startswith("10 rows were encoded again")
