@@ -58,13 +58,11 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(MMLDLM, "from_run", lambda path, **options: asked.append((path, options)))
-    parameters = {**base[key], "checkpoint": checkpoint, "use_ema": use_ema, "device": "cpu"}
-    parameters |= {"batch_tokens": 77} if key == "sampling" else {}
+    parameters = {**base[key], "checkpoint": checkpoint, "use_ema": use_ema, "device": "cpu", "batch_tokens": 77}
     nodes.load_model({"name": "run-b", "path": "runs/run-a", "checkpoint": "step-00000007"}, Path("runs"), parameters)
     ((path, options),) = asked
     assert path == Path("runs/run-b")
-    expected = {"checkpoint": str(checkpoint), "use_ema": use_ema, "device": "cpu"}
-    expected |= {"batch_tokens": 77} if key == "sampling" else {}
+    expected = {"checkpoint": str(checkpoint), "use_ema": use_ema, "device": "cpu", "batch_tokens": 77}
     assert {**options, "checkpoint": str(options["checkpoint"])} == expected
 
 

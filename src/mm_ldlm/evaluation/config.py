@@ -230,11 +230,17 @@ class ImagesSuiteConfig:
 
 @config
 class EvaluationConfig:
-    """Parameters of the pipeline `evaluation`. checkpoint: latest, best or a step."""
+    """Parameters of the pipeline `evaluation`.
+
+    Attributes:
+        checkpoint: latest, best or a step.
+        batch_tokens: padded tokens of one batch; null: chosen by the size of the vocabulary.
+    """
 
     checkpoint: CheckpointName = "latest"
     use_ema: bool = True
     device: Device | None = None
+    batch_tokens: Rows | None = None
     progress: bool = True
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def build(
     parallel = Parallel(trainable, process, strategy=config.parallel)
     scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None
     stepper = Stepper(parallel, process, precision=config.precision, scaler=scaler, seed=spec.seed)
-    optimization = Optimization(trainable, config.optimizer, max_steps=config.max_steps)
+    optimization = Optimization(trainable, config.optimizer, max_steps=config.steps)
     ema, guard, state = Ema(trainable, config.ema), Guard(config.guard), TrainingState()
     loader = Loader(
         plan, data.train, fields=objective.fields, rank=process.rank, world=process.world,
@@ -89,7 +90,7 @@ def build(
             config.diagnose_every, trainable, compiled=config.precision.compile, scaler=scaler, device=process.device
         ),
         throughput=Throughput(
-            loader, state, process, max_steps=config.max_steps, max_minutes=config.max_minutes
+            loader, state, process, max_steps=config.steps, max_minutes=config.max_minutes
         ),
         stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
     )  # fmt: skip
@@ -133,7 +134,7 @@ def _initial_root(
     if isinstance(objective, UsesTokenCounts):
         objective.set_token_counts(lambda: token_counts(data.train, data.shape))
     if isinstance(objective, UsesTrainingLength):
-        objective.set_training_length(spec.training.max_steps)
+        objective.set_training_length(spec.training.steps)
     return TrainableRoot(model, objective if wrap_objective is None else wrap_objective(objective))
 
 
@@ -142,7 +143,7 @@ def _session(spec: TrainingSpec, process: Process) -> dict[str, Any]:
     return {
         "seed": spec.seed, "world": process.world,
         "batch": to_dict(config.batch), "optimizer": to_dict(config.optimizer),
-        "max_steps": config.max_steps, "objective": to_dict(spec.objective), "precision": to_dict(config.precision),
+        "max_steps": config.steps, "objective": to_dict(spec.objective), "precision": to_dict(config.precision),
         "torch": torch.__version__,
         "data": {name: value for name, value in spec.fingerprints.items() if name not in ("tokenizer", "normaliser")},
     }  # fmt: skip
@@ -170,7 +171,10 @@ def _validation(
             f"parameter 'training.validate_every' is {config.validate_every}, but the split 'validation' has no "
             "examples. Set it to 0, or set ingestion.splits.validation above 0."
         )
+    size = config.validation_batch
+    alone = {"tokens": None, "examples": size, "accumulation": 1}
+    batch = config.batch if size is None else dataclasses.replace(config.batch, **alone)
     return Validation(
-        data.validation, root, ema, process, batch=config.batch, examples=config.validation_examples, seed=spec.seed,
+        data.validation, root, ema, process, batch=batch, examples=config.validation_examples, seed=spec.seed,
         max_length=data.shape.max_length, fill=config.precision.compile,
     )  # fmt: skip

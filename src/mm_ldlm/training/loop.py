@@ -61,7 +61,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
         TrainingDiverged: the guard stopped training; the message contains the diagnosis.
     """
     config, state = parts.config, parts.state
-    last_step = config.max_steps if pause_at is None else min(pause_at, config.max_steps)
+    last_step = config.steps if pause_at is None else min(pause_at, config.steps)
     averages, throughput, scaler = Averages(), parts.throughput, parts.stepper.scaler
     parts.stepper.parallel.module.train()
     parts.tracker.event(state.step, "trains", **parts.diagnostics.watch_freezing())
@@ -138,7 +138,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 continue
 
             # -- at intervals ------------------------------------------------------------------------------------------
-            done = state.step >= config.max_steps
+            done = state.step >= config.steps
             line: dict[str, float] = {}
             if parts.validate is not None and (done or state.step % config.validate_every == 0):
                 line = {f"validation/{name}": value for name, value in parts.validate(state.step).items()}
@@ -170,7 +170,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
         parts.tracker.event(state.step, "ended_early", reason=reasons[ended_early])
     if found_failure := parts.checkpointer.failed():
         raise found_failure
-    if state.step >= config.max_steps or ended_early == "minutes":
+    if state.step >= config.steps or ended_early == "minutes":
         return "finished"
     return "stopped" if ended_early else "paused"
 

@@ -67,7 +67,11 @@ def load_model(run: dict[str, Any], runs: Path, evaluation: Parameters) -> MMLDL
 
     config = _config(evaluation)
     return MMLDLM.from_run(
-        run_folder(runs, run), checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
+        run_folder(runs, run),
+        checkpoint=config.checkpoint,
+        use_ema=config.use_ema,
+        device=config.device,
+        batch_tokens=config.batch_tokens,
     )
 
 
