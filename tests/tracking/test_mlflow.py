@@ -40,17 +40,19 @@ def test_a_second_run_joins_the_experiment(uri: str) -> None:
     assert infos[0].experiment_id == infos[1].experiment_id
 
 
-def test_an_experiment_opens_in_the_view_of_model_training_unless_the_user_chose_another(uri: str) -> None:
+def test_an_experiment_opens_in_the_view_of_model_training_unless_the_user_chose_another(
+    uri: str, tmp_path: Path
+) -> None:
     connected = tracking.client(uri)
     kinds = {}
-    for name, own in (("new", None), ("old", ""), ("chosen", "genai_development")):
+    for name, own in (("new", None), ("old", ""), ("other", "genai_development")):
         if own is not None:
             tags = {"mlflow.experimentKind": own} if own else {}
-            connected.create_experiment(name, tags=tags)
+            connected.create_experiment(name, artifact_location=tmp_path.as_uri(), tags=tags)
         tracking.open_run(uri, experiment=name, name="n", parameters={}, tags={})
         kinds[name] = connected.get_experiment_by_name(name).tags["mlflow.experimentKind"]
     assert kinds == {
-        "new": "custom_model_development", "old": "custom_model_development", "chosen": "genai_development"
+        "new": "custom_model_development", "old": "custom_model_development", "other": "genai_development"
     }  # fmt: skip
 
 

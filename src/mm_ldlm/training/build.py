@@ -22,6 +22,7 @@ from mm_ldlm.models.freezing import freeze
 from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.data import Data, token_counts
@@ -87,12 +88,13 @@ def build(
         config=config, process=process, stepper=stepper, optimization=optimization, ema=ema, loader=loader, state=state,
         guard=guard, checkpointer=checkpointer, tracker=tracker,
         diagnostics=Diagnostics(
-            config.diagnose_every, trainable, compiled=config.precision.compile, scaler=scaler, device=process.device
+            config.diagnose_every, trainable, compiled=config.precision.compile, scaler=scaler, device=process.device,
+            gradients=root / spec.name if config.parameter_gradients else None, writes=process.is_main,
         ),
         throughput=Throughput(
             loader, state, process, max_steps=config.steps, max_minutes=config.max_minutes
         ),
-        stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
+        alerts=Alerts(tracker), stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,6 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     status = read_status(directory)
     if status["status"] != "finished":
         raise WorkerFailed(f"training of {typed.name} was stopped{_how_to_continue(typed, directory)}")
-    shutil.rmtree(logs, ignore_errors=True)
     return reference(typed, runs)
 
 

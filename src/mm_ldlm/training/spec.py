@@ -23,7 +23,8 @@ FORMAT_VERSION = 2
 # max_tokens into max_steps, and seed into the spec's own.
 _FREE = frozenset(
     {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads",
-     "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed"}
+     "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed",
+     "parameter_gradients"}
 )  # fmt: skip
 # Section, key and default of parameters that earlier versions lacked: runs with the default keep their names.
 _ADDED: tuple[tuple[str, str, Any], ...] = (

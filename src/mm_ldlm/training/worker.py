@@ -24,6 +24,7 @@ import torch
 import mm_ldlm
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives, failure
+from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
 from mm_ldlm.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.objectives.base import Objective
@@ -189,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     die_with_parent()
+    append_output()
     try:
         spec = TrainingSpec.read(given.spec)
         result = train(spec, root=given.root or given.spec.resolve().parent)
