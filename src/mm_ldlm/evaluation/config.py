@@ -137,13 +137,13 @@ class LikelihoodConfig:
     """Parameters of the likelihood suite.
 
     Attributes:
-        sentences: number of held-out sentences.
+        sentences: number of held-out sentences; null: the whole split.
         draws: Monte Carlo draws of the NELBO per sentence; exact likelihoods do not use it.
         buckets: number of buckets of the noise level.
         other_texts: texts for zero-shot likelihood.
     """
 
-    sentences: Rows = 500
+    sentences: Rows | None = 500
     draws: Draws = 4
     buckets: Bins = 10
     other_texts: tuple[TextFile, ...] = ()

@@ -179,4 +179,5 @@ def _validation(
     return Validation(
         data.validation, root, ema, process, batch=batch, examples=config.validation_examples, seed=spec.seed,
         max_length=data.shape.max_length, fill=config.precision.compile,
+        capabilities=spec.objective.capabilities(spec.model),
     )  # fmt: skip
