@@ -278,7 +278,8 @@ class ProjectHooks:
                 record.add_metrics(data, first=most_important(data, count=MOST_HEADLINES))
             elif dataset_name == RUN:
                 record.add_run(data, run_folder(self._runs(catalog), data), trained=trained)
-            elif hasattr(data, "fingerprints"):  # not the mapping of stores that a node saves
+            elif hasattr(data, "fingerprints") and not record.has_dataset(data.fingerprint):
+                # A node saves a mapping of stores instead, and every suite loads the same dataset again.
                 place = data.directory.resolve()
                 inside = place.is_relative_to(self._project.resolve())
                 name = place.relative_to(self._project.resolve()).as_posix() if inside else place.name

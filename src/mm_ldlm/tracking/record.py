@@ -44,7 +44,7 @@ class Record:
         Args:
             examples: number of examples by split.
         """
-        if fingerprint in self._datasets:
+        if self.has_dataset(fingerprint):
             return
         self._datasets.add(fingerprint)
         mlflow.log_datasets(
@@ -55,6 +55,10 @@ class Record:
         mlflow.annotate(self.uri, self.run_id, tags)
         sizes = ", ".join(f"{number:,} {split}" for split, number in examples.items())
         self._facts["dataset"] = f"{name}, fingerprint {fingerprint}, examples: {sizes}"
+
+    def has_dataset(self, fingerprint: str) -> bool:
+        """Return whether the dataset of this fingerprint is recorded."""
+        return fingerprint in self._datasets
 
     def add_run(self, reference: Mapping[str, Any], folder: Path, *, trained: bool) -> None:
         """Record the run folder, its fingerprint and its configuration.
