@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,21 @@ def catalog(root: Path, *, enabled: bool) -> DataCatalog:
     )
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database without runs, whose tables take seconds to create."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    tracking.client(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def project(database: Path, tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    shutil.copy(database, tmp_path / "data" / "mlflow.db")
+    return tmp_path
+
+
 def context(root: Path) -> Any:
     return SimpleNamespace(project_path=root)
 
@@ -57,15 +73,15 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.glob("*")) == []
 
 
-def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> None:
+def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),
         "FAILED": lambda hooks: hooks.on_pipeline_error(error=ConfigurationError("why")),
         "KILLED": lambda hooks: hooks._close_killed(),  # what the interpreter calls on its way out
     }
     for status, end in ends.items():
-        hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
-        hooks.after_context_created(context(tmp_path))
+        hooks, data = ProjectHooks(), catalog(project, enabled=True)
+        hooks.after_context_created(context(project))
         hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
         reference = data.load("tracking_reference")
         client = tracking.client(reference["tracking_uri"])
@@ -75,7 +91,7 @@ def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(tmp_path: Path) -> N
         hooks._close_killed()  # on the way out again: must not change what is written
         run = client.get_run(reference["run_id"])
         assert run.info.status == status
-        assert run.data.metrics == {"l2t.bleu": 0.25}
+        assert run.data.metrics == {"1_headline/l2t.bleu": 0.25}
         assert run.data.params["tracking.experiment"] == "e"
         assert run.data.tags["environment"] == "test"
     assert run.info.run_name == "training,reporting@test"
@@ -135,7 +151,7 @@ def test_the_dataset_that_is_being_loaded_is_known_while_it_loads_and_after_a_fa
     reader = node(lambda x: x, "a", "b", name="reader", tags="training")
     hooks.before_dataset_loaded("a", reader)
     assert hooks.loading == "a"
-    hooks.after_dataset_loaded()
+    hooks.after_dataset_loaded("a", None)
     assert hooks.loading is None
     (tmp_path / "timings.json").write_text("[")
     with pytest.raises(DatasetError):
@@ -167,3 +183,42 @@ def test_a_run_by_its_path_is_refused_where_it_would_be_ignored(
     pipeline = Pipeline([node(lambda: 1, None, "out", name="n", tags=tags)])
     with pytest.raises(ConfigurationError, match=message):
         ProjectHooks().before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+
+
+def test_the_mlflow_run_leads_back_to_run_folder_data_and_command(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of some nodes, whose training was finished before, with numbers and a description."""
+    folder = project / "runs" / "run-0123"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion"}}')
+    (folder / "status.json").write_text('{"status": "finished", "step": 9}')
+    monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: project / "runs")
+    monkeypatch.setattr("sys.argv", ["/opt/venv/bin/kedro", "run", "--from-nodes=run_training", "--params=a=/x/y/z"])
+    hooks, data = ProjectHooks(), catalog(project, enabled=True)
+    hooks.after_context_created(context(project))
+    train = node(lambda x: x, "training_spec", "run", name="run_training", tags="training", namespace="training")
+    evaluate = node(lambda x: x, "run", "metrics", name="evaluate", tags="evaluation", namespace="evaluation")
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([train, evaluate]), catalog=data)
+    hooks.after_dataset_loaded("training_spec", {"name": "run-0123"})
+    reference = {"name": "run-0123", "fingerprint": "f", "step": 9, "checkpoint": "step-00000009"}
+    hooks.after_dataset_saved("run", reference, train)
+    rows = {"train": range(7), "validation": range(2), "test": range(1)}
+    stores = SimpleNamespace(
+        directory=project / "data/05", fingerprint="d", fingerprints={"tokens": "t"}, rows=rows.__getitem__
+    )
+    hooks.after_dataset_loaded("dataset", stores)
+    hooks.after_dataset_saved("dataset", {"tokens": None}, train)  # as the node of validation saves it
+    hooks.after_dataset_saved("metrics", {"perplexity": 2.5, "made_by": {"run": "r"}}, evaluate)
+    hooks.after_pipeline_run()
+
+    reference = data.load("tracking_reference")
+    run = tracking.client(reference["tracking_uri"]).get_run(reference["run_id"])
+    assert run.info.run_name == "training,evaluation@test run-0123"
+    tags = run.data.tags
+    assert tags["command"] == "kedro run --from-nodes=run_training --params=a=…/z"
+    assert (tags["run_folder"], tags["trained_here"], tags["fingerprint.tokens"]) == ("run-0123", "false", "t")
+    for words in ("Used `dit`", "| perplexity | 2.5 |", "data/05, fingerprint d, examples: 7 train", tags["command"]):
+        assert words in tags["mlflow.note.content"]
+    assert [item.dataset.digest for item in run.inputs.dataset_inputs] == ["d", "t"]
+    assert run.data.metrics == {"1_headline/perplexity": 2.5}

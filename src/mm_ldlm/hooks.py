@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from kedro.io import DatasetError
 
 from mm_ldlm.credentials import mask
 from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
-from mm_ldlm.errors import ConfigurationError, TrackingError
+from mm_ldlm.errors import ConfigurationError, MMLDLMError, TrackingError
 from mm_ldlm.pipelines import MAIN
 
 if TYPE_CHECKING:
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
+    from mm_ldlm.tracking.record import Record
+
 log = logging.getLogger(__name__)
 
 TRACKING = "tracking_reference"
 TIMINGS = "timings"
 RUNS = "runs"
+RUN = "run"
+DATASET = "dataset"
+TRAINING_SPEC = "training_spec"
 METRICS = "metrics"
 REPORT = "report"
 COMPARISON_PLAN = "comparison_plan"
@@ -50,6 +56,8 @@ class ProjectHooks:
         self._context: KedroContext | None = None
         self._catalog: CatalogProtocol | None = None
         self._run: tuple[str, str] | None = None  # tracking URI and run id of the open MLflow run
+        self._record: Record | None = None  # of that run
+        self._found_finished = False  # the run that this session is to train
         self._seconds: dict[str, float] = {}
         self._counted: set[str] = set()  # pipelines that ran a node in this run
         self._reported: set[str] = set()
@@ -84,7 +92,7 @@ class ProjectHooks:
         check_machine(typed, read=read, trains=_trains(pipeline))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None
         self._catalog, self._run, self._started, self._counted = catalog, None, {}, set()
-        self._reported = set()
+        self._reported, self._record, self._found_finished = set(), None, False
         self.loading = TIMINGS
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         self.loading = None
@@ -92,14 +100,15 @@ class ProjectHooks:
         if self._first_host(typed) and (folders := self._folders()) is not None:
             self._locks.take(pipeline, folders)
         try:
-            self._begin(typed, parameters, run_params, plan)
+            self._begin(typed, parameters, run_params, pipeline, plan)
         except BaseException:
             self._locks.release()
             raise
 
     def _begin(
-        self, typed: dict[str, Any], parameters: dict[str, Any], run_params: dict[str, Any], plan: dict[str, Any] | None
-    ) -> None:
+        self, typed: dict[str, Any], parameters: dict[str, Any], run_params: dict[str, Any], pipeline: Pipeline,
+        plan: dict[str, Any] | None,
+    ) -> None:  # fmt: skip
         from mm_ldlm.distributed.environment import hosts
 
         assert self._catalog is not None
@@ -109,7 +118,7 @@ class ProjectHooks:
             self._catalog = None
             return
         if typed["tracking"].enabled:
-            self._run = self._open_run(typed["tracking"], parameters, run_params)
+            self._run = self._open_run(typed["tracking"], parameters, run_params, pipeline)
         uri, run_id = self._run or (None, None)
         try:
             catalog.save(TRACKING, {"tracking_uri": uri, "run_id": run_id})
@@ -145,22 +154,27 @@ class ProjectHooks:
     # -- MLflow and comparison -------------------------------------------------------------------------------------
 
     def _open_run(
-        self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any]
+        self, tracking: Any, parameters: dict[str, Any], run_params: dict[str, Any], pipeline: Pipeline
     ) -> tuple[str, str] | None:
         from mm_ldlm.parameters import flatten
+        from mm_ldlm.tracking.description import clean, command
         from mm_ldlm.tracking.opening import open_somewhere
+        from mm_ldlm.tracking.record import Record
 
-        names = ",".join(run_params.get("pipeline_names") or ["all"])
+        names = _executed(pipeline) or ",".join(run_params.get("pipeline_names") or ["all"])
         environment = run_params.get("env") or "local"
+        name = tracking.run_name or f"{names}@{environment}"
+        line = command(sys.argv, project=self._project)
         opened = open_somewhere(
             tracking.uri,
             root=self._project,
             experiment=tracking.experiment,
-            name=tracking.run_name or f"{names}@{environment}",
+            name=name,
             parent=tracking.parent_run,
-            parameters=flatten(parameters),
+            parameters=clean(flatten(parameters), project=self._project),
             tags={
                 "pipelines": names,
+                "command": line,
                 "environment": environment,
                 "kedro_run": run_params["run_id"],
                 **_commit(self._project),
@@ -168,6 +182,8 @@ class ProjectHooks:
         )
         if opened is not None:
             log.info("MLflow run %s in experiment '%s' at %s", opened[1], tracking.experiment, mask(opened[0]))
+            chosen = name if tracking.run_name is None else None
+            self._record = Record(*opened, project=self._project, name=chosen, pipelines=names, command=line)
         return opened
 
     def _outputs(self, catalog: CatalogProtocol) -> Path:
@@ -228,8 +244,11 @@ class ProjectHooks:
             self._save_timings(without=node.tags)
 
     @hook_impl
-    def after_dataset_loaded(self) -> None:
+    def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
         self.loading = None
+        if dataset_name == TRAINING_SPEC and isinstance(data, dict):
+            self._found_finished = self._is_finished(data)
+        self._tell(dataset_name, data, trained=False)
 
     @hook_impl
     def before_node_run(self, node: Node) -> None:
@@ -246,15 +265,47 @@ class ProjectHooks:
         self._count(node)
         self._locks.saved(dataset_name)
         self._reported |= {dataset_name} & FILES.keys()
-        if self._run is None or dataset_name not in (METRICS, *FILES):
+        self._tell(dataset_name, data, trained=not self._found_finished)
+        if self._run is None or dataset_name not in FILES:
             return
-        from mm_ldlm.tracking.mlflow import log_metrics, log_text
+        from mm_ldlm.tracking.mlflow import log_text
 
         uri, run_id = self._run
-        if dataset_name == METRICS:
-            self._send(uri, lambda: log_metrics(uri, run_id, data))
-        else:
-            self._send(uri, lambda: log_text(uri, run_id, data, file=FILES[dataset_name]))
+        self._send(uri, lambda: log_text(uri, run_id, data, file=FILES[dataset_name]))
+
+    def _tell(self, dataset_name: str, data: Any, *, trained: bool) -> None:
+        """Add a dataset, a run or its numbers to the record of the MLflow run."""
+        record, catalog = self._record, self._catalog
+        if record is None or catalog is None or dataset_name not in (METRICS, DATASET, RUN):
+            return
+        from mm_ldlm.checkpoints.reference import run_folder
+        from mm_ldlm.evaluation.headline import most_important
+        from mm_ldlm.tracking.names import MOST_HEADLINES
+
+        def call() -> None:
+            if dataset_name == METRICS:
+                record.add_metrics(data, first=most_important(data, count=MOST_HEADLINES))
+            elif dataset_name == RUN:
+                record.add_run(data, run_folder(self._runs(catalog), data), trained=trained)
+            elif hasattr(data, "fingerprints") and not record.has_dataset(data.fingerprint):
+                # A node saves a mapping of stores instead, and every suite loads the same dataset again.
+                place = data.directory.resolve()
+                inside = place.is_relative_to(self._project.resolve())
+                name = place.relative_to(self._project.resolve()).as_posix() if inside else place.name
+                sizes = {split: len(data.rows(split)) for split in ("train", "validation", "test")}
+                record.add_dataset(name, data.fingerprint, data.fingerprints, examples=sizes)
+
+        self._send(record.uri, call)
+
+    def _is_finished(self, spec: dict[str, Any]) -> bool:
+        """Return whether the run of a spec is finished, so that nothing will be trained."""
+        from mm_ldlm.training.status import read_status
+
+        assert self._catalog is not None
+        try:
+            return bool(read_status(self._runs(self._catalog) / str(spec["name"]))["status"] == "finished")
+        except (KeyError, MMLDLMError):  # the node that trains reports it
+            return False
 
     def _send(self, uri: str, call: Callable[[], None]) -> None:
         """Send something to the tracking store within a bounded time; a run goes on without an answer."""
@@ -310,6 +361,9 @@ class ProjectHooks:
         from mm_ldlm.tracking.mlflow import close_run
 
         (uri, run_id), self._run = self._run, None
+        record, self._record = self._record, None
+        if record is not None:
+            self._send(uri, record.describe)
         self._send(uri, lambda: close_run(uri, run_id, status=status, reason=reason))
 
 
@@ -334,6 +388,21 @@ def _refuse_beyond_samples(pipeline: Pipeline, catalog: CatalogProtocol) -> None
             f"parameter 'run': expected only pipelines that use a finished run, found {', '.join(others)}. Add "
             "`--pipelines=sampling,evaluation,reporting`, or leave `run` out."
         )
+
+
+def _executed(pipeline: Pipeline) -> str:
+    """Name the pipelines of the nodes that run; those of which only some nodes run with their nodes."""
+    from kedro.framework.project import pipelines
+
+    from mm_ldlm.tracking.description import name_of
+
+    def by_pipeline(nodes: list[Node]) -> dict[str, list[str]]:
+        found = {name: [node.name for node in nodes if name in node.tags] for name in (*MAIN, *_ALONE)}
+        return {name: names for name, names in found.items() if names}
+
+    executed = by_pipeline(pipeline.nodes)
+    whole = by_pipeline([node for name in executed if name in pipelines for node in pipelines[name].nodes])
+    return name_of(executed, whole, MAIN)
 
 
 def _refuse_concurrent(runner: Any) -> None:

@@ -295,19 +295,25 @@ def _nearest_file(path: str) -> str:
 def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
     """Explain which of `training.resume` and `training.init_from` name no checkpoint."""
     from mm_ldlm.checkpoints import folder
+    from mm_ldlm.training.resuming import went_back
 
     for key, named in (("resume", training.resume), ("init_from", training.init_from)):
         if named in ("auto", "never", None):
             continue
         try:
-            if not (runs / named).is_dir():
+            path = runs / named
+            if not path.is_dir() and key == "resume" and went_back(path):
+                continue  # the run continues from a later one
+            if not path.is_dir() and path.parent.name == "checkpoints" and path.parent.is_dir():
+                folder.find(path.parent, which=path.name.removeprefix("step-"))  # lists the steps that there are
+            if not path.is_dir():
                 yield (
                     f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "
                     f"{show(named)} (relative to {runs}).{_nearest_file(str(runs / named))} Correct the name, or set "
                     "an absolute path."
                 )
             else:
-                folder.find(runs / named)
+                folder.find(path)
         except (OSError, ValueError, CheckpointError) as error:
             yield f"parameter 'training.{key}': {shorten(escape(str(error)))}"
 

@@ -20,9 +20,16 @@ CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("training.resume", ("no/such/run", "/etc", "../..", "", "x" * 5000, "\x00", "auto ", "AUTO", 3)),
     ("training.init_from", ("no/such", "/etc/hostname", "", "\x00", "~")),
     ("training.max_steps", (0, -1, 10**12, 2**63, 1e9, 1.5, "3", None)),
+    ("training.epochs", (0, 1, 10**12, 2**63, 1.5, "3", None)),
+    ("training.validation_batch", (10**8, 1, 0)),
+    ("training.parameter_gradients", (True, "maybe", 2)),
+    ("training.launch.keep_logs", (0, 1, 10**12, 2**63)),
+    ("training.launch.log_megabytes", (0, 10**12, 0.5)),
     ("training.threads", (0, 10**9, 2**31, -1)),
     ("training.batch.tokens", (1, 10**12, 2**63, 0)),
     ("training.batch.examples", (10**9, 2**40, 1)),
+    ("training.batch.examples_per_device", (10**8, 1, 0, 2**40)),
+    ("training.batch.tokens_per_device", (10**8, 1, 0, 2**40)),
     ("training.batch.accumulation", (10**9, 7, 2**40)),
     ("training.batch.length_multiple", (10**9, 2**31, 3)),
     ("training.batch.example_multiple", (10**9, 7)),
@@ -166,8 +173,8 @@ def change(plain: dict[str, Any], parameters: dict[str, Any], draw: random.Rando
         for name in path:
             place = place[name]
         place[last] = parameters["value"]
-        if parameters["key"] == "training.batch.examples":
-            place["tokens"] = None
+        if parameters["key"].startswith("training.batch.examples") or last == "tokens_per_device":
+            place |= {name: None for name in ("tokens", "examples") if name != last}
         return str(parameters["key"])
     section = draw.choice([name for name in plain if name != "comparison"])
     if how == "section":
@@ -243,6 +250,7 @@ def _train(key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path,
     if key == "training.max_steps" and isinstance(settings["max_steps"], (int, float)) and settings["max_steps"] > 100:
         settings["max_minutes"] = 0.01
     training = parse(TrainingConfig, settings, at="training")
+    training = dataclasses.replace(training, batch=training.batch.of_processes(1))  # as the plan does
     model = typed["model"] if key.startswith("model") else helpers.spec().model
     seed = plain["seed"] if training.seed is None else training.seed
     spec = dataclasses.replace(helpers.spec(), training=training, model=model, objective=typed["objective"], seed=seed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
-from mm_ldlm.comparison.members import MORE_STEPS_THAN_ANY, Session, environment_of, nested, sessions_of
+from mm_ldlm.comparison.members import Session, environment_of, nested, sessions_of
 from mm_ldlm.config import parse
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import ConfigurationError
@@ -102,7 +102,7 @@ def test_only_members_that_read_latents_wait_for_them(planned: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "folder", "training"),
     [
-        ({"tokens": 500}, "tokens-500", {"seed": 0, "max_tokens": 500, "max_steps": MORE_STEPS_THAN_ANY}),
+        ({"tokens": 500}, "tokens-500", {"seed": 0, "max_tokens": 500, "max_steps": None, "epochs": None}),
         ({"seconds": 90}, "seconds-90", {"seed": 0, "max_minutes": 1.5}),
         (None, "own-budget", {"seed": 0}),
     ],

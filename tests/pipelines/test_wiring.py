@@ -64,8 +64,7 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
         return Model()
 
     monkeypatch.setattr(MMLDLM, "from_run", from_run)
-    parameters = {**base[key], "checkpoint": checkpoint, "use_ema": use_ema, "device": "cpu"}
-    parameters |= {"batch_tokens": 77} if key == "sampling" else {}
+    parameters = {**base[key], "checkpoint": checkpoint, "use_ema": use_ema, "device": "cpu", "batch_tokens": 77}
     data = SimpleNamespace(fingerprints={"tokenizer": "a"})
     run = {"name": "run-b", "path": "runs/run-a", "checkpoint": "step-00000007"}
     nodes.load_model(run, Path("runs"), data, parameters)
@@ -73,8 +72,7 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
     (path, options), (chosen, _) = asked
     assert path == Path("runs/run-b")
     assert chosen == Path("runs/run-b/checkpoints/step-00000007")
-    expected = {"checkpoint": str(checkpoint), "use_ema": use_ema, "device": "cpu"}
-    expected |= {"batch_tokens": 77} if key == "sampling" else {}
+    expected = {"checkpoint": str(checkpoint), "use_ema": use_ema, "device": "cpu", "batch_tokens": 77}
     assert {**options, "checkpoint": str(options["checkpoint"])} == expected
 
 

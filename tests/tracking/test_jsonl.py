@@ -109,10 +109,9 @@ def test_the_smoothed_loss_keeps_nine_tenths_of_its_past(caplog: pytest.LogCaptu
     assert "smoothed 1.1000" in caplog.text
 
 
-def test_lines_reach_mlflow_with_their_steps(tmp_path: Path) -> None:
-    from mm_ldlm.tracking.mlflow import client, close_run, open_run, resolve_uri
+def test_lines_reach_mlflow_with_their_steps(uri: str) -> None:
+    from mm_ldlm.tracking.mlflow import client, close_run, open_run
 
-    uri = resolve_uri("sqlite:///mlflow.db", root=tmp_path)
     run_id = open_run(uri, experiment="e", name="n", parameters={}, tags={})
     sink = MlflowSink(uri, run_id)
     sink.take(
@@ -120,9 +119,9 @@ def test_lines_reach_mlflow_with_their_steps(tmp_path: Path) -> None:
     )
     sink.take([{"event": "skip", "step": 2, "reason": "loss is nan"}])
     close_run(uri, run_id, status="KILLED")
-    history = client(uri).get_metric_history(run_id, "loss")
+    history = client(uri).get_metric_history(run_id, "1_headline/loss")
     assert [(item.step, item.value) for item in history] == [(0, 2.0), (1, 1.0), (2, 0.0)]
     run = client(uri).get_run(run_id)
     assert run.info.status == "KILLED"
     assert "skip" in run.data.tags["last_event"]
-    assert "bad" not in run.data.metrics
+    assert run.data.metrics.keys() == {"1_headline/loss", "2_training/l2t/text_loss"}

@@ -10,11 +10,6 @@ from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.tracking import mlflow as tracking
 
 
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tracking.resolve_uri("sqlite:///db/mlflow.db", root=tmp_path_factory.mktemp("project"))
-
-
 def test_relative_databases_count_from_the_project(tmp_path: Path) -> None:
     assert tracking.resolve_uri("sqlite:///data/m.db", root=tmp_path) == f"sqlite:///{tmp_path}/data/m.db"
     assert (tmp_path / "data").is_dir()
@@ -32,7 +27,8 @@ def test_a_run_records_parameters_tags_metrics_and_its_end(uri: str) -> None:
     run = tracking.client(uri).get_run(run_id)
     assert len(run.data.params) == 132
     assert len(run.data.params["long"]) == 6000
-    assert run.data.metrics == {"l2t.exact_match": 0.5}
+    assert run.data.metrics == {"4_evaluation/l2t/exact_match": 0.5}
+    assert tracking.read_metrics(uri, run_id) == {"l2t.exact_match": 0.5}
     assert (run.info.status, run.data.tags["reason"], run.data.tags["environment"]) == ("FAILED", "a reason", "test")
     assert [file.path for file in tracking.client(uri).list_artifacts(run_id)] == ["report.html"]
     assert "mlartifacts" in run.info.artifact_uri  # beside the database, not in the folder of the caller
@@ -42,6 +38,32 @@ def test_a_second_run_joins_the_experiment(uri: str) -> None:
     first, second = (tracking.open_run(uri, experiment="two", name="n", parameters={}, tags={}) for _ in range(2))
     infos = [tracking.client(uri).get_run(run_id).info for run_id in (first, second)]
     assert infos[0].experiment_id == infos[1].experiment_id
+
+
+def test_an_experiment_opens_in_the_view_of_model_training_unless_the_user_chose_another(
+    uri: str, tmp_path: Path
+) -> None:
+    connected = tracking.client(uri)
+    kinds = {}
+    for name, own in (("new", None), ("old", ""), ("other", "genai_development")):
+        if own is not None:
+            tags = {"mlflow.experimentKind": own} if own else {}
+            connected.create_experiment(name, artifact_location=tmp_path.as_uri(), tags=tags)
+        tracking.open_run(uri, experiment=name, name="n", parameters={}, tags={})
+        kinds[name] = connected.get_experiment_by_name(name).tags["mlflow.experimentKind"]
+    assert kinds == {
+        "new": "custom_model_development", "old": "custom_model_development", "other": "genai_development"
+    }  # fmt: skip
+
+
+def test_lines_of_a_log_get_the_names_of_their_groups(uri: str) -> None:
+    run_id = tracking.open_run(uri, experiment="e", name="n", parameters={}, tags={})
+    lines = [{"step": 1, "loss": 2.0, "grad_norm/block0": 1.0}, {"event": "skip", "reason": "/a/b/c", "step": 1}]
+    tracking.log_lines(uri, run_id, lines)
+    found = tracking.client(uri).get_run(run_id).data
+    assert found.metrics == {"1_headline/loss": 2.0, "5_diagnostics/grad_norm/block0": 1.0}
+    assert "…/c" in found.tags["last_event"]
+    assert tracking.read_metrics(uri, run_id) == {"loss": 2.0, "grad_norm/block0": 1.0}
 
 
 def test_an_unreachable_store_is_one_sentence(tmp_path: Path) -> None:

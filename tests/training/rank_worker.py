@@ -13,6 +13,7 @@ import faults
 import helpers
 
 from mm_ldlm.distributed import failure
+from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import die_with_parent
 from mm_ldlm.training.worker import train
 
@@ -21,6 +22,7 @@ def main(path: str) -> None:
     case = json.loads(Path(path).read_text())
     fault = case.get("fault") or {}
     die_with_parent()
+    append_output()
     try:
         train(
             helpers.spec(**case.get("spec", {})),

@@ -132,7 +132,7 @@ def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None
 
 def test_tokens_or_examples_but_not_both() -> None:
     for settings_ in ({}, {"tokens": 10, "examples": 2}):
-        with pytest.raises(ConfigurationError, match="either tokens or examples"):
+        with pytest.raises(ConfigurationError, match="set exactly one of tokens, examples"):
             parse(BatchConfig, settings_, at="training.batch")
 
 

@@ -23,7 +23,7 @@ def numbers(*, scale: float | None) -> dict[str, float]:
     scaler: Any = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
     diagnostics = Diagnostics(1, root, compiled=False, scaler=scaler, device=torch.device("cpu"))
     diagnostics.before_update()
-    diagnostics.after_update(applied=False)
+    diagnostics.after_update(1, applied=False)
     return diagnostics.take()
 
 

@@ -53,7 +53,8 @@ SMALL: dict[str, Any] = {
 """Sizes; only those that the kind has are set."""
 QUICK: dict[str, Any] = {
     "max_steps": STEPS, "max_minutes": None, "max_tokens": None, "batch": {"tokens": None, "examples": 16},
-    "checkpoint": {"every_steps": 2, "every_minutes": None, "background": False, "keep_last": 5},
+    "checkpoint": {"every_steps": 2, "every_minutes": None, "background": False, "keep_last": 5,
+                   "keep_every": None, "best_metric": None},
     "launch": {"processes": 1, "nodes": 1}, "device": "cpu", "preflight": False, "run_name": "run",
 }  # fmt: skip
 

@@ -263,7 +263,9 @@ def _of_step(path: Path, directory: Path, which: str) -> Path:
         ) from None
     if not (found / MARKER).is_file():
         steps = ", ".join(str(step_of(item)) for item in all_in(directory)) or "none"
-        raise CheckpointError(f"{path}: no checkpoint of step {which}; there are {steps}. Choose one of these steps.")
+        raise CheckpointError(
+            f"{path}: no checkpoint of step {int(which)}; there are {steps}. Choose one of these steps."
+        )
     return found
 
 

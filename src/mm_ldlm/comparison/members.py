@@ -22,8 +22,6 @@ DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vect
 """Pipelines that a session starts with where one of these stores is missing."""
 PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards."""
-MORE_STEPS_THAN_ANY = 10**9
-"""`training.max_steps` under a budget of tokens, which then is the only limit."""
 _NO_RESULT = ("comparison", "export", "reporting", "tracking", "results")
 """Sections that do not change what a session finds out."""
 
@@ -154,7 +152,7 @@ def fixed(member: MemberConfig, seed: int, budget: BudgetConfig | None) -> dict[
     """Parameters that the comparison itself sets: the seed of the training, its budget, the name of the MLflow run."""
     training: dict[str, Any] = {"seed": seed}
     if budget is not None and budget.tokens is not None:
-        training |= {"max_tokens": budget.tokens, "max_steps": MORE_STEPS_THAN_ANY}
+        training |= {"max_tokens": budget.tokens, "max_steps": None, "epochs": None}
     elif budget is not None and budget.seconds is not None:
         training |= {"max_minutes": budget.seconds / 60}
     return {"training": training, "tracking": {"run_name": f"{member.name}, seed {seed}"}}

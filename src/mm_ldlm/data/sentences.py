@@ -63,13 +63,14 @@ class Sentences:
         )
 
 
-def held_out(dataset: Dataset, *, count: int, seed: int, split: str = "test") -> Sentences:
-    """Draw `count` sentences of a split (fewer where it has fewer); the same ones for the same seed.
+def held_out(dataset: Dataset, *, count: int | None, seed: int, split: str = "test") -> Sentences:
+    """Draw `count` sentences of a split (fewer where it has fewer); the same ones for the same seed. None: all.
 
     Raises:
         StoreError: the split has no examples.
     """
-    return read_sentences(dataset, sample_rows(split_rows(dataset, split), count, seed=seed))
+    rows = split_rows(dataset, split)
+    return read_sentences(dataset, rows if count is None else sample_rows(rows, count, seed=seed))
 
 
 def split_rows(dataset: Dataset, split: str) -> Rows:

@@ -45,9 +45,7 @@ class Failure:
         """Describe rank, step, cause and log in one paragraph."""
         step = "before the first step" if self.step is None else f"at step {self.step}"
         kind = "" if self.is_ours else f"{self.error_class} ({self.location}): "
-        return (
-            f"rank {self.rank} on {self.host} failed {step}: {kind}{self.message}\nThe log of that rank is {self.log}"
-        )
+        return f"rank {self.rank} on {self.host} failed {step}: {kind}{self.message}\n{_where(self.log)}"
 
 
 def note(error: BaseException, *, step: int | None) -> None:
@@ -122,4 +120,9 @@ def describe_signals(exit_codes: Iterable[tuple[int, int, str]]) -> str | None:
     rank, code, log = ended[0]
     name = signal.Signals(-code).name
     hint = " The kernel sends SIGKILL when memory runs out: see `dmesg`." if name == "SIGKILL" else ""
-    return f"rank {rank} was ended by {name} from outside.{hint}\nThe log of that rank is {log}"
+    return f"rank {rank} was ended by {name} from outside.{hint}\n{_where(log)}"
+
+
+def _where(log: str) -> str:
+    """Name the log of a rank, and the folder with those of all ranks of its attempt."""
+    return f"The log of that rank is {log}; those of all ranks of this host are in {Path(log).parent.parent}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import mm_ldlm
 from mm_ldlm.config import Duration, NonNegativeInt, PositiveInt, Workers, config
-from mm_ldlm.distributed import environment, failure, interfaces
+from mm_ldlm.distributed import environment, failure, interfaces, logs, master
 from mm_ldlm.errors import WorkerFailed
 
 _AGENT_KILLS_AFTER = 30
@@ -44,6 +44,8 @@ class LaunchConfig:
         job: name that the hosts of one run share; null for a single host.
         max_restarts: number of restarts of all workers after one was lost; they continue from the last checkpoint.
         join_timeout: seconds to wait for the other hosts.
+        keep_logs: number of launches whose logs are kept on each host.
+        log_megabytes: largest log of a rank in 10⁶ bytes; only the last half of what exceeds it is kept.
         monitor_interval: seconds between two checks of the workers.
     """
 
@@ -55,6 +57,8 @@ class LaunchConfig:
     job: str | None = None
     max_restarts: NonNegativeInt = 0
     join_timeout: PositiveInt = 300
+    keep_logs: PositiveInt = 3
+    log_megabytes: PositiveInt = 64
     monitor_interval: Duration = 0.2
 
 
@@ -96,6 +100,9 @@ def launch(
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):  # errors are reported below
         logging.getLogger(name).setLevel(logging.CRITICAL)
     log_directory.mkdir(parents=True, exist_ok=True)
+    logs.remove_old(log_directory, keep=config.keep_logs - 1)
+    if config.nodes > 1 and config.rendezvous is not None:
+        master.probe(config.rendezvous, node_rank=config.node_rank, seconds=config.join_timeout)
     started = time.time()
     everything = Std.ALL
     address = (
@@ -120,6 +127,7 @@ def launch(
         with (
             _environment_of_workers(interfaces.interface_of(address) if address else None),
             _restored_signal_handlers(),
+            logs.bounded(log_directory, largest=config.log_megabytes * 10**6),
         ):
             elastic_launch(elastic, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as error:
@@ -174,7 +182,7 @@ def _worker_failed(error: Any, log_directory: Path, started: float, config: Laun
     else:
         rank, item = error.get_first_failure()
         last = _last_line(log_directory, started)
-        text = f"rank {rank} ended with exit code {item.exitcode}{last}\nThe logs are in {log_directory}"
+        text = f"rank {rank} ended with exit code {item.exitcode}{last}\nThe logs of all ranks are in {log_directory}"
     again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
     return WorkerFailed(text + again, error_class=error_class)
 

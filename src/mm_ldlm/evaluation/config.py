@@ -139,13 +139,13 @@ class LikelihoodConfig:
     """Parameters of the likelihood suite.
 
     Attributes:
-        sentences: number of held-out sentences.
+        sentences: number of held-out sentences; null: the whole split.
         draws: Monte Carlo draws of the NELBO per sentence; exact likelihoods do not use it.
         buckets: number of buckets of the noise level.
         other_texts: texts for zero-shot likelihood.
     """
 
-    sentences: Rows = 500
+    sentences: Rows | None = 500
     draws: Draws = 4
     buckets: Bins = 10
     other_texts: tuple[TextFile, ...] = ()
@@ -232,11 +232,17 @@ class ImagesSuiteConfig:
 
 @config
 class EvaluationConfig:
-    """Parameters of the pipeline `evaluation`. checkpoint: latest, best or a step."""
+    """Parameters of the pipeline `evaluation`.
+
+    Attributes:
+        checkpoint: latest, best or a step.
+        batch_tokens: padded tokens of one batch; null: chosen by the size of the vocabulary.
+    """
 
     checkpoint: CheckpointName = "latest"
     use_ema: bool = True
     device: Device | None = None
+    batch_tokens: Rows | None = None
     progress: bool = True
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()

@@ -112,6 +112,21 @@ def sts_headlines(metrics: Mapping[str, float]) -> list[str]:
     return [key for key in scores if metrics.get(f"{key.removesuffix('spearman')}unknown", 0.0) <= MOST_UNKNOWN]
 
 
+_MOST_IMPORTANT = (
+    "l2t.exact_match", "l2t.bleu", "l2t.cosine", "perplexity", "perplexity.given_latent", "t2l.cosine",
+    "classification.accuracy", "classification.macro_f1", "caption_to_image.accuracy", "image_to_caption.accuracy",
+    "unconditional.perplexity",
+)  # fmt: skip
+"""Headline numbers that are listed first, in this order"""
+
+
+def most_important(metrics: Mapping[str, Any], *, count: int) -> list[str]:
+    """Choose the keys of at most `count` numbers that describe a run best: one STS score, and those of its tasks."""
+    found = [key for key in _MOST_IMPORTANT if key in metrics]
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    return [*found[: count - 1], *sts_headlines(numbers)[:1], *found[count - 1 :]][:count]
+
+
 def _likelihood(found: dict[str, float], likelihood: Mapping[str, Any]) -> None:
     if "likelihood" in likelihood:
         found["nll.exact"] = float(likelihood["likelihood"] == "exact")

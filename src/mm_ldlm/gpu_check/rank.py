@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mm_ldlm.distributed import collectives, failure
+from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
 from mm_ldlm.gpu_check import task
 from mm_ldlm.store import atomic
@@ -101,6 +102,7 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    append_output()
     try:
         main(Path(sys.argv[1]))
     except BaseException as error:  # the launcher reports it as one readable error

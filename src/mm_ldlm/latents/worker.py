@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.distributed import environment, failure, process
+from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.encoders import Encoder, LocatedEncoder, load_encoder
 from mm_ldlm.errors import EncoderError
 from mm_ldlm.latents import store as latent_store
@@ -138,6 +139,7 @@ def fixed_threads(count: int) -> Iterator[None]:
 def main(job: Path) -> None:
     """Encode this rank's part of the job: every n-th missing shard."""
     process.die_with_parent()
+    append_output()
     rank_info = environment.rank_info()
     plain = atomic.read_json(job)
     plan = Plan.from_dict(plain["plan"])

@@ -5,16 +5,19 @@ MLflow's fluent interface would mark an interrupted run as FINISHED when the pro
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError, MMLDLMError
 from mm_ldlm.messages import escape, shorten
+from mm_ldlm.tracking import names
+from mm_ldlm.tracking.description import without_paths
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _SQLITE = "sqlite:///"
+_LONGEST_DIGEST = 36  # characters, MLflow's own limit
 _LONGEST_VALUE = 6000  # characters of a parameter, MLflow's own limit
 _BATCH = 100  # parameters in one request, MLflow's own limit
+_KIND = "mlflow.experimentKind"
+"""Tag that chooses the view that an experiment opens in; without it MLflow asks, or guesses from the first run"""
 
 
 def resolve_uri(uri: str, *, root: Path) -> str:
@@ -75,6 +81,8 @@ def open_run(
         experiment_id = (
             found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
         )
+        if found is None or _KIND not in found.tags:
+            connected.set_experiment_tag(experiment_id, _KIND, "custom_model_development")
         run_id: str = connected.create_run(experiment_id, tags={**tags, **nested}, run_name=name).info.run_id
     except (MlflowException, OSError) as error:
         raise ConfigurationError(
@@ -87,13 +95,53 @@ def open_run(
     return run_id
 
 
-def log_metrics(uri: str, run_id: str, values: Mapping[str, Any], *, step: int = 0) -> None:
-    """Log the finite numbers among `values`; MLflow does not accept texts and missing numbers."""
+def log_metrics(
+    uri: str, run_id: str, values: Mapping[str, Any], *, step: int = 0, first: Collection[str] = ()
+) -> None:
+    """Log the finite numbers among the values of `metrics.json`, those of `first` in the first group of names."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    numbers = {key: value for key, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-    client(uri).log_batch(run_id, metrics=[Metric(key, float(value), now, step) for key, value in numbers.items()])
+    numbers = {
+        names.of_evaluation(key, first=first): float(value)
+        for key, value in values.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+    client(uri).log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+
+
+def annotate(uri: str, run_id: str, tags: Mapping[str, str], *, name: str | None = None) -> None:
+    """Set tags of a run, without absolute paths, and its name if one is given."""
+    from mlflow.entities import RunTag
+
+    connected = client(uri)
+    if tags:
+        found = [RunTag(key, without_paths(value)[:_LONGEST_VALUE]) for key, value in tags.items()]
+        connected.log_batch(run_id, tags=found)
+    if name is not None:
+        connected.update_run(run_id, name=name)
+
+
+def log_datasets(uri: str, run_id: str, digests: Mapping[str, str], *, context: str, profile: str = "") -> None:
+    """Log datasets by name with their digests as inputs of a run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = [
+        DatasetInput(
+            Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": name}), profile=profile or None),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for name, digest in digests.items()
+    ]
+    client(uri).log_inputs(run_id, inputs)
+
+
+def count_runs(uri: str, run_id: str, tags: Mapping[str, str]) -> int:
+    """Count the other runs of the same experiment that have these tags."""
+    connected = client(uri)
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    found = connected.search_runs([connected.get_run(run_id).info.experiment_id], wanted)
+    return sum(run.info.run_id != run_id for run in found)
 
 
 def log_text(uri: str, run_id: str, text: str, *, file: str) -> None:
@@ -105,7 +153,7 @@ def close_run(uri: str, run_id: str, *, status: str, reason: str | None = None) 
     """End a run as FINISHED, FAILED or KILLED; `reason` becomes the tag `reason`."""
     connected = client(uri)
     if reason:
-        connected.set_tag(run_id, "reason", mask(reason)[:_LONGEST_VALUE])
+        connected.set_tag(run_id, "reason", without_paths(reason)[:_LONGEST_VALUE])
     connected.set_terminated(run_id, status=status)
 
 
@@ -126,7 +174,7 @@ def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None
     connected = client(uri)
     now = int(time.time() * 1000)
     metrics = [
-        Metric(key, float(value), now, int(line["step"]))
+        Metric(names.of_training(key), float(value), now, int(line["step"]))
         for line in lines
         if "event" not in line
         for key, value in line.items()
@@ -136,7 +184,7 @@ def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None
         connected.log_batch(run_id, metrics=metrics[start : start + 1000])
     for line in lines:
         if "event" in line and line["event"] not in ("start", "checkpoint"):
-            connected.set_tag(run_id, "last_event", mask(str(dict(line)))[:_LONGEST_VALUE])
+            connected.set_tag(run_id, "last_event", without_paths(str(dict(line)))[:_LONGEST_VALUE])
 
 
 class MlflowSink:
@@ -182,10 +230,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_metrics(uri: str, run_id: str) -> dict[str, float]:
-    """Return the last metrics of a run; empty for a run that the store does not contain."""
+    """Return the last metrics of a run by their keys; empty for a run that the store does not contain."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return dict(client(uri).get_run(run_id).data.metrics)
+        return {names.key_of(name): value for name, value in client(uri).get_run(run_id).data.metrics.items()}
     except MlflowException:
         return {}

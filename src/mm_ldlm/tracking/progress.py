@@ -11,7 +11,15 @@ from mm_ldlm.tracking.follower import Lines
 from mm_ldlm.tracking.jsonl import number
 
 log = logging.getLogger(__name__)
-_EVENTS_SHOWN = ("skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs")
+_EVENTS_SHOWN = (
+    "skip",
+    "rollback",
+    "checkpoint_failed",
+    "checkpoint_damaged",
+    "ended_early",
+    "resume_differs",
+    "alert",
+)
 
 
 class ProgressSink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mm_ldlm.models.freezing import freeze
 from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.data import Data, token_counts
@@ -70,7 +72,7 @@ def build(
     parallel = Parallel(trainable, process, strategy=config.parallel)
     scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None
     stepper = Stepper(parallel, process, precision=config.precision, scaler=scaler, seed=spec.seed)
-    optimization = Optimization(trainable, config.optimizer, max_steps=config.max_steps)
+    optimization = Optimization(trainable, config.optimizer, max_steps=config.steps)
     ema, guard, state = Ema(trainable, config.ema), Guard(config.guard), TrainingState()
     loader = Loader(
         plan, data.train, fields=objective.fields, rank=process.rank, world=process.world,
@@ -86,12 +88,13 @@ def build(
         config=config, process=process, stepper=stepper, optimization=optimization, ema=ema, loader=loader, state=state,
         guard=guard, checkpointer=checkpointer, tracker=tracker,
         diagnostics=Diagnostics(
-            config.diagnose_every, trainable, compiled=config.precision.compile, scaler=scaler, device=process.device
+            config.diagnose_every, trainable, compiled=config.precision.compile, scaler=scaler, device=process.device,
+            gradients=root / spec.name if config.parameter_gradients else None, writes=process.is_main,
         ),
         throughput=Throughput(
-            loader, state, process, max_steps=config.max_steps, max_minutes=config.max_minutes
+            loader, state, process, max_steps=config.steps, max_minutes=config.max_minutes
         ),
-        stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
+        alerts=Alerts(tracker), stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
     )  # fmt: skip
 
 
@@ -133,7 +136,7 @@ def _initial_root(
     if isinstance(objective, UsesTokenCounts):
         objective.set_token_counts(lambda: token_counts(data.train, data.shape))
     if isinstance(objective, UsesTrainingLength):
-        objective.set_training_length(spec.training.max_steps)
+        objective.set_training_length(spec.training.steps)
     return TrainableRoot(model, objective if wrap_objective is None else wrap_objective(objective))
 
 
@@ -142,7 +145,7 @@ def _session(spec: TrainingSpec, process: Process) -> dict[str, Any]:
     return {
         "seed": spec.seed, "world": process.world,
         "batch": to_dict(config.batch), "optimizer": to_dict(config.optimizer),
-        "max_steps": config.max_steps, "objective": to_dict(spec.objective), "precision": to_dict(config.precision),
+        "max_steps": config.steps, "objective": to_dict(spec.objective), "precision": to_dict(config.precision),
         "torch": torch.__version__,
         "data": {name: value for name, value in spec.fingerprints.items() if name not in ("tokenizer", "normaliser")},
     }  # fmt: skip
@@ -170,7 +173,11 @@ def _validation(
             f"parameter 'training.validate_every' is {config.validate_every}, but the split 'validation' has no "
             "examples. Set it to 0, or set ingestion.splits.validation above 0."
         )
+    size = config.validation_batch
+    alone = {"tokens": None, "examples": size, "accumulation": 1}
+    batch = config.batch if size is None else dataclasses.replace(config.batch, **alone)
     return Validation(
-        data.validation, root, ema, process, batch=config.batch, examples=config.validation_examples, seed=spec.seed,
+        data.validation, root, ema, process, batch=batch, examples=config.validation_examples, seed=spec.seed,
         max_length=data.shape.max_length, fill=config.precision.compile,
+        capabilities=spec.objective.capabilities(spec.model),
     )  # fmt: skip

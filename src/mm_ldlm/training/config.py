@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from mm_ldlm.config import (
     AutoDevice,
@@ -20,6 +21,8 @@ from mm_ldlm.config import (
     Workers,
     bounded,
     config,
+    parse,
+    to_dict,
 )
 from mm_ldlm.distributed.launch import LaunchConfig
 from mm_ldlm.messages import show
@@ -28,14 +31,22 @@ Decay = Annotated[float, bounded(ge=0, lt=1)]
 """Factor of an exponential moving average; with 1 it would never change."""
 
 
+_SIZES = ("tokens", "examples", "tokens_per_device", "examples_per_device")
+
+
 @config
 class BatchConfig:
     """Global batch of one optimizer step, over all ranks and micro-batches.
 
+    Exactly one of the first four attributes sets its size. The plan of a run replaces a size per device by the size
+    of the global batch (`of_processes`).
+
     Attributes:
-        tokens: padded tokens in a global batch; the number of examples then depends on their length. Set either this
-            or `examples`.
+        tokens: padded tokens in a global batch; the number of examples then depends on their length.
         examples: examples in a global batch (the batch size).
+        tokens_per_device: padded tokens of one micro-batch of one process.
+        examples_per_device: examples of one micro-batch of one process; the global batch has this many × processes ×
+            hosts × accumulation.
         accumulation: number of micro-batches that each rank splits its part into.
         length_multiple: lengths are padded to a multiple of this, so that few shapes occur.
         example_multiple: the number of examples of a token-budget batch is a multiple of this; processes ×
@@ -45,18 +56,35 @@ class BatchConfig:
 
     tokens: Rows | None = None
     examples: Rows | None = None
+    tokens_per_device: Rows | None = None
+    examples_per_device: Rows | None = None
     accumulation: Rows = 1
     length_multiple: Rows = 8
     example_multiple: Rows = 8
     prefetch: RowsOrNone = 4
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.examples is None):
+        found = {name: getattr(self, name) for name in _SIZES if getattr(self, name) is not None}
+        if len(found) != 1:
+            listed = " and ".join(f"{name}={value}" for name, value in found.items()) or "none of them"
             raise InvalidValue(
-                f"set either tokens or examples, found tokens={self.tokens} and examples={self.examples}",
-                "tokens",
-                "examples",
+                f"set exactly one of {', '.join(_SIZES)} and the others to null, found {listed}", *(found or _SIZES)
             )
+
+    def of_processes(self, world: int) -> BatchConfig:
+        """Return this configuration with the size of the global batch of `world` processes instead of that per device.
+
+        Every batch of a budget of tokens then has examples for each micro-batch of each process.
+        """
+        ways = world * self.accumulation
+        if self.examples_per_device is not None:
+            size: dict[str, Any] = {"examples": self.examples_per_device * ways}
+        elif self.tokens_per_device is not None:
+            size = {"tokens": self.tokens_per_device * ways, "example_multiple": math.lcm(self.example_multiple, ways)}
+        else:
+            return self
+        per_device = {"examples_per_device": None, "tokens_per_device": None}
+        return parse(BatchConfig, to_dict(self) | per_device | size, at="training.batch")
 
 
 @config
@@ -163,13 +191,17 @@ class TrainingConfig:
     """Parameters of training, independent of model and objective.
 
     Attributes:
-        max_steps: number of optimizer steps; the learning-rate schedule depends on it.
-        max_tokens: end at the first step by which the run has seen this many valid tokens (pads are not counted), if
-            that is before max_steps; null: no limit. The planned number of steps replaces max_steps (`plan`), so the
-            schedule ends with the run.
+        max_steps, epochs, max_tokens: limits of the training; the first that is reached ends it, and null is no limit.
+            They are numbers of optimizer steps, of passes over all training examples, and of valid tokens (pads are not
+            counted; the run ends with the step that reaches the number). At least one is needed: the plan of a run
+            replaces max_steps by the number of steps that they allow, so that the learning-rate schedule ends there.
         max_minutes: end the run with a checkpoint after this many minutes of training; null: no limit.
         log_every, diagnose_every, validate_every: intervals in steps; 0 disables the last two.
+        parameter_gradients: at the interval of diagnose_every, also write statistics of the gradient of every
+            parameter to `gradients.jsonl` in the run folder.
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
+        validation_batch: examples in a batch of the validation, over all processes; null: batches like those of
+            training.
         parallel: data parallelism over ranks: ddp, or fsdp, which shards the model.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads of each rank.
@@ -184,8 +216,9 @@ class TrainingConfig:
         preflight: check the machine before the first step.
     """
 
-    max_steps: PositiveInt
     batch: BatchConfig
+    max_steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
     max_minutes: Duration | None = None
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -196,8 +229,10 @@ class TrainingConfig:
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     log_every: PositiveInt = 10
     diagnose_every: NonNegativeInt = 100
+    parameter_gradients: bool = False
     validate_every: NonNegativeInt = 0
     validation_examples: Rows = 512
+    validation_batch: Rows | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: AutoDevice = "auto"
     threads: Workers = 1
@@ -210,7 +245,15 @@ class TrainingConfig:
     preflight: bool = True
 
     def __post_init__(self) -> None:
-        if self.optimizer.warmup_steps > self.max_steps:
+        if self.max_steps is None and self.epochs is None and self.max_tokens is None:
+            raise InvalidValue(
+                "expected at least one limit of the training, found null for each: the learning-rate schedule needs "
+                "its last step. Set epochs or max_steps",
+                "max_steps",
+                "epochs",
+                "max_tokens",
+            )
+        if self.max_steps is not None and self.optimizer.warmup_steps > self.max_steps:
             raise InvalidValue(
                 f"optimizer.warmup_steps must be at most max_steps ({self.max_steps}), found "
                 f"{self.optimizer.warmup_steps}",
@@ -227,6 +270,12 @@ class TrainingConfig:
                     "checkpoint.best_metric",
                     "checkpoint.every_steps",
                 )
+        if self.parameter_gradients and self.diagnose_every == 0:
+            raise InvalidValue(
+                "parameter_gradients is written every diagnose_every steps, which is 0: set diagnose_every",
+                "parameter_gradients",
+                "diagnose_every",
+            )
         if self.init_from == "":
             raise InvalidValue("init_from is empty: name a run or a checkpoint, or set it to null", "init_from")
         if self.init_vocabulary != "same" and self.init_from is None:
@@ -237,6 +286,12 @@ class TrainingConfig:
             raise InvalidValue(
                 f"run_name must be a single folder name, found {show(self.run_name)}, which {reason}", "run_name"
             )
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps of a planned run."""
+        assert self.max_steps is not None, "the plan of a run sets max_steps"
+        return self.max_steps
 
 
 def _no_folder_name(name: str) -> str | None:

@@ -80,6 +80,11 @@ def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
     return torch.from_numpy(counts)
 
 
+def no_examples(directory: Path) -> StoreError:
+    """Make the error for a dataset without training examples."""
+    return StoreError(f"{directory}: expected examples of split 'train', found none. Check ingestion.splits.")
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Data of a run, with the folders that its checkpoints include so that the run folder suffices for sampling."""
@@ -112,9 +117,7 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
             )
     fields = spec.objective.fields
     if not len(dataset.rows("train")):
-        raise StoreError(
-            f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
-        )
+        raise no_examples(dataset.directory)
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
     carried = (
         "tokenizer",

@@ -8,6 +8,7 @@ All statistics of a step are collected on the device and read once. Names in the
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.training.gradients import append, gradient_statistics
 from mm_ldlm.training.stepper import Stepper
 
 
@@ -38,10 +40,17 @@ class Diagnostics:
         compiled: whether the model is compiled. Hooks would recompile its graph, so attention, activations and FLOPs
             are not measured then.
         scaler: the GradScaler of fp16, otherwise None.
+        gradients: folder in which the statistics of the gradient of every parameter are written; None: not computed.
+        writes: whether this rank writes them.
     """
 
-    def __init__(self, every: int, root: TrainableRoot, *, compiled: bool, scaler: Any, device: torch.device) -> None:
+    def __init__(
+        self, every: int, root: TrainableRoot, *, compiled: bool, scaler: Any, device: torch.device,
+        gradients: Path | None = None, writes: bool = True,
+    ) -> None:  # fmt: skip
         self.every, self.root, self.compiled, self.scaler, self.device = every, root, compiled, scaler, device
+        self.gradients, self.writes = gradients, writes
+        self._by_parameter: tuple[list[str], Tensor] | None = None
         self.flops_per_token = 0.0
         """FLOPs of forward and backward pass per padded token, mean over the kinds of steps; 0 while unknown"""
         self._line: dict[str, float] = {}
@@ -118,9 +127,15 @@ class Diagnostics:
         if self.scaler is not None:
             self._line["fp16_scale"] = scale
             self._numbers["fp16_underflow"] = underflow(seen)
+        if self.gradients is not None:
+            self._by_parameter = gradient_statistics(self.root, scale=scale)
 
-    def after_update(self, *, applied: bool) -> None:
-        """Collect the update ratios after the optimizer step, then read all statistics at once."""
+    def after_update(self, step: int, *, applied: bool) -> None:
+        """Collect the update ratios after the optimizer step, then read all statistics at once.
+
+        Args:
+            step: number of this step, counted from 1.
+        """
         if applied:
             moved: dict[str, list[Tensor]] = {}
             for part, parameter, before in self._held:
@@ -133,6 +148,10 @@ class Diagnostics:
         self._numbers, self._seen = {}, {}
         values = torch.stack([_whole(value).double() for value in numbers.values()]).tolist()
         self._line |= dict(zip(numbers, values, strict=True))
+        if self.gradients is not None and self._by_parameter is not None and self.writes:
+            names, rows = self._by_parameter
+            append(self.gradients, step, names, rows.tolist())
+        self._by_parameter = None
         if self.device.type == "cuda":
             self._line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         else:

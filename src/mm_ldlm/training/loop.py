@@ -16,6 +16,7 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import TrainingDiverged
 from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.config import TrainingConfig
@@ -48,6 +49,7 @@ class Run:
     tracker: Tracker
     diagnostics: Diagnostics
     throughput: Throughput
+    alerts: Alerts
     stop_requested: Callable[[], bool]
     """whether this process received a signal to end (SIGTERM, SIGINT)"""
     validate: Callable[[int], dict[str, float]] | None = None
@@ -61,7 +63,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
         TrainingDiverged: the guard stopped training; the message contains the diagnosis.
     """
     config, state = parts.config, parts.state
-    last_step = config.max_steps if pause_at is None else min(pause_at, config.max_steps)
+    last_step = config.steps if pause_at is None else min(pause_at, config.steps)
     averages, throughput, scaler = Averages(), parts.throughput, parts.stepper.scaler
     parts.stepper.parallel.module.train()
     parts.tracker.event(state.step, "trains", **parts.diagnostics.watch_freezing())
@@ -103,6 +105,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 if warning := parts.stepper.observe(found.losses, step=state.step):
                     parts.tracker.event(state.step, "objective_warning", reason=warning)
                 throughput.applied(found.grad_norm, clipped)
+                parts.alerts.stepped(state.step, kind=kind, loss=found.loss, grad_norm=found.grad_norm)
                 if verdict.spike:
                     parts.tracker.event(
                         state.step, "spike", reason=verdict.reason, epoch=planned.epoch, batch=planned.index
@@ -114,7 +117,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 )  # fmt: skip
             if detailed:
                 parts.diagnostics.observe_gradients()
-                parts.diagnostics.after_update(applied=verdict.action == "apply")
+                parts.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
             if scaler is not None:
                 scaler.update()
             parts.optimization.drop_gradients()
@@ -138,13 +141,15 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 continue
 
             # -- at intervals ------------------------------------------------------------------------------------------
-            done = state.step >= config.max_steps
+            done = state.step >= config.steps
             line: dict[str, float] = {}
             if parts.validate is not None and (done or state.step % config.validate_every == 0):
                 line = {f"validation/{name}": value for name, value in parts.validate(state.step).items()}
             if line or done or detailed or state.step % config.log_every == 0:
                 line |= averages.take() | throughput.line(lr, flops_per_token=parts.diagnostics.flops_per_token)
-                line |= parts.diagnostics.take() if detailed else {}
+                if detailed:
+                    line |= parts.diagnostics.take()
+                    parts.alerts.diagnosed(state.step, line)
                 parts.tracker.metrics(
                     state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line}
                 )
@@ -170,7 +175,7 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
         parts.tracker.event(state.step, "ended_early", reason=reasons[ended_early])
     if found_failure := parts.checkpointer.failed():
         raise found_failure
-    if state.step >= config.max_steps or ended_early == "minutes":
+    if state.step >= config.steps or ended_early == "minutes":
         return "finished"
     return "stopped" if ended_early else "paused"
 

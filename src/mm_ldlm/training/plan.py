@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import torch
 
 from mm_ldlm.config import parse, parse_kind, to_dict
 from mm_ldlm.data.dataset import Dataset, values
+from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.data import stores_of_fields
+from mm_ldlm.training.data import no_examples, stores_of_fields
 from mm_ldlm.training.initial import refuse_other_vocabulary
 from mm_ldlm.training.spec import TrainingSpec
+
+log = logging.getLogger(__name__)
 
 
 def plan(
@@ -65,7 +69,7 @@ def plan(
         shape=dataclasses.replace(dataset.shape, noise_ids=noise_ids),
         model=typed_model,
         objective=typed_objective,
-        training=_within_tokens(typed_training, dataset, seed=seed),
+        training=_resolved(typed_training, dataset, seed=seed),
         encoder=encoder if "latents" in stores else {},
         tracking=tracking,
     )
@@ -77,15 +81,42 @@ def _refuse_other_vocabulary(training: TrainingConfig, runs: Path, dataset: Data
         refuse_other_vocabulary(runs / training.init_from, dataset.tokenizer)
 
 
-def _within_tokens(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:
-    """`training` with the steps that `max_tokens` allows as max_steps, so that the schedule ends with the run.
+def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:
+    """`training` with the size of its global batch, and with the steps that its limits allow as max_steps.
 
-    The batches of a run are a function of its seed and its data, so the number of steps is exact, whatever the number
-    of processes and resumes. After a roll-back the data continue with other batches, of slightly other sizes.
+    The size per device is multiplied by the processes of all hosts, which the variables of the launcher count. The
+    batches of a run are a function of its seed and its data, so the number of steps is exact, whatever the number of
+    processes and resumes, and the schedule ends with the run. After a roll-back the data continue with other batches,
+    of slightly other sizes.
     """
+    launch = with_environment(training.launch)
+    batch = training.batch.of_processes(launch.processes * launch.nodes)
     lengths = dataset.lengths("train")
-    if training.max_tokens is None or not len(lengths):  # without examples no run starts (`open_data`)
-        return training
-    batches = BatchPlan(lengths, training.batch, seed=seed, max_length=dataset.tokenizer.max_length)
-    steps = min(training.max_steps, batches.steps_until(training.max_tokens))
-    return parse(TrainingConfig, to_dict(training) | {"max_steps": steps}, at="training")
+    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
+    if len(lengths):
+        batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)
+        if training.epochs is not None:
+            steps["epochs"] = training.epochs * len(batches.epoch(0))
+        if training.max_tokens is not None:
+            steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    if not steps:
+        raise no_examples(dataset.directory)
+    first = min(steps, key=lambda name: steps[name])
+    if len(steps) > 1 or first != "max_steps":
+        _report_end(training, steps, first)
+    changed = {"batch": to_dict(batch), "max_steps": steps[first]}
+    return parse(TrainingConfig, to_dict(training) | changed, at="training")
+
+
+def _report_end(training: TrainingConfig, steps: dict[str, int], first: str) -> None:
+    """Log which limit ends the training; warn if not all epochs fit."""
+    limits = "; ".join(
+        f"{name} {getattr(training, name):,}" + ("" if name == "max_steps" else f": {steps[name]:,} steps")
+        for name in sorted(steps, key=lambda name: steps[name])
+    )
+    cut = "epochs" in steps and steps["epochs"] > steps[first]
+    log.log(
+        logging.WARNING if cut else logging.INFO,
+        "%s ends the training after %d steps (%s)%s", f"training.{first}", steps[first], limits,
+        f". To train all epochs, set training.{first} to null" if cut else "",
+    )  # fmt: skip

@@ -154,7 +154,7 @@ def disk(stepper: Stepper, config: TrainingConfig, directory: Path, *, averaged:
     checkpoint = config.checkpoint
     kept = checkpoint.keep_last + 1 + (checkpoint.best_metric is not None)
     if checkpoint.keep_every is not None:
-        kept += (config.max_steps - done) // checkpoint.keep_every
+        kept += (config.steps - done) // checkpoint.keep_every
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free, {kept} checkpoints of {one / 2**30:.2f} GiB at most"
     short = kept * one > free
@@ -189,7 +189,8 @@ def batches(plan: BatchPlan, process: Process, *, epoch: int) -> Check:
     if min(size for size, _ in shapes) < ways:
         return Check(
             "batches", f"{found}; a global batch has fewer examples than its {ways} micro-batches over all ranks",
-            "raise training.batch.tokens or examples, or lower accumulation",
+            "set training.batch.examples_per_device (or tokens_per_device) instead of examples (or tokens), or lower "
+            "accumulation",
         )  # fmt: skip
     return Check("batches", found)
 

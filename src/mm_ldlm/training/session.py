@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mm_ldlm.tracking.follower import Follower
 from mm_ldlm.tracking.mlflow import MlflowSink
 from mm_ldlm.tracking.progress import ProgressSink
 from mm_ldlm.training.memory import refuse_beyond_memory, tokens_of_a_batch
+from mm_ldlm.training.resuming import back_to, later
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import LOG, read_status, sole_writer, taken
 
@@ -40,18 +40,20 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     if config.nodes > 1 and config.job is None:
         config = dataclasses.replace(config, job=typed.name)  # all hosts of a run must use the same name
     logs = runs / "logs" / typed.name / host_name()
-    if read_status(directory)["status"] == "finished" and typed.training.resume != "never":
+    back = back_to(typed, runs)
+    if read_status(directory)["status"] == "finished" and typed.training.resume != "never" and back is None:
         log.info("run %s is already finished: nothing to train", typed.name)
         return reference(typed, runs)
     _refuse_missing_origin(typed, runs)
+    _report_origin(typed, runs, back)
     _refuse_beyond_memory(typed, runs)
-    sinks: list[Any] = [ProgressSink(typed.training.max_steps)]
+    sinks: list[Any] = [ProgressSink(typed.training.steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
     if uri and run_id:
         sinks.append(MlflowSink(uri, run_id))
     log.info(
         "training %s: %d steps, %d × %d processes; log in %s",
-        typed.name, typed.training.max_steps, config.nodes, config.processes, directory / LOG,
+        typed.name, typed.training.steps, config.nodes, config.processes, directory / LOG,
     )  # fmt: skip
     # With several hosts, each has a session of the same run; a single host has one.
     alone = sole_writer(runs, f"{typed.name}.session") if config.nodes == 1 else nullcontext(True)
@@ -78,7 +80,6 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     status = read_status(directory)
     if status["status"] != "finished":
         raise WorkerFailed(f"training of {typed.name} was stopped{_how_to_continue(typed, directory)}")
-    shutil.rmtree(logs, ignore_errors=True)
     return reference(typed, runs)
 
 
@@ -92,6 +93,19 @@ def _refuse_missing_origin(spec: TrainingSpec, runs: Path) -> None:
                 f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at {named} "
                 f"(relative to {runs}). Correct the name, or set an absolute path."
             )
+
+
+def _report_origin(spec: TrainingSpec, runs: Path, back: Path | None) -> None:
+    """Log that the run goes back to an earlier checkpoint, or that `resume` is not read because it has newer ones."""
+    resume, own = spec.training.resume, folder.all_in(runs / spec.name / "checkpoints")
+    if back is not None:
+        moved = ", ".join(path.name for path in later(back)) or "none"
+        log.warning(
+            "run %s goes back to %s; its later checkpoints (%s) are moved to a folder checkpoints.old-N beside the "
+            "others", spec.name, back.name, moved,
+        )  # fmt: skip
+    elif resume not in ("auto", "never") and own:
+        log.info("run %s continues from its own %s; training.resume named its origin", spec.name, own[-1].name)
 
 
 def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> None:
@@ -109,7 +123,7 @@ def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:
     if not checkpoints:
         return " before its first checkpoint. The same command starts again from the beginning."
     again = "`training.resume: auto` continues" if spec.training.resume == "never" else "The same command continues"
-    return f"; its newest checkpoint is {checkpoints[-1].name} of {spec.training.max_steps} steps. {again} from there."
+    return f"; its newest checkpoint is {checkpoints[-1].name} of {spec.training.steps} steps. {again} from there."
 
 
 def reference(spec: TrainingSpec, runs: Path) -> dict[str, Any]:

@@ -19,12 +19,20 @@ from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.training.config import TrainingConfig
 
 FORMAT_VERSION = 2
-# Parameters that two sessions of one run may set differently, and those that the plan resolves into others: max_tokens
-# into max_steps, and seed into the spec's own.
+# Parameters that two sessions of one run may set differently, and those that the plan resolves into others: epochs and
+# max_tokens into max_steps, and seed into the spec's own.
 _FREE = frozenset(
     {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads",
-     "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "parallel", "seed"}
+     "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed",
+     "parameter_gradients"}
 )  # fmt: skip
+# Section, key and default of parameters that earlier versions lacked: runs with the default keep their names.
+_ADDED: tuple[tuple[str, str, Any], ...] = (
+    ("", "init_vocabulary", "same"),
+    ("", "validation_batch", None),
+    ("batch", "tokens_per_device", None),
+    ("batch", "examples_per_device", None),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +62,10 @@ class TrainingSpec:
     def fingerprint(self) -> str:
         """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
         training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
-        if self.training.init_vocabulary == "same":  # earlier versions had no other: their runs keep their names
-            training.pop("init_vocabulary")
-        training["batch"] = {key: value for key, value in training["batch"].items() if key != "prefetch"}
+        for place, key, default in _ADDED:
+            if (settings := training[place] if place else training)[key] == default:
+                settings.pop(key)
+        training["batch"].pop("prefetch")
         return fingerprint(
             {"seed": self.seed, "fingerprints": self.fingerprints, "model": to_dict(self.model),
              "objective": to_dict(self.objective), "training": training}

@@ -1,7 +1,9 @@
-"""Validation losses: one pass over held-out examples with the EMA weights and the same noise every time."""
+"""Validation losses and perplexity: a pass over held-out examples with the EMA weights, the same noise every time."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,25 @@ import torch
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.capabilities import Capabilities, Use
+from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batches import BatchPlan, Ints, Loader, Source
 from mm_ldlm.training.config import BatchConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.state import step_seed
+
+_SCORES: tuple[Use, ...] = ("score", "score_given_latent")
+"""Uses with a likelihood of texts, the preferred one first"""
+_LARGEST = 700.0
+"""Nats per token whose exponential is still finite"""
+
+
+def _use(capabilities: Capabilities, fields: Collection[str]) -> Use | None:
+    """Choose how the texts of a run are scored; None if it gives no likelihood of a text."""
+    readable = [use for use in _SCORES if use == "score" or "latents" in fields]
+    return next((use for use in readable if use in capabilities), None)
 
 
 class Subset:
@@ -35,13 +51,18 @@ class Subset:
 
 
 class Validation:
-    """Validation losses of one pass over the subset, separately for each kind of step."""
+    """Validation losses of one pass over the subset, separately for each kind of step.
+
+    Args:
+        capabilities: what the run can do; None, or without a likelihood of texts, computes no perplexity.
+    """
 
     def __init__(
         self, source: Source, root: TrainableRoot, ema: Ema, process: Process, *, batch: BatchConfig, examples: int,
-        seed: int, max_length: int, fill: bool,
+        seed: int, max_length: int, fill: bool, capabilities: Capabilities | None = None,
     ) -> None:  # fmt: skip
         self.root, self.ema, self.process, self.seed = root, ema, process, seed
+        self._scores = None if capabilities is None else _use(capabilities, root.objective.fields)
         subset = Subset(source, examples, seed=seed)
         self.plan = BatchPlan(subset.lengths, batch, seed=seed, max_length=max_length)
         self.loader = Loader(
@@ -49,8 +70,13 @@ class Validation:
         )  # fmt: skip
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals."""
+        """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
+
+        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included,
+        without a latent if the run can score texts so.
+        """
         objective = self.root.objective
+        generative = None if self._scores is None else objective.generative_model(self.root.model)
         sums: dict[str, torch.Tensor] = {}
         self.root.eval()
         with torch.no_grad(), self.ema.swapped():
@@ -65,6 +91,9 @@ class Validation:
                             both = torch.stack([pair[0].double(), pair[1].double()])
                             label = f"{kind}/{key}"
                             sums[label] = sums[label] + both if label in sums else both
+                    if generative is not None:
+                        both = self._negative_log_likelihood(generative, batch, draw=planned.index)
+                        sums["nll"] = sums["nll"] + both if "nll" in sums else both
         self.root.train()
         read = collectives.sum_(torch.stack(list(sums.values()))).tolist()
         found = {name: value / number for name, (value, number) in zip(sums, read, strict=True) if number > 0}
@@ -72,4 +101,18 @@ class Validation:
             sum(weight * found.get(f"{kind}/{key}", 0.0) for key, weight in objective.weights.items())
             for kind in objective.kinds
         ]
+        if "nll" in found:
+            found["perplexity"] = math.exp(min(found["nll"], _LARGEST))
         return {"loss": sum(totals) / len(totals), **found}
+
+    def _negative_log_likelihood(self, model: GenerativeModel, batch: Batch, *, draw: int) -> torch.Tensor:
+        """Compute (2,) float64: the sum of −log p of the texts of this rank, and the number of their tokens."""
+        given = batch.fields["latents"] if self._scores == "score_given_latent" else None
+        generator = RowGenerator(step_seed(self.seed, draw, "validation/nll"), batch.position_B)
+        nll_B = model.likelihood(batch.tokens_BL, latents_Bd=given, draws=1, generator=generator).nll_KB[0]
+        lengths_B = batch.valid_BL.sum(dim=1)
+        if model.has_length:
+            log_probs_BN = model.length_log_probs(given, rows=len(nll_B)).double()
+            nll_B = nll_B - log_probs_BN.gather(1, (lengths_B - 1).clamp(min=0)[:, None])[:, 0]
+        real_B = batch.real_B
+        return torch.stack([torch.where(real_B, nll_B, 0.0).sum().double(), (lengths_B * real_B).sum().double()])

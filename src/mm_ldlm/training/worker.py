@@ -24,8 +24,9 @@ import torch
 import mm_ldlm
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives, failure
+from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import CheckpointError, MMLDLMError, WorkerFailed
+from mm_ldlm.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.store import atomic
 from mm_ldlm.tracking.base import Silent, Tracker
@@ -34,6 +35,7 @@ from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.preflight import preflight
+from mm_ldlm.training.resuming import start
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import LOG, read_failure, sole_writer, taken, write_failure, write_status
 
@@ -86,7 +88,7 @@ def train(
             parts = build(spec, root=root, data=data, process=process, tracker=tracker, wrap_objective=wrap_objective)
             if config.preflight:
                 preflight(parts, spec, data, directory)
-            resumed = _start(parts, spec, root)
+            resumed = start(parts, spec, root)
             tracker.event(
                 parts.state.step, "start", resumed_from=resumed, world=process.world, attempt=process.rank_info.attempt
             )
@@ -123,24 +125,6 @@ def _known(error: BaseException) -> BaseException:
 
 
 # -- start and end of a session ----------------------------------------------------------------------------------------
-
-
-def _start(parts: loop.Run, spec: TrainingSpec, root: Path) -> str | None:
-    """Resume according to the parameters, and always after a lost rank; return the name of the checkpoint."""
-    resume = spec.training.resume
-    path: Path | None = None
-    if resume == "auto" or (resume == "never" and parts.process.rank_info.attempt > 0):
-        path = parts.checkpointer.newest()
-    elif resume != "never":
-        newest = parts.checkpointer.newest()  # of this run, if it was resumed from PATH before
-        try:
-            path = newest or folder.find(root / resume)
-        except CheckpointError as error:
-            raise CheckpointError(f"parameter 'training.resume': {error}") from None
-    if path is None:
-        return None
-    parts.checkpointer.restore(path)
-    return path.name
 
 
 @contextmanager
@@ -206,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     die_with_parent()
+    append_output()
     try:
         spec = TrainingSpec.read(given.spec)
         result = train(spec, root=given.root or given.spec.resolve().parent)

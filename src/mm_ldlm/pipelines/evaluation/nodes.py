@@ -71,7 +71,11 @@ def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, evaluation: Pa
 
     config = _config(evaluation)
     model = MMLDLM.from_run(
-        weights_folder(runs, run), checkpoint=config.checkpoint, use_ema=config.use_ema, device=config.device
+        weights_folder(runs, run),
+        checkpoint=config.checkpoint,
+        use_ema=config.use_ema,
+        device=config.device,
+        batch_tokens=config.batch_tokens,
     )
     refuse_other_data(model.parts, dataset.fingerprints)
     return model

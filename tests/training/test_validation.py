@@ -1,0 +1,84 @@
+"""Perplexity while training: that of the evaluation, and the metric that `best` may follow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+
+from mm_ldlm import MMLDLM
+from mm_ldlm.checkpoints import folder
+from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.tracking.jsonl import read_metrics
+from mm_ldlm.training.worker import train
+
+SMALL = {"dim": 16, "depth": 1, "heads": 2}
+AR = {"model": {"kind": "causal", **SMALL}, "objective": {"kind": "autoregressive"}}
+OFTEN = {
+    "validate_every": 2, "validation_examples": 100, "max_steps": 6, "run_name": "run",
+    "checkpoint": {"every_steps": 2, "keep_last": 9, "best_metric": "validation/perplexity", "background": False},
+}  # fmt: skip
+
+
+def validations(root: Path) -> dict[int, dict[str, Any]]:
+    lines = read_metrics(root / "run/training_log.jsonl")
+    return {line["step"]: line for line in lines if "validation/loss" in line}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores")
+    helpers.write_stores(root)
+    return root
+
+
+def test_the_perplexity_of_the_validation_is_that_of_the_evaluation_and_best_follows_it(stores: Path) -> None:
+    train(helpers.planned(stores, **AR, **OFTEN), root=stores / "runs")
+    found = validations(stores / "runs")
+    assert sorted(found) == [2, 4, 6]
+    dataset = Dataset.open(stores / "dataset")
+    lists = dataset.tokens.lists("input_ids")
+    ids = [lists.take(np.array([row]))[0].tolist() for row in dataset.rows("validation")]
+    for step, line in found.items():
+        model = MMLDLM.from_run(stores / "runs/run", checkpoint=step, device="cpu")
+        scores = model.score_tokens(ids, [""] * len(ids))
+        expected = scores.nll.sum() / sum(map(len, ids))
+        assert line["validation/nll"] == pytest.approx(expected, rel=1e-4)
+        assert line["validation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-3)
+    best = min(found, key=lambda step: found[step]["validation/perplexity"])
+    assert folder.pointer(stores / "runs/run/checkpoints", "best") == folder.name_of(best)
+
+
+def test_fillings_and_batches_do_not_change_an_exact_perplexity(tmp_path: Path) -> None:
+    values = []
+    for name, batch in (("all", None), ("three", 3), ("one", 1)):
+        settings = {**AR, **OFTEN, "validation_batch": batch, "max_steps": 2}
+        train(helpers.spec(**settings), root=tmp_path / name, data=helpers.data())
+        values.append(validations(tmp_path / name)[2]["validation/nll"])
+    assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "scored"),
+    [
+        ({"kind": "mmdit", "latent_tokens": 2, **SMALL}, {"kind": "multimodal", "mode": "mixed"}, True),
+        ({"kind": "mmdit", "latent_tokens": 2, **SMALL}, {"kind": "multimodal", "mode": "l2t"}, True),
+        ({"kind": "mmdit", "latent_tokens": 2, **SMALL}, {"kind": "multimodal", "mode": "t2l"}, False),
+        ({"kind": "dit", **SMALL}, {"kind": "text_diffusion"}, True),
+        ({"kind": "latent_mlp", "dim": 16, "depth": 1}, {"kind": "classification"}, False),
+    ],
+)
+def test_runs_that_score_texts_have_a_perplexity(
+    model: dict[str, Any], objective: dict[str, Any], scored: bool, stores: Path
+) -> None:
+    settings = {**OFTEN, "checkpoint": {"every_steps": 2}, "max_steps": 2, "resume": "never"}
+    train(helpers.planned(stores, model=model, objective=objective, **settings), root=stores / "runs")
+    line = validations(stores / "runs")[2]
+    assert ("validation/perplexity" in line) == scored
+    if scored:
+        assert line["validation/perplexity"] == pytest.approx(math.exp(line["validation/nll"]))
+        assert 1 < line["validation/nll"] < 20
