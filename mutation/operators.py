@@ -53,7 +53,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collects the mutants of one file; messages, annotations, docstrings and log lines have none."""
+    """Collects the mutants of one file; messages, annotations, docstrings, log lines and assertions have none."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source = path, source
@@ -172,6 +172,10 @@ class _Visitor(ast.NodeVisitor):
             (start, middle), (again, stop) = self._span(one), self._span(two)
             gap = self.source[middle:again].decode()
             self._add("swap arguments", (start, stop), f"{self._text(two)}{gap}{self._text(one)}")
+        if _is_strict_zip(node):  # an assertion about the lengths
+            for arg in node.args:
+                self.visit(arg)
+            return
         everything = [*node.args, *(keyword.value for keyword in node.keywords)]
         for keyword in node.keywords:
             if keyword.arg is not None and len(everything) > 1:
@@ -208,6 +212,13 @@ def _is_log(call: ast.Call) -> bool:
     function = call.func
     owner = function.value if isinstance(function, ast.Attribute) else None
     return isinstance(owner, ast.Name) and owner.id in ("log", "logger", "logging")
+
+
+def _is_strict_zip(call: ast.Call) -> bool:
+    """Whether a call is `zip(..., strict=True)`."""
+    if not (isinstance(call.func, ast.Name) and call.func.id == "zip"):
+        return False
+    return any(isinstance(keyword.value, ast.Constant) and keyword.value.value is True for keyword in call.keywords)
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,9 @@ from kedro.pipeline import Pipeline
 from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
+from mm_ldlm.config import refuse_unwritable
 from mm_ldlm.credentials import MASK, holds_credentials, mask, mask_values
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.messages import show
 
@@ -45,9 +47,19 @@ def test_a_secret_is_masked_and_recognised(text: str) -> None:
     assert SENTINEL not in show({"a": [text]})
 
 
+@pytest.mark.parametrize("text", WITH_SECRETS)
+@pytest.mark.parametrize("is_key", [False, True])
+def test_a_secret_in_a_parameter_is_refused_and_not_repeated(is_key: bool, text: str) -> None:
+    given = {"b": {text: 1}} if is_key else {"b": ["harmless", text]}
+    with pytest.raises(ConfigurationError, match=r"parameter 'a\.b.*: found a password or a token in") as refused:
+        refuse_unwritable(given, at="a")
+    assert SENTINEL not in str(refused.value)
+
+
 @pytest.mark.parametrize("text", WITHOUT)
 def test_a_text_without_a_secret_is_none(text: str) -> None:
     assert not holds_credentials(text)
+    refuse_unwritable({"b": [text]}, at="a")
     if not text.startswith("ssh"):
         assert mask(text) == text
 
@@ -62,6 +74,7 @@ def test_the_values_of_keys_that_name_secrets_are_masked(name: str) -> None:
     assert mask_values({"a": {name: SENTINEL, "b": [f"http://u:{SENTINEL}@h"]}}) == {
         "a": {name: MASK, "b": [f"http://{MASK}@h"]}
     }
+    assert mask_values({name: [SENTINEL, (SENTINEL, "")]}) == {name: [MASK, (MASK, "")]}, "each of several values"
     harmless = {"max_tokens": "many", "splits": {"key": "mm-ldlm"}, "batch_tokens": 4096, "token_vectors": "encoder"}
     assert mask_values(harmless) == harmless
 

@@ -63,6 +63,14 @@ def test_every_operator_finds_its_places_and_nothing_else() -> None:
         found[0].apply(b" " + SOURCE)
 
 
+def test_a_strict_zip_is_an_assertion_and_another_is_not() -> None:
+    def found(source: bytes) -> set[tuple[str, str]]:
+        return {(mutant.operator, mutant.before) for mutant in module("operators").mutants_of("a.py", source)}
+
+    assert found(b"x = zip(a[0], b(), strict=True)") == {("constant", "0")}
+    assert found(b"x = zip(a, b(), strict=False)") == {("flag", "False"), ("drop keyword", ", strict=False")}
+
+
 def test_all_mutants_of_a_file_of_each_room_compile(project: Path) -> None:
     rooms = module("campaign").ROOMS
     for room in rooms:

@@ -39,6 +39,22 @@ def test_every_damaged_marker_is_refused(tmp_path: Path) -> None:
             pytest.fail(f"accepted: {change}: {folder.check(path)}")
 
 
+@pytest.mark.parametrize(
+    ("step", "good"),
+    [(-1, False), (0, True), (2**63 - 1, True), (2**63, False), (True, False), (1.0, False), ("1", False)],
+)
+def test_the_step_of_a_marker_is_a_number_that_int64_holds(step: Any, good: bool, tmp_path: Path) -> None:
+    """Under another name, the marker alone says which step a checkpoint is."""
+    path = folder.write(tmp_path, 5, contents()).rename(tmp_path / "renamed")
+    marker = json.loads((path / folder.MARKER).read_text())
+    (path / folder.MARKER).write_text(json.dumps({**marker, "step": step}))
+    if good:
+        assert folder.step_of(path) == step
+    else:
+        with pytest.raises(CheckpointError, match="expected a step, found"):
+            folder.step_of(path)
+
+
 @pytest.mark.parametrize("listed", [{}, {"training_state.json"}, {"model.safetensors"}])
 def test_a_marker_cannot_switch_off_the_checksums_of_a_file(listed: set[str], tmp_path: Path) -> None:
     path = folder.write(tmp_path, 5, contents())

@@ -112,6 +112,13 @@ def test_of_a_folder_of_runs_the_newest_is_found(tmp_path: Path) -> None:
     assert folder.newest_run(tmp_path / "nothing") == tmp_path / "nothing"
 
 
+def test_checkpoints_are_in_the_order_of_their_steps_whatever_their_digits(tmp_path: Path) -> None:
+    for step in (100_000_000, 99_999_999, 1_000_000_000, 7):
+        folder.write(tmp_path, step, contents())
+    expected = [7, 99_999_999, 100_000_000, 1_000_000_000]
+    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == expected
+
+
 def test_retention_keeps_the_last_every_nth_and_the_best(tmp_path: Path) -> None:
     for step in range(1, 12):
         folder.write(tmp_path, step, contents())

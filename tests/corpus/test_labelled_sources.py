@@ -98,6 +98,16 @@ def test_a_second_text_that_is_too_long_is_quarantined(tmp_path: Path, ingested:
     assert "in the second text" in refused["detail"]
 
 
+def test_a_pair_whose_first_text_is_too_long_is_quarantined_and_not_split(tmp_path: Path, ingested: Any) -> None:
+    rows = [{"text": "one two three four five six", "kind": "first", "other": "a cat"}, *ROWS[:1]]
+    tokens = {"max_length": 4, "too_long": "split"}
+    out = ingested(source(tmp_path, "jsonl", rows, pair_column="other"), tokens=tokens)
+    assert out.texts == ["a red cat"]
+    (refused,) = out.quarantined
+    assert (refused["reason"], refused["detail"]) == ("too_many_tokens", "6 tokens, tokenizer.max_length is 4")
+    assert out.report["rows_from_splitting"] == 0
+
+
 def test_the_vocabulary_has_the_words_of_second_texts(tmp_path: Path, ingested: Any) -> None:
     out = ingested(source(tmp_path, "jsonl", ROWS[:2], pair_column="other", split="train"))
     tokenizer = build_tokenizer(out.records, TokenizerConfig(max_length=8, reduce_vocabulary=True))

@@ -375,6 +375,9 @@ def test_a_service_that_does_not_normalise_says_so(service: Service) -> None:
     with pytest.raises(EncoderError, match=r"length 1.*differ from 1 by up to 2.*encoder.normalised to false"):
         locate_encoder(config(service))
     assert not locate_encoder(config(service, normalised=False)).normalised
+    service.vectors = lambda text: unit(text) * np.float32(1.03 if text == probes.SENTENCES[4] else 1)
+    with pytest.raises(EncoderError, match=r"length 1.*differ from 1 by up to 0\.03"):
+        locate_encoder(config(service))
 
 
 # -- the key -----------------------------------------------------------------------------------------------------------

@@ -123,6 +123,17 @@ def test_bf16_trains_like_fp32_and_passes_the_sanity_checks(setting: Setting) ->
     assert 0 < numbers["loss error"] < precision.LOSS_TOLERANCE, "the option has an effect"
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1.5])
+def test_a_loss_that_is_no_number_or_far_from_float32_is_a_fault(loss: float, place: int) -> None:
+    losses = {"fp32": [3.0, 2.0, 1.0], "bf16": [3.0, 2.0, 1.0]}
+    assert precision._deviation(losses, "bf16") == (0.0, [])
+    losses["bf16"][place] = loss
+    error, faults = precision._deviation(losses, "bf16")
+    assert error > precision.LOSS_TOLERANCE
+    assert "within" in faults[0]
+
+
 def test_fp16_overflow_halves_the_scale_which_grows_and_is_restored(setting: Setting) -> None:
     numbers = passed(precision.fp16(setting))
     assert numbers["scale after overflow"] == numbers["scale restored"] == numbers["scale"] / 2

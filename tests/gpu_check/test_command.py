@@ -111,6 +111,17 @@ def test_the_report_is_json_and_a_table_for_the_log(
     assert lines[0].startswith("## GPU check on CPU (")
 
 
+def test_a_check_with_faults_failed_whatever_was_left_out() -> None:
+    found = [
+        Outcome.of("flops", Finding({}, faults, left_out))
+        for faults in ((), ("One.", "Two."))
+        for left_out in ("", "No.")
+    ]
+    assert [(outcome.status, outcome.reason) for outcome in found] == [
+        ("passed", ""), ("left out", "No."), ("failed", "One. Two."), ("failed", "One. Two.")
+    ]  # fmt: skip
+
+
 _BARE = """
 import sys
 BANNED = ("kedro", "kedro_datasets", "mlflow", "datasets", "pandas", "pydantic", "transformers", "yaml", "omegaconf",

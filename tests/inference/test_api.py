@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, SamplingError
@@ -172,6 +173,28 @@ def test_batching_changes_nothing(model, unit_latents):
     other = model.invert(targets, length="sample", seed=3)
     assert one.tokens == other.tokens
     assert (one.model_calls == other.model_calls).all()
+
+
+def test_batching_changes_no_latent(model):
+    """The noise of a latent is that of its row in the request, not of its place in a batch."""
+    texts, sampler = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w2 w3"], latent_sampler("ddpm", steps=3)
+    together = model.embed(texts, sampler=sampler, seed=3).latents
+    model._engine.latents.batch_tokens = 1
+    np.testing.assert_allclose(model.embed(texts, sampler=sampler, seed=3).latents, together, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 10_000])
+def test_pairs_stay_together_in_batches_by_length(batch_tokens, parts):
+    model = parts.make_classifier(pairs=True)
+    with torch.no_grad():  # the head starts at 0
+        for module in (value for value in vars(model.model).values() if isinstance(value, torch.nn.Module)):
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+    first, second = ["w1 w2 w3 w4 w5", "w6", "w7 w8 w9", "w2"], ["w3", "w4 w5 w6 w7", "w8", "w9 w1"]
+    alone = [model.classify(a, second=b).probabilities[0] for a, b in zip(first, second, strict=True)]
+    assert min(np.abs(a - b).max() for i, a in enumerate(alone) for b in alone[:i]) > 1e-3
+    model._engine.batch_tokens = batch_tokens
+    np.testing.assert_allclose(model.classify(first, second=second).probabilities, alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(

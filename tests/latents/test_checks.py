@@ -166,6 +166,21 @@ def test_damage_a_vector_of_the_wrong_dimension(data: Any) -> None:
         pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32(), 2))
 
 
+def test_damage_latents_that_are_no_vectors(data: Any) -> None:
+    """Lists of any length under the name of the latents: the report says so, and nothing tries to measure them."""
+    old = data.latents
+    schema = pa.schema([("id", pa.string()), ("latent", pa.list_(pa.float32()))])
+    table = pa.table({"id": old.ids(slice(None)), "latent": old.take(slice(None)).tolist()}, schema=schema)
+    writer = StoreWriter(data.root / "latents", kind="latents", schema=schema, shard_rows=50)
+    writer.append(table)
+    writer.finish(fingerprints=old.manifest.fingerprints, meta=old.manifest.meta)
+    stores = {"records": data.records, "tokens": data.tokens, "latents": ShardStore.open(data.root / "latents")}
+    outcome = check(data, stores=stores)
+    assert failed(outcome) == {"columns"}
+    assert "expected a fixed-size list in column 'latent'" in only(outcome, "columns")["message"]
+    assert outcome.report["statistics"] == {}
+
+
 def test_damage_ids_swapped_between_texts_and_latents(data: Any) -> None:
     def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
         ids[10], ids[11] = ids[11], ids[10]
@@ -438,6 +453,19 @@ def test_statistics_are_those_of_numpy(pristine: Any) -> None:
     np.fill_diagonal(cosine, -1)
     np.testing.assert_allclose(found.neighbour_cosine, cosine.max(1), atol=1e-6)
     assert len(np.unique(found.digest_n)) == len(np.unique(vectors, axis=0))
+
+
+@pytest.mark.parametrize(("queries", "step"), [(2000, 1), (40, 15)])
+def test_no_row_is_its_own_neighbour(queries: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 rows are compared in parts of 256 queries; of too many rows, every 15th is a query."""
+    from mm_ldlm.latents import statistics
+
+    monkeypatch.setattr(statistics, "_NEIGHBOUR_QUERIES", queries)
+    sample = np.random.default_rng(0).normal(size=(600, 8))
+    unit = sample / np.linalg.norm(sample, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, -1)
+    np.testing.assert_allclose(statistics._neighbours(sample), cosine.max(1)[::step], atol=1e-6)
 
 
 def test_manifest_and_shards_of_another_dimension_do_not_open(data: Any) -> None:

@@ -115,6 +115,18 @@ def test_the_report_refuses_metrics_of_other_weights(tmp_path: Path) -> None:
     assert reporting.collect_metrics(**given, timings={}, run=run, runs=tmp_path, evaluation=at_100) == right
 
 
+@pytest.mark.parametrize("bad", ["inversion_rows", "likelihood_rows"])
+def test_rows_of_other_weights_are_neither_kept_nor_compared(bad: str, tmp_path: Path) -> None:
+    mine, other = write_checkpoint(tmp_path, "B", 100), write_checkpoint(tmp_path, "A", 100)
+    rows = {name: samples(other if name == bad else mine) for name in ("inversion_rows", "likelihood_rows")}
+    with pytest.raises(EvaluationError, match=rf"{bad}: expected results of run B, .* found those of run A"):
+        reporting.compare_runs(
+            run={"name": "B"}, runs=tmp_path, metrics={MADE_BY: weights_of(mine, use_ema=True)}, **rows, reporting={},
+            evaluation={}, seed=0, tracking={},
+        )  # fmt: skip
+    assert not (tmp_path / "B" / "evaluation").exists()
+
+
 def test_a_table_keeps_its_provenance_on_disk_and_stays_for_the_same_weights_only(tmp_path: Path) -> None:
     one, two = write_checkpoint(tmp_path, "A", 1), write_checkpoint(tmp_path, "B", 1, value=1.0)
     entry = SamplesDataset(filepath=str(tmp_path / "samples.parquet"))

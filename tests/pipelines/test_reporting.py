@@ -54,6 +54,8 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
     page = found["report"].load()
     assert set(nodes.PLOTS) < set(found)
     assert "Left out: not trained" in page
+    assert "in 61 s" in page
+    assert "in 4 s" not in page, "the time of the run, not that of the call which found it finished"
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
         "seconds.training": 61.0,
         "seconds.sampling": 2.0,

@@ -23,7 +23,7 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.pipelines.sampling import nodes
 from mm_ldlm.pipelines.sampling.pipeline import create_pipeline
-from mm_ldlm.sampling.config import SamplingConfig
+from mm_ldlm.sampling.config import TASKS, SamplingConfig
 
 PARTS = importlib.util.spec_from_file_location(
     "inference_parts", Path(__file__).parents[1] / "inference" / "conftest.py"
@@ -259,6 +259,28 @@ def test_wrong_parameters_are_refused(changes, message):
     with pytest.raises(ConfigurationError) as error:
         nodes._config({"tasks": ["l2t"], "rows": 3, **SAMPLERS} | changes)
     assert message in str(error.value)
+
+
+ALWAYS, OF_ROWS = {"unconditional", "image_text"}, {"l2t", "t2l", "caption_to_image", "image_to_caption"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tasks"),
+    [
+        ({}, set()),
+        ({"rows": 1}, OF_ROWS),
+        ({"l2t": {"files": ["a.npy"]}}, {"l2t"}),
+        ({"l2t": {"texts": ["a"]}}, {"l2t"}),
+        ({"t2l": {"files": ["a.txt"]}}, {"t2l"}),
+        ({"t2l": {"texts": ["a"]}}, {"t2l"}),
+        ({"infill": {"texts": ["a [MASK]"]}}, {"infill"}),
+        ({"edit": {"sources": ["a"], "targets": ["b"]}}, {"edit"}),
+        ({"interpolate": {"starts": ["a"], "ends": ["b"]}}, {"interpolate"}),
+    ],
+)
+def test_a_task_has_an_input_where_its_own_parameters_name_one(inputs, tasks):
+    config = parse(SamplingConfig, {"rows": 0, **SAMPLERS} | inputs, at="sampling")
+    assert {task for task in TASKS if config.has_input(task)} == ALWAYS | tasks
 
 
 def test_base_parameters_are_complete(project):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,27 @@ def test_a_file_is_hashed_once_and_again_after_it_was_written(tmp_path: Path, mo
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of change still differs
     ShardStore.open(tmp_path).ints("row").take([0, 5, 8])
     assert hashed == ["part-000001.arrow"]
+
+
+@pytest.mark.parametrize("other", range(5))
+def test_the_record_tells_files_apart_by_name_size_and_both_times(
+    other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the five differs alone; on a real file system the time of change differs with any of the others."""
+    numbers = [7, 1_000, 2_000]
+
+    def line(name: str, sha256: str) -> str:
+        size, modified, changed = numbers
+        found = SimpleNamespace(st_size=size, st_mtime_ns=modified, st_ctime_ns=changed)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "stat", lambda self: found)
+            return verified._line(tmp_path, name, sha256, "")
+
+    before = line("a", "x")
+    assert before == line("a", "x")
+    if other < len(numbers):
+        numbers[other] += 1
+    assert before != line("b" if other == 3 else "a", "y" if other == 4 else "x")
 
 
 def test_a_torn_or_damaged_record_only_costs_time(tmp_path: Path) -> None:

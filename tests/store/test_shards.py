@@ -104,6 +104,15 @@ def test_iterating_gives_every_row_once(tmp_path: Path) -> None:
     assert found["row"].to_pylist() == list(range(23))
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, 23), (3, 5), (5, 16), (20, 90), (7, 7)])
+def test_a_window_has_the_rows_and_the_columns_that_are_named(start: int, stop: int, tmp_path: Path) -> None:
+    store = build(tmp_path / "x")
+    rows = min(stop, 23) - start
+    assert store.window(start, stop).combine_chunks().equals(table(rows, start).combine_chunks())
+    expected = table(rows, start).select(["row", "id"]).combine_chunks()
+    assert store.window(start, stop, columns=["row", "id"]).combine_chunks().equals(expected)
+
+
 def test_an_empty_store_has_a_schema(tmp_path: Path) -> None:
     StoreWriter(tmp_path, kind="toy", schema=SCHEMA).finish()
     store = ShardStore.open(tmp_path)

@@ -19,6 +19,7 @@ from mm_ldlm.tracking.progress import ProgressSink, progress_line
 def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:
     tracker: Tracker = JsonlTracker(tmp_path / "run" / "log.jsonl")
     tracker.metrics(1, {"loss": math.nan, "norm": math.inf, "ok": 1.5})
+    tracker.event(1, "trains", parameters=7)
     tracker.event(1, "skip", reason="loss is nan", rows=[1, 2])
     tracker.close()
     for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
@@ -30,6 +31,7 @@ def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:
     (event,) = read_events(tmp_path / "run" / "log.jsonl", "skip")
     assert event["rows"] == [1, 2]
     assert event["time"] > 0
+    assert [line["event"] for line in read_events(tmp_path / "run" / "log.jsonl")] == ["trains", "skip"]
     Silent().metrics(1, {})
 
 

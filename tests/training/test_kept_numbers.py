@@ -61,6 +61,28 @@ def test_validation_and_so_best_measure_the_averaged_weights() -> None:
     assert root.training
 
 
+def test_the_noise_of_validation_is_that_of_the_seed_and_the_kind_at_every_step() -> None:
+    """The loss of this objective is its noise, so two passes agree only if their noise does."""
+
+    class Noise(_Objective):
+        def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
+            return {"loss": (generator.uniform().sum(), torch.tensor(len(generator)))}
+
+    def losses(seed: int, *steps: int) -> list[dict[str, float]]:
+        root = Root()
+        root.objective = Noise(kinds=("a", "b"), fields=(), weights={"loss": 1.0})
+        validation = Validation(
+            helpers.Rows(8), root, Ema(root, EmaConfig()), ALONE, batch=BatchConfig(examples=4), examples=8,
+            seed=seed, max_length=helpers.LONGEST, fill=False,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return [validation(step) for step in steps]
+
+    first, again, later = losses(1, 3, 3, 700)
+    assert first == again == later
+    assert first["a/loss"] != first["b/loss"]
+    assert losses(2, 3)[0]["a/loss"] != first["a/loss"]
+
+
 @pytest.mark.parametrize("decay", [0.15, 0.9, 0.9999])
 def test_the_average_has_a_warm_up(decay: float) -> None:
     """Of a weight that jumps from 0 to 1, 1 − Π min(decay, (1 + n)/(10 + n)) has arrived after some updates."""
@@ -149,6 +171,24 @@ def test_best_is_the_smallest_or_the_largest(best_is: str, expected: list[bool],
     )
     assert [parts.checkpointer._is_best({"loss": value}) for value in (2.0, 3.0, 1.0)] == expected
     assert parts.state.best == (1.0 if best_is == "min" else 3.0)
+
+
+def test_minutes_between_checkpoints_are_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("mm_ldlm.training.checkpointer.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    checkpoint = {"every_steps": None, "every_minutes": 2.5, "background": False}
+    parts = build(
+        helpers.spec(checkpoint=checkpoint), root=tmp_path, data=helpers.data(), process=ALONE, tracker=Silent()
+    )
+    for seconds, over in ((0, False), (149, False), (151, True)):
+        clock[0] = 1000.0 + seconds
+        assert parts.checkpointer.minutes_over() is over
+    parts.checkpointer.save({})
+    assert not parts.checkpointer.minutes_over(), "they are counted from the last checkpoint"
+    clock[0] += 149
+    assert not parts.checkpointer.minutes_over()
+    clock[0] += 2
+    assert parts.checkpointer.minutes_over()
 
 
 def test_batches_are_not_ordered_by_length_within_an_epoch() -> None:

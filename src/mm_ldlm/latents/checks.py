@@ -63,14 +63,17 @@ def validate(
     stores = [store for store in (records, tokens, latents, images) if store is not None]
     _check_fingerprints(found, records, tokens, latents, images, tokenizer=tokenizer, located=located)
     readable = _check_bytes(found, *stores, checksums=config.verify_checksums)
-    if latents is not None and located is not None:
-        _check_shapes(found, latents, located=located, extraction=extraction)
+    has_vectors = (
+        latents is not None
+        and located is not None
+        and _check_shapes(found, latents, located=located, extraction=extraction)
+    )
     measured = None
     if readable:
         alignment.check_ids(found, *stores)
         alignment.check_tokens(found, tokens, tokenizer=tokenizer)
         alignment.check_texts(found, records, evaluation_sets=evaluation_sets, on_leakage=config.on_leakage)
-    if readable and latents is not None and located is not None:
+    if readable and has_vectors and latents is not None and located is not None:
         measured = statistics.measure(latents, plot_rows=config.plot_rows, seed=seed)
         check_vectors(found, latents, measured, config=config, normalised=located.normalised)
         if config.spot_rows and not any(finding.check in ("encoder", "alignment") for finding in found.errors):
@@ -196,13 +199,16 @@ def _shard_check(error: StoreError) -> str:
     return "truncated shard" if isinstance(error, TruncatedShardError) else "unreadable shard"
 
 
-def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncoder, extraction: ExtractConfig) -> None:
-    """Check the dimension against encoder and manifest, and the stored type against the parameters."""
+def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncoder, extraction: ExtractConfig) -> bool:
+    """Check the dimension against encoder and manifest, and the stored type against the parameters.
+
+    Return whether the column holds vectors, so that they can be measured.
+    """
     try:
         column = latents.fixed("latent")
     except StoreError as error:
         found.add("error", "columns", str(error))
-        return
+        return False
     for what, expected in (
         ("the encoder", located.dim),
         ("the manifest", latents.manifest.meta.get("dim")),
@@ -223,6 +229,7 @@ def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncod
             count=len(latents),
             remedy="Set embedding.dtype to the stored type, or embed again.",
         )
+    return True
 
 
 def check_vectors(

@@ -1,0 +1,57 @@
+"""What an edit masks, paths between latents, and neighbours: in closed form, on vectors of any length."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.inference.editing import neighbours, remask, slerp
+
+MASK, PAD = 21, 20
+
+
+class Graded:
+    """A model to which a token with a larger id is less likely."""
+
+    shape, device = SimpleNamespace(pad_id=PAD, mask_id=MASK), "cpu"
+    evaluating = contextlib.nullcontext
+
+    def token_log_probs(self, tokens_BL, *, latents_Bd, generator):
+        return -tokens_BL.double(), 3
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100])
+def test_the_tokens_that_are_least_likely_are_masked(batch_tokens):
+    writer = SimpleNamespace(
+        model=Graded(), batch_tokens=batch_tokens, generator=lambda rows, seed: RowGenerator(seed, torch.tensor(rows))
+    )
+    texts = [[1, 9, 2, 8], [5, 4, 3], [7]]
+    canvases, calls = remask(
+        writer, texts, latents_nd=torch.zeros(3, 6), strength=0.6, which="least_likely", seed=0
+    )  # fmt: skip
+    assert canvases == [[1, MASK, 2, MASK], [MASK, MASK, 3], [MASK]]
+    assert calls.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 1.0])
+def test_a_great_circle_interpolates_the_angle_and_the_norm_separately(fraction):
+    angle, norm = fraction * np.pi / 2, 2 + 4 * fraction
+    found = slerp(np.array([[2.0, 0.0]]), np.array([[0.0, 6.0]]), fraction)
+    np.testing.assert_allclose(found, [[norm * np.cos(angle), norm * np.sin(angle)]], atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 49, 50, 1000])
+def test_neighbours_do_not_depend_on_the_chunks_in_which_the_store_is_read(chunk):
+    draw = np.random.default_rng(0)
+    store, queries = draw.normal(size=(50, 6)) * draw.uniform(0.1, 9, size=(50, 1)), 3 * draw.normal(size=(5, 6))
+    cosines = (queries @ store.T) / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(store, axis=1)
+    order = np.argsort(-cosines, axis=1)[:, :7]
+    found = neighbours(queries, store, k=7, chunk=chunk)
+    assert found.rows.tolist() == order.tolist()
+    assert [list(row) for row in found.ids] == [[str(i) for i in row] for row in order]
+    np.testing.assert_allclose(found.cosines, np.take_along_axis(cosines, order, axis=1), rtol=1e-9)

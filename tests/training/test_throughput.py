@@ -1,0 +1,72 @@
+"""The numbers of a log line by hand: each is that of the steps since the line before, and no two are equal."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mm_ldlm.distributed.environment import RankInfo
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.training import throughput as module
+from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.throughput import Throughput
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def made(*, max_minutes: float | None = None, state: TrainingState | None = None) -> Any:
+    loader: Any = SimpleNamespace(waited=7.0)
+    process = Process(RankInfo(world=2), torch.device("cpu"), None)
+    return Throughput(loader, state or TrainingState(), process, max_steps=90, max_minutes=max_minutes)
+
+
+def step(found: Any, *, tokens: int, rows: int, length: int) -> None:
+    found.stepped(SimpleNamespace(tokens=tokens, examples=range(rows), length=length))
+
+
+def test_a_line_has_the_numbers_of_its_own_steps(clock: list[float]) -> None:
+    state = TrainingState(step=40, tokens=5_000, skipped=3, rollbacks=2, seconds=1_000.0)
+    found = made(state=state)
+    step(found, tokens=60, rows=4, length=20)
+    step(found, tokens=30, rows=5, length=8)
+    found.applied(2.0, True)
+    found.applied(5.0, False)
+    found.loader.waited, clock[0] = 8.0, 104.0
+    assert found.line(0.25, flops_per_token=6e10) == pytest.approx({
+        "lr": 0.25, "grad_norm": 3.5, "grad_norm_max": 5.0, "clipped": 0.5, "skipped": 3, "rollbacks": 2,
+        "tokens": 5_000, "tokens_per_second": 22.5, "padding_fraction": 0.25, "seconds_per_step": 2.0,
+        "waiting_fraction": 0.25, "seconds": 1_004.0, "seconds_left": 100.0, "tflops_per_second": 1.8,
+    })  # fmt: skip
+    state.step = 41
+    step(found, tokens=9, rows=1, length=12)
+    clock[0] = 107.0
+    second = found.line(0.125, flops_per_token=0.0)
+    assert math.isnan(second.pop("grad_norm"))
+    assert math.isnan(second.pop("grad_norm_max"))
+    assert second == pytest.approx({
+        "lr": 0.125, "clipped": 0.0, "skipped": 3, "rollbacks": 2, "tokens": 5_000, "tokens_per_second": 3.0,
+        "padding_fraction": 0.25, "seconds_per_step": 3.0, "waiting_fraction": 0.0, "seconds": 1_007.0,
+        "seconds_left": 147.0,
+    })  # fmt: skip
+
+
+def test_the_minutes_of_a_run_are_those_of_all_its_sessions(clock: list[float]) -> None:
+    found = made(max_minutes=2.0, state=TrainingState(seconds=100.0))
+    for seconds, over in ((0, False), (19, False), (21, True)):
+        clock[0] = 100.0 + seconds
+        assert found.out_of_time() is over
+    assert found.state.seconds == 100.0, "asking counts nothing"
+    found.count_seconds()
+    found.count_seconds()
+    assert found.state.seconds == 121.0
+    assert found.out_of_time()
+    assert not made().out_of_time()
