@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm import cli
@@ -23,7 +23,10 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@UNHURRIED
 @given(first=VALUES, second=VALUES, ascii_only=st.booleans())
 @example(first='it\'s "both", [a', second={"a,b": ["]", "}", {"'": "\\"}]}, ascii_only=True)
 def test_every_value_of_json_round_trips(first: Any, second: Any, ascii_only: bool) -> None:
@@ -33,6 +36,7 @@ def test_every_value_of_json_round_trips(first: Any, second: Any, ascii_only: bo
     assert parse_params(f"a.b={write(first)},c = {write(second)} ,") == {"a": {"b": first}, "c": second}
 
 
+@UNHURRIED
 @given(st.text(st.sampled_from("ab=,.[]{}'\": \\-#*&!|%@<1\n${}"), max_size=40))
 def test_any_text_is_read_or_refused_with_position_and_example(text: str) -> None:
     refused = None
