@@ -50,7 +50,9 @@ def test_an_experiment_opens_in_the_view_of_model_training_unless_the_user_chose
             tags = {"mlflow.experimentKind": own} if own else {}
             connected.create_experiment(name, artifact_location=tmp_path.as_uri(), tags=tags)
         tracking.open_run(uri, experiment=name, name="n", parameters={}, tags={})
-        kinds[name] = connected.get_experiment_by_name(name).tags["mlflow.experimentKind"]
+        experiment = connected.get_experiment_by_name(name)
+        assert experiment is not None
+        kinds[name] = experiment.tags["mlflow.experimentKind"]
     assert kinds == {
         "new": "custom_model_development", "old": "custom_model_development", "other": "genai_development"
     }  # fmt: skip
@@ -58,7 +60,10 @@ def test_an_experiment_opens_in_the_view_of_model_training_unless_the_user_chose
 
 def test_lines_of_a_log_get_the_names_of_their_groups(uri: str) -> None:
     run_id = tracking.open_run(uri, experiment="e", name="n", parameters={}, tags={})
-    lines = [{"step": 1, "loss": 2.0, "grad_norm/block0": 1.0}, {"event": "skip", "reason": "/a/b/c", "step": 1}]
+    lines: list[dict[str, Any]] = [
+        {"step": 1, "loss": 2.0, "grad_norm/block0": 1.0},
+        {"event": "skip", "reason": "/a/b/c", "step": 1},
+    ]
     tracking.log_lines(uri, run_id, lines)
     found = tracking.client(uri).get_run(run_id).data
     assert found.metrics == {"1_headline/loss": 2.0, "5_diagnostics/grad_norm/block0": 1.0}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.tracking.jsonl import read_metrics
+from mm_ldlm.training.validation import Validation
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
@@ -60,6 +65,24 @@ def test_fillings_and_batches_do_not_change_an_exact_perplexity(tmp_path: Path) 
         train(helpers.spec(**settings), root=tmp_path / name, data=helpers.data())
         values.append(validations(tmp_path / name)[2]["validation/nll"])
     assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-5)
+
+
+def test_the_length_of_a_text_is_part_of_its_likelihood_and_fillings_are_not() -> None:
+    lengths = torch.tensor([2, 3, 0])
+    batch = Batch(
+        tokens_BL=torch.ones(3, 3, dtype=torch.long), valid_BL=torch.arange(3) < lengths[:, None], fields={},
+        examples_B=torch.tensor([7, 4, -1]), position_B=torch.arange(3), global_size=2, global_tokens=5,
+    )  # fmt: skip
+    chances = torch.tensor([0.125, 0.25, 0.5])
+    model: Any = SimpleNamespace(
+        has_length=True,
+        likelihood=lambda tokens_BL, **options: Likelihood(torch.tensor([[1.0, 2.0, 100.0]], dtype=torch.float64)),
+        length_log_probs=lambda latents_Bd, *, rows: chances.log().expand(rows, 3),
+    )
+    validation: Any = SimpleNamespace(_scores="score", seed=0)
+    total, tokens = Validation._negative_log_likelihood(validation, model, batch, draw=0).tolist()
+    assert tokens == 5
+    assert total == pytest.approx(3 - math.log(0.25) - math.log(0.5))
 
 
 @pytest.mark.parametrize(

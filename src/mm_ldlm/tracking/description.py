@@ -13,12 +13,15 @@ from mm_ldlm.credentials import mask, mask_values
 _ABSOLUTE = re.compile(r"(?<![\w.:/~-])(?:[A-Za-z]:)?/(?:[^\s/'\"=,;()\[\]{}]+/)+")
 """Folders of an absolute path, up to its last part; the path of an address (http://host/x) is none"""
 
+_DATABASE = re.compile(r"(?<=sqlite:///)/(?:[^\s/'\"=,;()\[\]{}]+/)+")
+"""Folders of an absolute path to a database"""
+
 
 def without_paths(text: str, *, project: Path | None = None) -> str:
     """Replace the folders of absolute paths in `text` by "…/", those of the project by nothing; mask credentials."""
     if project is not None:
         text = text.replace(f"{project.as_posix()}/", "")
-    return _ABSOLUTE.sub("…/", mask(text))
+    return _DATABASE.sub("…/", _ABSOLUTE.sub("…/", mask(text)))
 
 
 def clean(value: Any, *, project: Path | None = None) -> Any:

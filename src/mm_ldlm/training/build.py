@@ -174,8 +174,9 @@ def _validation(
             "examples. Set it to 0, or set ingestion.splits.validation above 0."
         )
     size = config.validation_batch
-    alone = {"tokens": None, "examples": size, "accumulation": 1}
-    batch = config.batch if size is None else dataclasses.replace(config.batch, **alone)
+    batch = (
+        config.batch if size is None else dataclasses.replace(config.batch, tokens=None, examples=size, accumulation=1)
+    )
     return Validation(
         data.validation, root, ema, process, batch=batch, examples=config.validation_examples, seed=spec.seed,
         max_length=data.shape.max_length, fill=config.precision.compile,
