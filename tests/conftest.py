@@ -23,6 +23,10 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("untimed", deadline=None)  # time is measured in benchmarks, never in a test
+settings.load_profile("untimed")
 
 PROJECT = Path(__file__).resolve().parents[1]
 if (_here := str(Path(__file__).parent)) not in sys.path:

@@ -194,6 +194,7 @@ def test_the_mlflow_run_leads_back_to_run_folder_data_and_command(
     (folder / "config.json").write_text('{"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion"}}')
     (folder / "status.json").write_text('{"status": "finished", "step": 9}')
     monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: project / "runs")
+    monkeypatch.setattr("kedro.framework.project.pipelines", {})  # other tests may have configured the project's
     monkeypatch.setattr("sys.argv", ["/opt/venv/bin/kedro", "run", "--from-nodes=run_training", "--params=a=/x/y/z"])
     hooks, data = ProjectHooks(), catalog(project, enabled=True)
     hooks.after_context_created(context(project))

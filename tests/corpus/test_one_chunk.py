@@ -21,7 +21,7 @@ def cleaned(*chunks: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Coun
     cleaner = Cleaner(IngestionConfig(sources=(SourceConfig(kind="starter"),)), counts)
     for chunk in chunks:
         cleaner.clean([(0, Row(text, "file", line, split)) for line, (text, split) in enumerate(chunk, start=1)])
-    table, _ = cleaner.take_tables()
+    table, _, _ = cleaner.take_tables()
     return list(zip(table["text"].to_pylist(), table["split"].to_pylist(), strict=True)), counts
 
 

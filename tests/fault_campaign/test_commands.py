@@ -176,7 +176,8 @@ def test_a_full_disk_is_a_message(kedro: Any, tmp_path: Path, pipelines: str) ->
         assert "disk" in output.lower() or "space" in output.lower(), output[-2000:]
         (data / "filler").unlink()
         again = kedro("tracking.enabled=false", data=data, pipelines=pipelines)
-        assert again.wait(timeout=900) == 0
+        output, _ = again.communicate(timeout=900)
+        assert again.returncode == 0, output[-3000:]
         assert not list(data.rglob(".tmp-*"))
     finally:
         subprocess.run(["umount", "-l", str(data)], check=False, capture_output=True)

@@ -223,7 +223,7 @@ def _check_damage(config: IngestionConfig, progress: Progress) -> None:
 
 
 def _remedy(progress: Progress) -> str:
-    if progress.counts.quarantined_by["missing_column"] == progress.counts.damaged:
+    if 2 * progress.counts.quarantined_by["missing_column"] > progress.counts.damaged:
         return (
             "Name columns that the source has: that of the text by `--params ingestion.text_column=NAME`, others by "
             "the keys of the source."
