@@ -89,4 +89,5 @@ def test_the_figures_show_every_class_and_bin() -> None:
     diagram = classification_figures.reliability({"model": entry, "logistic_regression": entry})
     assert [trace.name for trace in diagram.data] == ["calibrated", "model", "logistic regression"]
     assert len(diagram.data[1].x) == len(entry["reliability"])
+    assert (list(diagram.data[0].x), list(diagram.data[0].y)) == ([0, 1], [0, 1]), "the diagonal"
     assert classification_figures.confusion({"skipped": "reason"}) is None
