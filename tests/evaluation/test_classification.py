@@ -38,6 +38,17 @@ def test_the_measures_are_those_of_scikit_learn() -> None:
     assert (low < high).any()
 
 
+@pytest.mark.parametrize(("level", "low", "high"), [(0.9, 5.0, 95.0), (0.5, 25.0, 75.0)])
+def test_the_intervals_of_the_confusions_are_quantiles_of_the_replicates(
+    level: float, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One example of class 0, predicted as 1, which occurs 0 to 100 times in the replicates."""
+    monkeypatch.setattr(measures, "replicates_of", lambda statistic, *_, **__: statistic(np.arange(101.0)[:, None]))
+    found = measures.confusion(np.array([[0.0, 1.0, 0.0, 0.0]]), 2, replicates=101, seed=0, level=level)
+    for name, expected in (("counts", 1.0), ("low", low), ("high", high)):
+        np.testing.assert_allclose(found[name], [[0.0, expected], [0.0, 0.0]], err_msg=name)
+
+
 def test_a_class_that_occurs_nowhere_does_not_count() -> None:
     statistic = measures.macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), 5)
     assert statistic(np.ones((1, 3)))[0] == pytest.approx(2 / 3)
@@ -78,4 +89,5 @@ def test_the_figures_show_every_class_and_bin() -> None:
     diagram = classification_figures.reliability({"model": entry, "logistic_regression": entry})
     assert [trace.name for trace in diagram.data] == ["calibrated", "model", "logistic regression"]
     assert len(diagram.data[1].x) == len(entry["reliability"])
+    assert (list(diagram.data[0].x), list(diagram.data[0].y)) == ([0, 1], [0, 1]), "the diagonal"
     assert classification_figures.confusion({"skipped": "reason"}) is None

@@ -7,6 +7,7 @@ import pytest
 
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.inference.inputs import read_texts
 from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
@@ -62,6 +63,12 @@ def test_a_sampler_of_latents_does_not_write_texts(sampler, model):
         model.generate(1, sampler=sampler)
     with pytest.raises(ConfigurationError, match="expected a latent sampler, found ConfidenceConfig, which is not one"):
         model.embed("w1", sampler=text_sampler("confidence"))
+
+
+def test_a_file_without_texts_is_named(tmp_path):
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(SamplingError, match=r"blank\.txt: expected at least one text, found none"):
+        read_texts(tmp_path / "blank.txt")
 
 
 def test_numbers_of_numpy_are_numbers(model):

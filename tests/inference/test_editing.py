@@ -40,9 +40,15 @@ def test_the_tokens_that_are_least_likely_are_masked(batch_tokens):
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 1.0])
 def test_a_great_circle_interpolates_the_angle_and_the_norm_separately(fraction):
-    angle, norm = fraction * np.pi / 2, 2 + 4 * fraction
-    found = slerp(np.array([[2.0, 0.0]]), np.array([[0.0, 6.0]]), fraction)
-    np.testing.assert_allclose(found, [[norm * np.cos(angle), norm * np.sin(angle)]], atol=1e-12)
+    """Two pairs: from angle 0 and norm 2 to angle π/2 and norm 6, and from 1 and 5 to 1.7 and 1."""
+
+    def at(angles, norms):
+        return np.stack([norms * np.cos(angles), norms * np.sin(angles)], axis=1)
+
+    angles, norms = (np.array([0.0, 1.0]), np.array([np.pi / 2, 1.7])), (np.array([2.0, 5.0]), np.array([6.0, 1.0]))
+    expected = [(1 - fraction) * start + fraction * end for start, end in (angles, norms)]
+    found = slerp(at(angles[0], norms[0]), at(angles[1], norms[1]), fraction)
+    np.testing.assert_allclose(found, at(*expected), atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 49, 50, 1000])

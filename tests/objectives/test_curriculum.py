@@ -88,6 +88,18 @@ def test_dynamic_ends_a_stage_where_the_loss_stops_falling():
     assert first(demanding, 2) == 120
 
 
+def test_every_window_begins_with_no_steps_and_no_loss():
+    """Stage, steps and sum of the window, and the mean of the window before, after each of ten steps."""
+    made, state, found = curriculum("dynamic", window=3, plateau=0.1), plateau_start(), []
+    for step, loss in enumerate((3.0, 5.0, 4.0, 2.0, 1.0, 0.0, 1.0, 1.0, 1.0, 7.0), start=100):
+        state = plateau_after(state, made, loss, step=step)
+        found.append(state.tolist())
+    assert found == [
+        [1, 1, 3, math.inf], [1, 2, 8, math.inf], [1, 0, 0, 4], [1, 1, 2, 4], [1, 2, 3, 4], [1, 0, 0, 1], [1, 1, 1, 1],
+        [1, 2, 2, 1], [2, 0, 0, math.inf], [2, 1, 7, math.inf],
+    ]  # fmt: skip
+
+
 def test_dynamic_never_goes_back_and_leaves_the_warm_up_alone():
     found = stages([1.0] * 150 + [0.5] * 250)
     assert found == sorted(found)

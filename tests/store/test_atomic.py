@@ -25,6 +25,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporaries(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are listed on Linux only")
+def test_no_write_leaves_a_file_open(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = opened()
+    for number in range(5):
+        atomic.write_json(tmp_path / "a.json", {"a": number})
+        with atomic.new_directory(tmp_path / "d") as new:
+            (new / "file").write_text("x")
+    assert opened() == before
+
+
 def test_a_directory_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "d"
 

@@ -15,7 +15,7 @@ import pytest
 
 from damage import damaged
 from mm_ldlm.errors import MissingShardError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter, verified
+from mm_ldlm.store import ShardStore, StoreWriter, shard_file, verified
 from mm_ldlm.store.manifest import NAME
 
 SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32()))])
@@ -87,6 +87,18 @@ def test_the_first_shard_is_verified_before_its_columns_are_read(tmp_path: Path)
     flip(tmp_path / "part-000000.arrow", 40)
     with pytest.raises(StoreError, match=r"part-000000\.arrow: checksum differs"):
         _ = ShardStore.open(tmp_path).schema
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_shard_of_several_batches_is_refused_because_only_the_first_would_be_read(
+    batches: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "part-000000.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        for _ in range(batches):
+            writer.write_batch(pa.record_batch({"row": [1], "ids": [[2]]}, schema=SCHEMA))
+    with pytest.raises(StoreError, match=f"expected one record batch, found {batches}"):
+        shard_file.read(path)
 
 
 def test_a_file_is_hashed_once_and_again_after_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,11 @@ def test_gradient_norms_do_not_grow_with_the_loss_scale() -> None:
     assert (scaled["fp16_scale"], scaled["fp16_underflow"]) == (2.0**16, 0.0)
 
 
+def test_the_peak_of_the_memory_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrusage", lambda who: SimpleNamespace(ru_maxrss=3 * 2**19))  # KiB
+    assert numbers(scale=None)["memory_peak_gib"] == 1.5
+
+
 def test_underflow_is_a_fraction_of_what_took_part() -> None:
     table = torch.zeros(10, 4)  # only words 2 and 5 occurred, and one of their eight entries is lost
     table[2], table[5] = 1.0, 1.0
