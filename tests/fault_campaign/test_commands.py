@@ -154,7 +154,7 @@ def test_a_full_disk_is_a_message(kedro: Any, tmp_path: Path, pipelines: str) ->
     """The pipeline writes to a file system that its predecessors filled; with room it then finishes."""
     data = tmp_path / "small"
     data.mkdir()
-    options = "size=256m"
+    options = "size=1g"
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(data)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -164,8 +164,11 @@ def test_a_full_disk_is_a_message(kedro: Any, tmp_path: Path, pipelines: str) ->
             first = kedro("tracking.enabled=false", data=data, pipelines=",".join(before))
             assert first.wait(timeout=900) == 0
         used = shutil.disk_usage(data).used
-        (data / "filler").write_bytes(bytes(64 * 2**20))
-        subprocess.run(["mount", "-o", f"remount,size={used + 65 * 2**20}", str(data)], check=True, capture_output=True)
+        room = 300 * 2**20  # what is free again afterwards: preflight asks for the space of several checkpoints
+        (data / "filler").write_bytes(bytes(room))
+        subprocess.run(
+            ["mount", "-o", f"remount,size={used + room + 2**20}", str(data)], check=True, capture_output=True
+        )
         with open(data / "filler", "ab") as filler:  # leave a few pages
             free = shutil.disk_usage(data).free
             filler.write(bytes(max(free - 16_384, 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import types
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from kedro.io import DatasetError
 
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
@@ -141,3 +143,31 @@ def test_a_table_keeps_its_provenance_on_disk_and_stays_for_the_same_weights_onl
     not_requested.attrs |= {KEEP: weights_of(two, use_ema=True)}
     entry.save(not_requested)
     assert len(entry.load()) == 0
+
+
+@pytest.mark.parametrize("found", [b"", b"PAR1", b"half a table"])
+def test_a_damaged_table_is_nobodys_and_is_written_again(tmp_path: Path, found: bytes) -> None:
+    """A full disk left such files, and the next run ended where it read who had made them."""
+    weights = write_checkpoint(tmp_path, "A", 1)
+    entry = SamplesDataset(filepath=str(tmp_path / "samples.parquet"))
+    (tmp_path / "samples.parquet").write_bytes(found)
+    not_requested = samples(weights, seed=4)
+    not_requested.attrs |= {KEEP: weights_of(weights, use_ema=True)}
+    entry.save(not_requested)
+    assert entry.load().attrs == not_requested.attrs
+
+
+def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = SamplesDataset(filepath=str(tmp_path / "samples.parquet"))
+    entry.save(samples(write_checkpoint(tmp_path, "A", 1), seed=3))
+    before = (tmp_path / "samples.parquet").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    other = samples(write_checkpoint(tmp_path, "B", 2), seed=9)
+    monkeypatch.setattr("mm_ldlm.store.atomic.os.fsync", full)
+    with pytest.raises(DatasetError, match="No space left"):
+        entry.save(other)
+    assert [path.name for path in tmp_path.glob("*samples*")] == ["samples.parquet"]
+    assert (tmp_path / "samples.parquet").read_bytes() == before

@@ -33,7 +33,11 @@ class SamplesDataset(ParquetDataset):
     def save(self, data: Any) -> None:
         if KEEP in data.attrs and self._exists() and weights_in(self._made_by()) == data.attrs[KEEP]:
             return
-        super().save(data)
+        # Whole or not at all: half a file, of a full disk, would stop the next run where it looks who made it.
+        buffer = io.BytesIO()
+        data.to_parquet(buffer, **self._save_args)
+        write_bytes(Path(str(self._get_save_path())), buffer.getvalue())
+        self._invalidate_cache()
         if self._vectors is not None:
             self._save_vectors(data[self._vectors])
 
@@ -48,7 +52,11 @@ class SamplesDataset(ParquetDataset):
             write_bytes(path, buffer.getvalue())
 
     def _made_by(self) -> Any:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        metadata = pq.read_schema(str(self._get_load_path())).metadata or {}
+        try:
+            metadata = pq.read_schema(str(self._get_load_path())).metadata or {}
+        except (OSError, pa.ArrowException):  # a damaged table is nobody's, and is written again
+            return None
         return json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(MADE_BY)
