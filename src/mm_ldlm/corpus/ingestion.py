@@ -74,11 +74,12 @@ def ingest(
         for source in config.sources
     ]
     made_by = _fingerprints(config, sources, tokenizer, tokens)
-    if vectors is not None:
-        made_by["vectors"] = fingerprint(vectors.dim)
+    vector_dim, vector_folder = (None, None) if vectors is None else (vectors.dim, vectors.workspace)
+    if vector_dim is not None:
+        made_by["vectors"] = fingerprint(vector_dim)
     refuse_other_sources(config, workspace, fingerprint=made_by["sources"])
     progress = Progress.resume(
-        workspace, quarantine, vectors and vectors.workspace, fingerprint=fingerprint(made_by), sources=len(sources)
+        workspace, quarantine, vector_folder, fingerprint=fingerprint(made_by), sources=len(sources)
     )
     _clear(workspace, progress.records, made_by=made_by)
     _clear(quarantine, progress.quarantine, made_by=made_by)
@@ -87,9 +88,7 @@ def ingest(
     write_sources(config, workspace)
     resumed_rows = progress.counts.rows_in
     if not progress.done:
-        cleaner = Cleaner(
-            config, progress.counts, tokenizer=tokenizer, limits=tokens, vector_dim=vectors and vectors.dim
-        )
+        cleaner = Cleaner(config, progress.counts, tokenizer=tokenizer, limits=tokens, vector_dim=vector_dim)
         if progress.records:
             cleaner.restore(
                 ShardStore(workspace, Manifest(kind="records", rows=_rows(progress), shards=tuple(progress.records)))
