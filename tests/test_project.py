@@ -197,7 +197,8 @@ def test_one_mlflow_run_holds_parameters_curves_headlines_and_report(finished: P
     assert run.data.params["training.max_steps"]
     assert run.data.tags["environment"] == "test"
     assert run.data.metrics["1_headline/l2t.exact_match"] >= 0
-    assert len(tracking.get_metric_history(reference["run_id"], "1_headline/loss")) > 1  # live, one for each logged step
+    # live, one for each logged step
+    assert len(tracking.get_metric_history(reference["run_id"], "1_headline/loss")) > 1
     assert "report.html" in {file.path for file in tracking.list_artifacts(reference["run_id"])}
 
 
