@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.errors import SamplingError
@@ -104,3 +105,16 @@ def test_no_sampler_is_the_default_and_a_configuration_is_itself():
     assert latent_config("ddpm", 3, 2) == latent_sampler("ddpm", steps=3, draws=2)
     with pytest.raises(SamplingError, match="steps must be at least 1, found 0"):
         text_config("margin", 0, default=DEFAULT)
+
+
+def test_a_text_beyond_the_window_is_written_in_windows_of_it(text_model) -> None:
+    """Without a window the model would read positions that it was never trained on."""
+    module, read = text_model._engine.model.model, []
+    module.register_forward_pre_hook(lambda _, given, named: read.append((given, named)), with_kwargs=True)
+    window = text_model._engine.shape.max_length
+    sampler = text_sampler("blocks", block_length=4, inner=text_sampler("random", steps=2))
+    found = text_model.generate(2, length=window + 8, sampler=sampler)
+    assert [len(tokens) for tokens in found.tokens] == [window + 8] * 2
+    lengths = {t.shape[1] for given, named in read for t in (*given, *named.values())
+               if isinstance(t, torch.Tensor) and t.ndim == 2 and t.dtype == torch.int64}  # fmt: skip
+    assert max(lengths) == window
