@@ -8,8 +8,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
 from mm_ldlm.config_loader import merge, parse_yaml
+from mm_ldlm.console import messages_only
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
 from mm_ldlm.hooks import ProjectHooks
@@ -195,14 +195,14 @@ def _dataset_being_loaded() -> str | None:
 def read_params(context: click.Context, _: click.Parameter, value: Any) -> dict[str, Any]:
     """Parse `--params`, over the parameters of the file of `--config`."""
     below = (context.default_map or {}).get("params") or {}
-    with _messages():
+    with messages_only():
         return merge(below, value if isinstance(value, Mapping) else parse_params(value or ""))
 
 
 def read_config(context: click.Context, _: click.Parameter, file: str | None) -> str | None:
     """Read the file of `--config`, whose section `run` has defaults for the options of the command."""
     if file is not None:
-        with _messages():
+        with messages_only():
             context.default_map = {**(context.default_map or {}), **_options_in(Path(file))}
     return file
 
@@ -231,15 +231,6 @@ def _options_in(file: Path) -> dict[str, Any]:
             value = ",".join(map(str, value))
         options[name] = value
     return options
-
-
-@contextmanager
-def _messages() -> Iterator[None]:
-    """Print only the message of an error in the options; click prints its own exceptions."""
-    try:
-        yield
-    except MMLDLMError as error:
-        raise click.ClickException(mask(str(error))) from None
 
 
 _READ = {"params": read_params, "config": read_config}

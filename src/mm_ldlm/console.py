@@ -81,7 +81,7 @@ def invert(
 
     The file contains raw latents (n, d), as the encoder of the run makes them.
     """
-    with _messages():
+    with messages_only():
         model, seed = _load(**run)
         sampler = None
         if temperature is not None:
@@ -123,7 +123,7 @@ def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> 
 
     from mm_ldlm.inference.inputs import read_texts
 
-    with _messages():
+    with messages_only():
         model, seed = _load(**run)
         made = model.embed(read_texts(file), steps=steps, draws=draws, seed=seed)
         buffer = io.BytesIO()
@@ -152,7 +152,7 @@ def _print(lines: Iterator[str] | Sequence[str]) -> None:
 
 
 @contextmanager
-def _messages() -> Iterator[None]:
+def messages_only() -> Iterator[None]:
     """Print only the message of an error that was raised on purpose; click prints its own exceptions."""
     try:
         yield

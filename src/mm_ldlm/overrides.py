@@ -151,7 +151,7 @@ def _value(text: str, start: int, end: int, option: str) -> Any:
     except ValueError:  # not JSON, but perhaps YAML
         pass
     try:
-        return yaml.load(value, Loader=get_yaml_loader())
+        return yaml.load(value, Loader=get_yaml_loader())  # a subclass of SafeLoader: it makes no objects
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = start + text[start:end].index(value) + (mark.index if mark is not None else 0)

@@ -31,6 +31,8 @@ def free_port() -> int:
 
 def test_another_host_finds_the_first_one_that_listens(listener: socket.socket) -> None:
     master.probe(f"127.0.0.1:{listener.getsockname()[1]}", node_rank=1, seconds=5)
+    listener.settimeout(5)
+    listener.accept()[0].close()  # the probe connected
 
 
 def test_another_host_waits_for_the_first_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,8 +77,10 @@ def test_the_first_host_refuses_a_port_that_is_taken(listener: socket.socket) ->
     master.probe(f"127.0.0.1:{free_port()}", node_rank=0, seconds=5)
 
 
-def test_without_a_number_a_host_with_the_address_itself_does_not_wait() -> None:
-    master.probe(f"127.0.0.1:{free_port()}", node_rank=None, seconds=300)
+def test_without_a_number_a_host_with_the_address_itself_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        master.probe(f"127.0.0.1:{free_port()}", node_rank=None, seconds=300)
+    assert "waiting" not in caplog.text
 
 
 def test_a_first_host_with_the_address_of_another_is_warned(

@@ -146,7 +146,7 @@ def test_a_table_keeps_its_provenance_on_disk_and_stays_for_the_same_weights_onl
 
 
 @pytest.mark.parametrize("found", [b"", b"PAR1", b"half a table"])
-def test_a_damaged_table_is_nobodys_and_is_written_again(tmp_path: Path, found: bytes) -> None:
+def test_a_damaged_table_belongs_to_no_run_and_is_written_again(tmp_path: Path, found: bytes) -> None:
     """A full disk left such files, and the next run ended where it read who had made them."""
     weights = write_checkpoint(tmp_path, "A", 1)
     entry = SamplesDataset(filepath=str(tmp_path / "samples.parquet"))

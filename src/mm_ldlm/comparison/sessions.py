@@ -105,7 +105,7 @@ def run_sessions(
             while waiting and len(running) < jobs:
                 missing = _missing(waiting[0])
                 if running and (missing or any(_missing(each.session) for each in running)):
-                    break  # nobody reads the shared data while a session writes them
+                    break  # no session reads the shared data while another writes them
                 session = waiting.pop(0)
                 pipelines = (*missing, *PIPELINES)
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)

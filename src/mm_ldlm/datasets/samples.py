@@ -57,6 +57,6 @@ class SamplesDataset(ParquetDataset):
 
         try:
             metadata = pq.read_schema(str(self._get_load_path())).metadata or {}
-        except (OSError, pa.ArrowException):  # a damaged table is nobody's, and is written again
+        except (OSError, pa.ArrowException):  # a damaged table belongs to no run, and is written again
             return None
         return json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(MADE_BY)

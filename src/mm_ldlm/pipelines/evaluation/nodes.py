@@ -13,8 +13,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.config import parse, to_dict
+from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,19 +66,7 @@ def _signed(suite: Callable[..., Any]) -> Callable[..., Any]:
 
 def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, evaluation: Parameters) -> MMLDLM:
     """Load the run's model, once for all suites; refuse a run of another vocabulary or encoder than the dataset's."""
-    from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.inference.loading import refuse_other_data
-
-    config = _config(evaluation)
-    model = MMLDLM.from_run(
-        weights_folder(runs, run),
-        checkpoint=config.checkpoint,
-        use_ema=config.use_ema,
-        device=config.device,
-        batch_tokens=config.batch_tokens,
-    )
-    refuse_other_data(model.parts, dataset.fingerprints)
-    return model
+    return load_trained(run, runs, dataset, _config(evaluation))
 
 
 @_signed

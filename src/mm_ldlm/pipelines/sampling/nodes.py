@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.config import parse, to_dict
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,19 +54,7 @@ NEIGHBOUR_CANDIDATES = 50_000
 
 def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: Parameters) -> MMLDLM:
     """Load the run's model, once for all tasks; refuse a run of another vocabulary or encoder than the dataset's."""
-    from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.inference.loading import refuse_other_data
-
-    config = _config(sampling)
-    model = MMLDLM.from_run(
-        weights_folder(runs, run),
-        checkpoint=config.checkpoint,
-        use_ema=config.use_ema,
-        device=config.device,
-        batch_tokens=config.batch_tokens,
-    )
-    refuse_other_data(model.parts, dataset.fingerprints)
-    return model
+    return load_trained(run, runs, dataset, _config(sampling))
 
 
 def sample_l2t(model: MMLDLM, dataset: Dataset, sampling: Parameters, seed: int) -> pd.DataFrame:
