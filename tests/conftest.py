@@ -116,6 +116,17 @@ def _write_dataset(
     return commit(root / "dataset", stores=stores)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Assign whole files to processes (`--dist loadgroup`), and those that need the finished run to one, which is first.
+
+    Each process would make a finished run of its own, and a process that gets the longest files last works alone.
+    """
+    finished = {item.path for item in items if "finished" in getattr(item, "fixturenames", ())}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("finished" if item.path in finished else str(item.path)))
+    items.sort(key=lambda item: item.path not in finished)
+
+
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder of its own: a copy of the checkout's configuration and notebooks, with empty data."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -106,10 +108,17 @@ def environments(project: Path) -> list[str]:
 
 
 def parameters(project: Path, environment: str, **runtime: Any) -> dict[str, Any]:
-    loader = LayeredConfigLoader(
-        project / "conf", env=environment, runtime_params=runtime or None, **CONFIG_LOADER_ARGS
-    )
+    if not runtime:
+        return copy.deepcopy(plain_parameters(project, environment))
+    loader = LayeredConfigLoader(project / "conf", env=environment, runtime_params=runtime, **CONFIG_LOADER_ARGS)
     loaded: dict[str, Any] = loader["parameters"]
+    return loaded
+
+
+@functools.cache
+def plain_parameters(project: Path, environment: str) -> dict[str, Any]:
+    """An environment without parameters of the run; read once, because several tests go through all environments."""
+    loaded: dict[str, Any] = LayeredConfigLoader(project / "conf", env=environment, **CONFIG_LOADER_ARGS)["parameters"]
     return loaded
 
 
@@ -220,11 +229,12 @@ def test_wikitext103_with_atat_has_the_published_values(project: Path) -> None:
 
 def test_pitfall_24_every_overlay_keeps_the_siblings_of_what_it_sets(project: Path) -> None:
     base = parameters(project, "base")
+    flat = flatten(base)
     for environment in environments(project):
         sets = layer(project, environment)
         named = {*flatten(sets), *other_kinds(base, sets)}
         merged = flatten(parameters(project, environment))
-        touched = {key for key in flatten(base).keys() | merged.keys() if flatten(base).get(key) != merged.get(key)}
+        touched = {key for key in flat.keys() | merged.keys() if flat.get(key) != merged.get(key)}
         assert all(any(key == name or key.startswith(f"{name}.") for name in named) for key in touched), environment
 
 

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from mm_ldlm.distributed import failure, logs
 
 
@@ -58,10 +60,26 @@ def test_a_rank_that_writes_without_end_does_not_fill_the_disk(tmp_path: Path) -
             time.sleep(0.01)
     assert process.returncode == 0
     assert largest < 36_000, "less than what was written"
-    assert (folder / "stderr.log.1").stat().st_size <= 2000
+    assert (folder / "stderr.log.1").stat().st_size <= 4000
     text = (folder / "stderr.log").read_text() or (folder / "stderr.log.1").read_text()
     assert text.endswith("the end\n")
     assert "\0" not in text, "the rank appends, so that the file has no hole"
+
+
+def test_what_a_rank_writes_while_its_log_is_copied_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = launched(tmp_path, 1) / "stderr.log"
+    log.write_text("x" * 5000)
+    plain = Path.write_bytes
+
+    def slow(path: Path, data: bytes) -> int:
+        with log.open("a") as rank:
+            rank.write("the last words")
+        return plain(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", slow)
+    logs.shorten(tmp_path, largest=4000)
+    assert log.stat().st_size == 0
+    assert log.with_name("stderr.log.1").read_text() == "x" * 2000 + "the last words"
 
 
 def test_errors_name_the_log_of_the_rank_and_those_of_all_ranks() -> None:

@@ -51,7 +51,14 @@ def test_every_model_and_every_objective_has_a_partner() -> None:
     assert {process for *_, process in CASES} >= set(TEXT_PROCESSES.known)
 
 
-@pytest.mark.parametrize(("model", "objective", "process"), CASES)
+def tiered(case: tuple[str, str, str | None]) -> Any:
+    """Every process on the plain text model and every pair with its first process; the other cases are slow."""
+    model, objective, process = case
+    usual = process in (None, "absorbing") or (model, objective) == ("dit", "text_diffusion")
+    return pytest.param(*case, marks=() if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("model", "objective", "process"), map(tiered, CASES))
 def test_ten_steps_are_five_and_five_resumed_and_the_run_samples(
     model: str, objective: str, process: str | None, tmp_path: Path
 ) -> None:

@@ -40,15 +40,20 @@ def remove_old(directory: Path, *, keep: int) -> None:
 def shorten(directory: Path, *, largest: int) -> None:
     """Empty every log of more than `largest` bytes; its last half of that size is kept under the name NAME.1.
 
-    Lines that a rank writes at the same moment may be lost.
+    Lines that a rank writes while they are copied are kept as well. One that it writes in the very moment between the
+    second reading and the emptying is lost.
     """
     for path in directory.glob(_FILES):
         with contextlib.suppress(OSError), path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             if size > largest:
                 file.seek(size - largest // 2)
-                path.with_name(f"{path.name}.1").write_bytes(file.read())
+                kept = path.with_name(f"{path.name}.1")
+                kept.write_bytes(file.read())
+                meanwhile = file.read()
                 file.truncate(0)
+                with kept.open("ab") as rest:
+                    rest.write(meanwhile)
 
 
 @contextlib.contextmanager
