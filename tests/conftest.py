@@ -117,9 +117,9 @@ def _write_dataset(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign whole files to processes (`--dist loadgroup`), and those that need the finished run to one, which is first.
+    """Assign whole files to processes (`--dist loadgroup`); those that need the finished run come first, in one process.
 
-    Each process would make a finished run of its own, and a process that gets the longest files last works alone.
+    Each process would make a finished run of its own, and the process that gets the longest files last works alone.
     """
     finished = {item.path for item in items if "finished" in getattr(item, "fixturenames", ())}
     for item in items:

@@ -34,7 +34,8 @@ def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: RunKe
     (run,) = (path.parent for path in (workshop / "data" / "atat" / "06_models").rglob("training_log.jsonl"))
     events = [json.loads(line) for line in (run / "training_log.jsonl").read_text().splitlines()]
     spread = [event["importance_std"] for event in events if event.get("step", 0) > 60 and "importance_std" in event]
-    assert len(spread) > 10 and min(spread) > 0.1
+    assert len(spread) > 10
+    assert min(spread) > 0.1
 
     model = load_run(run).model
     assert isinstance(model, AdaptiveGeneration)
