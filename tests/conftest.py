@@ -117,7 +117,7 @@ def _write_dataset(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign whole files to processes (`--dist loadgroup`); those that need the finished run come first, in one process.
+    """Assign whole files to processes (`--dist loadgroup`); those that need the finished run are first, in one.
 
     Each process would make a finished run of its own, and the process that gets the longest files last works alone.
     """
