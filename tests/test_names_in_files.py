@@ -16,7 +16,8 @@ from mm_ldlm.checkpoints import folder as checkpoints
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.reference import run_folder
 from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Folder, import_layout, read_tokens
+from mm_ldlm.corpus.layout import Folder, read_tokens
+from mm_ldlm.corpus.layout_stores import import_layout
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.errors import CheckpointError, EvaluationError, MMLDLMError, SourceError, StoreError

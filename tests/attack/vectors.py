@@ -162,7 +162,7 @@ def _npy(array: Any) -> bytes:
 
 def _import(raw: bytes, folder: Path) -> str:
     """Import a folder layout whose second latent is the damaged file."""
-    from mm_ldlm.corpus.layout import import_layout
+    from mm_ldlm.corpus.layout_stores import import_layout
     from mm_ldlm.encoders import LocalEncoderConfig
     from mm_ldlm.latents.layout import import_latents
     from mm_ldlm.latents.store import LatentStore

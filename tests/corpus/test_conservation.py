@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import import_layout
+from mm_ldlm.corpus.layout_stores import import_layout
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError

@@ -14,7 +14,7 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import _fingerprints
-from mm_ldlm.corpus.layout import export_layout, import_layout
+from mm_ldlm.corpus.layout_stores import export_layout, import_layout
 from mm_ldlm.corpus.record import record_id
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.sources.starter_pairs import longer

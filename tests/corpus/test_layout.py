@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.corpus.layout import Folder, export_layout, import_layout
+from mm_ldlm.corpus.layout import Folder
+from mm_ldlm.corpus.layout_stores import export_layout, import_layout
 from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.corpus.splits import SPLITS
 from mm_ldlm.corpus.tokens import TOKEN_SCHEMA

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.layout import Folder, export_layout, import_layout, read_tokens
+from mm_ldlm.corpus.layout import Folder, read_tokens
+from mm_ldlm.corpus.layout_stores import export_layout, import_layout
 from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents import store as latent_store

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.config import config
-from mm_ldlm.corpus.layout import Folder, export_layout, paths_of
+from mm_ldlm.corpus.layout import Folder, paths_of
+from mm_ldlm.corpus.layout_stores import export_layout
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.encoders import EncoderConfig, locate_encoder
 from mm_ldlm.errors import StoreError
