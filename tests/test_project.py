@@ -243,19 +243,33 @@ def test_a_checkpoint_is_sampled_evaluated_and_reported_by_its_path(finished: Pa
         session.run(pipeline_names=["training"])
 
 
-def test_stores_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, Any]) -> None:
+def test_stores_and_tables_preview_in_kedro_viz(finished: Path, catalog_entries: dict[str, Any]) -> None:
     catalog = load(finished)
+    shown = set()
     for name, entry in catalog_entries.items():
-        if entry["type"].endswith("StoreDataset") and catalog.exists(name):
-            preview = catalog.get(name).preview(nrows=3)
-            assert len(preview["data"]) <= 3, name
-            json.dumps(preview)
+        names = [name] if "{" not in name else [n for n in ("samples_l2t", "likelihood_rows") if match_pattern(name, n)]
+        for found in names:
+            if entry["type"].endswith(("StoreDataset", "SamplesDataset", "TableDataset")) and catalog.exists(found):
+                preview = catalog.get(found).preview(nrows=3)
+                assert len(preview["data"]) <= 3, found
+                json.dumps(preview, allow_nan=False)
+                shown.add(found)
+    assert shown >= {"records", "latents", "samples_t2l", "samples_l2t", "likelihood_rows"}
 
 
-def test_kedro_viz_builds_offline_with_layers(finished: Path, run_kedro: Run) -> None:
+def match_pattern(pattern: str, name: str) -> bool:
+    """Return whether the catalog's pattern, such as samples_{task}, fits the name."""
+    before, _, after = re.sub(r"\{.*\}", "{}", pattern).partition("{}")
+    return name.startswith(before) and name.endswith(after)
+
+
+def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_kedro: Run) -> None:
     nowhere = "http://127.0.0.1:9"
-    result = run_kedro("viz", "build", KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
+    options = ("viz", "build", "--include-previews")
+    result = run_kedro(*options, KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
     assert result.returncode == 0, result.stderr[-2000:]
+    panels = [json.loads(path.read_text()) for path in (finished / "build" / "api" / "nodes").iterdir()]
+    assert sum("preview" in panel and bool(panel["preview"]) for panel in panels) > 10
     drawn = json.loads((finished / "build" / "api" / "main").read_text())
     assert set(drawn["layers"]) >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
     assert {"records", "latents", "run", "report", "prepare_records"} <= {node["name"] for node in drawn["nodes"]}

@@ -2,14 +2,24 @@
 
 This room contains the workspace (a directory that a node fills), the store (a directory committed by its manifest), the
 folder (an object that saves itself to a directory), the validated dataset (a manifest that names stores), the reference
-of a run and the table of samples. The rooms below define the contents; nothing here computes.
+of a run, tables whose columns may contain lists, and the table of samples. The rooms below define the contents; nothing
+here computes.
 """
 
 from mm_ldlm.datasets.folder import FolderDataset
 from mm_ldlm.datasets.run import RunDataset
 from mm_ldlm.datasets.samples import SamplesDataset
 from mm_ldlm.datasets.store import StoreDataset
+from mm_ldlm.datasets.table import TableDataset
 from mm_ldlm.datasets.validated import ValidatedDataset
 from mm_ldlm.datasets.workspace import WorkspaceDataset
 
-__all__ = ["FolderDataset", "RunDataset", "SamplesDataset", "StoreDataset", "ValidatedDataset", "WorkspaceDataset"]
+__all__ = [
+    "FolderDataset",
+    "RunDataset",
+    "SamplesDataset",
+    "StoreDataset",
+    "TableDataset",
+    "ValidatedDataset",
+    "WorkspaceDataset",
+]

@@ -7,16 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kedro_datasets.pandas import ParquetDataset
-
 from mm_ldlm.checkpoints.provenance import MADE_BY, weights_in
+from mm_ldlm.datasets.table import TableDataset
 from mm_ldlm.store.atomic import write_bytes
 
 KEEP = "keep_if_made_by"
 """Attribute of a table that was not requested: the weights whose earlier table stays, whatever its parameters were."""
 
 
-class SamplesDataset(ParquetDataset):
+class SamplesDataset(TableDataset):
     """Parquet dataset of a table whose attributes (`DataFrame.attrs`) name the weights that made it.
 
     A table with the attribute `KEEP` was not requested. It is saved only if there is no table of the same checkpoint:

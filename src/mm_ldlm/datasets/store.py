@@ -8,12 +8,11 @@ from typing import Any
 from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import TablePreview
 
+from mm_ldlm.datasets.preview import PREVIEW_ROWS, preview_of
 from mm_ldlm.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 
 READERS = {"latents": "mm_ldlm.latents.store:LatentStore"}
 """Kinds with a reader of their own; all others open as `ShardStore`."""
-PREVIEW_ROWS = 20
-_PREVIEW_NUMBERS = 8
 
 
 class StoreDataset(AbstractDataset[Manifest | NotNeeded, ShardStore | None]):
@@ -60,13 +59,11 @@ class StoreDataset(AbstractDataset[Manifest | NotNeeded, ShardStore | None]):
         return {"filepath": self._path.as_posix(), "kind": self._kind}
 
     def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
-        """Show the first rows as a table in kedro-viz; long vectors and lists are shortened, with their length."""
+        """Show the first rows as a table in kedro-viz."""
         store = self.load()
         if store is None:
             return TablePreview({"index": [], "columns": [], "data": []})
-        table = store.table(range(min(nrows, len(store))))
-        rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
-        return TablePreview({"index": list(range(len(rows))), "columns": table.column_names, "data": rows})
+        return preview_of(store.table(range(min(nrows, len(store)))))
 
 
 def _reader(kind: str) -> type[ShardStore]:
@@ -75,10 +72,3 @@ def _reader(kind: str) -> type[ShardStore]:
     module, _, name = READERS[kind].partition(":")
     reader: type[ShardStore] = getattr(importlib.import_module(module), name)
     return reader
-
-
-def _short(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    head = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in value[:_PREVIEW_NUMBERS])
-    return f"[{head}, …] ({len(value)})" if len(value) > _PREVIEW_NUMBERS else f"[{head}]"
