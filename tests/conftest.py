@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +164,31 @@ def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.Complet
 def run_kedro(workshop: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`kedro …` in the workshop."""
     return functools.partial(kedro, root=workshop)
+
+
+def in_namespaces(*arguments: str) -> None:
+    """`ip ARGUMENTS`; the test is skipped where that is not allowed."""
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    names = [f"mmldlm{os.getpid()}{side}" for side in "ab"]
+    ends = [f"mm{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            in_namespaces("netns", "add", name)
+        in_namespaces("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            in_namespaces("link", "set", end, "netns", name)
+            in_namespaces("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            in_namespaces("-n", name, "link", "set", end, "up")
+            in_namespaces("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

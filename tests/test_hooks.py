@@ -69,6 +69,7 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
     hooks.after_context_created(context(tmp_path))
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
+    hooks.after_dataset_loaded("training_spec", {"name": "run-1"})
     hooks.after_pipeline_run()
     assert list(tmp_path.glob("*")) == []
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,34 +258,6 @@ def two_hosts_equal_one(tmp_path: Path, *, prefixes: list[list[str]], addresses:
 @pytest.mark.slow
 def test_two_launchers_on_loopback_equal_one_host(tmp_path: Path) -> None:
     two_hosts_equal_one(tmp_path, prefixes=[[], []], addresses=["127.0.0.1", "127.0.0.1"])
-
-
-def in_namespaces(*arguments: str) -> None:
-    """`ip ARGUMENTS`; the test is skipped where that is not allowed."""
-    try:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-
-
-@pytest.fixture
-def namespaces() -> Iterator[list[str]]:
-    """Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2."""
-    names = [f"mmldlm{os.getpid()}{side}" for side in "ab"]
-    ends = [f"mm{os.getpid()}{side}" for side in "ab"]
-    try:
-        for name in names:
-            in_namespaces("netns", "add", name)
-        in_namespaces("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
-            in_namespaces("link", "set", end, "netns", name)
-            in_namespaces("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
-            in_namespaces("-n", name, "link", "set", end, "up")
-            in_namespaces("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 @pytest.mark.slow
