@@ -36,7 +36,9 @@ def commands() -> None:
 def _of_run(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that choose the run and its weights."""
     options = (
-        click.option("--run", default=_RUNS, show_default=True, help="A run, a checkpoint, or a folder of runs (the newest)."),
+        click.option(
+            "--run", default=_RUNS, show_default=True, help="A run, a checkpoint, or a folder of runs (the newest one)."
+        ),
         click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run."),
         click.option("--device", default=None, help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random draws."),
