@@ -70,11 +70,11 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy
 
-bench: $(BENCH) ## run every benchmark; writes benchmarks/results.json
+bench: $(BENCH) ## run every benchmark and write benchmarks/results.json (ARGS=sampling for one)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Without an installation: a GPU host needs only torch, numpy, pyarrow, safetensors and tokenizers.
-gpu-check: ## check a machine with a GPU, writes data/gpu_check (ARGS='--only NAME ...', '--device cpu')
+gpu-check: ## check a machine with a GPU and write data/gpu_check (ARGS='--only NAME ...', '--device cpu')
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m mm_ldlm.gpu_check $(ARGS)
 
 viz: $(STAMP) ## show the pipelines in the browser (ENV=..., ARGS=...)

@@ -34,16 +34,16 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
 HELP = {
-    "env": "Environment: a folder below conf/, or several with + between them, each layered over the one before. "
+    "env": "Environment: a folder of conf/, or several joined by +, each of which overrides those before it. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
     "node_names": "Run only these nodes. A name may omit its pipeline: run_training or training.run_training.",
     "from_nodes": "Run from these nodes onwards. Names may omit their pipeline.",
     "to_nodes": "Run up to these nodes. Names may omit their pipeline.",
     "params": "Parameters that override those of the environment: KEY=VALUE, separated by commas, dots in the keys. "
-    "A list stands in brackets, a text with a comma in quotes. "
+    "Write a list in brackets and a text with a comma in quotes. "
     "Example: --params 'training.max_steps=2000,sampling.l2t.files=[a.npy,b.npy]'",
     "config": "YAML file with the options of this command under `run:`, in which `params:` is a mapping. "
-    "Options of the command line override it, parameters one by one.",
+    "Options of the command line override those of the file, and --params overrides its parameters one by one.",
 }
 """Help of the options that differ from Kedro's."""
 

@@ -104,7 +104,7 @@ def refuse_unwritable(value: Any, *, at: str) -> None:
         elif isinstance(item, (Mapping, list, tuple)):
             if depth == DEEPEST:
                 raise ConfigurationError(
-                    f"{where}: expected at most {DEEPEST} mappings and lists in one another, found more. "
+                    f"{where}: expected at most {DEEPEST} nested mappings and lists, found more. "
                     "Write the value at a lower depth."
                 )
             pairs: Iterable[tuple[Any, Any]] = item.items() if isinstance(item, Mapping) else enumerate(item)

@@ -30,16 +30,18 @@ COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
 
 @click.group()
 def commands() -> None:
-    """Use a trained run; every other command line is that of `kedro run`."""
+    """Use a trained run. With options alone, `mm-ldlm` runs the pipelines like `kedro run`."""
 
 
 def _of_run(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that choose the run and its weights."""
     options = (
-        click.option("--run", default=_RUNS, show_default=True, help="A run, its checkpoint, or a folder of runs."),
-        click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step."),
+        click.option(
+            "--run", default=_RUNS, show_default=True, help="A run, a checkpoint, or a folder of runs (the newest one)."
+        ),
+        click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run."),
         click.option("--device", default=None, help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random draws."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -53,17 +55,16 @@ def _of_run(command: Callable[..., None]) -> Callable[..., None]:
     type=int,
     default=1,
     show_default=True,
-    help="Texts for each latent; more than one need a temperature above 0.",
+    help="Number of texts for each latent; more than one requires a temperature above 0.",
 )
-@click.option("--keep", default="best", show_default=True, help="Of several texts: best or all.")
-@click.option(
-    "--temperature", type=float, default=None, help="Of the sampler; by default that of the model, which is 0."
-)
-@click.option("--steps", type=int, default=None, help="Steps of the sampler.")
+@click.option("--keep", default="best", show_default=True, help="Which of several texts to print: best or all.")
+@click.option("--temperature", type=float, default=None, help="Temperature of the sampler; 0 by default.")
+@click.option("--steps", type=int, default=None, help="Number of steps of the sampler; 4 by default.")
 @click.option(
     "--cosine",
     is_flag=True,
-    help="Embed the texts again: the best is that of the highest cosine. Needs the encoder of the run.",
+    help="Embed the texts again, so that the best is the one with the highest cosine instead of the most probable one. "
+    "Requires the encoder of the run.",
 )
 @click.option("--table", is_flag=True, help=f"Print {', '.join(COLUMNS)}, separated by tabs, under a header.")
 @_of_run
@@ -114,11 +115,11 @@ def invert(
 @commands.command()
 @click.argument("file")
 @click.argument("output")
-@click.option("--draws", type=int, default=4, show_default=True, help="Samples of each latent, whose mean is returned.")
-@click.option("--steps", type=int, default=None, help="Steps of the sampler.")
+@click.option("--draws", type=int, default=4, show_default=True, help="Number of samples whose mean is the latent.")
+@click.option("--steps", type=int, default=None, help="Number of steps of the sampler.")
 @_of_run
 def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> None:
-    """Write the latents of the texts of FILE, one per line, to OUTPUT.npy (n, d) float32, by the model."""
+    """Embed the texts of FILE, one per line, by the model, and write the latents (n, d) to OUTPUT.npy in float32."""
     import numpy as np
 
     from mm_ldlm.inference.inputs import read_texts

@@ -105,7 +105,7 @@ def _end_of_bracket(text: str, start: int, option: str) -> int:
         if character in _CLOSING:
             opened.append(place)
             if len(opened) > DEEPEST:
-                _refuse(option, place, f"expected at most {DEEPEST} brackets in one another, found more", "Remove some")
+                _refuse(option, place, f"expected at most {DEEPEST} nested brackets, found more", "Remove some")
         elif character in _CLOSING.values():
             if character != (wanted := _CLOSING[text[opened[-1]]]):
                 _refuse(

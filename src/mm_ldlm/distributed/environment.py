@@ -29,7 +29,7 @@ class RankInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Settings of a launcher: number of hosts, number of this host, address of the head, and processes per host."""
+    """Settings of a launcher: number of hosts, number of this host, address of the first, and processes per host."""
 
     nodes: int | None = None
     node_rank: int | None = None
@@ -101,7 +101,7 @@ def first_host(nodelist: str) -> str:
     match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?", nodelist)
     if match is None:
         raise ConfigurationError(
-            f"expected a SLURM node list, found {nodelist!r}. Set MASTER_ADDR to the name of the head."
+            f"expected a SLURM node list, found {nodelist!r}. Set MASTER_ADDR to the name of the first host."
         )
     return match.group(1) + (match.group(2) or "")
 

@@ -35,11 +35,11 @@ class LaunchConfig:
 
     Attributes:
         processes: worker processes per host.
-        nodes: number of hosts. With more than one, every host runs the same command; `rendezvous` names the head.
-        rendezvous: "host:port" of the head; null uses a free port of this machine. MASTER_ADDR and MASTER_PORT override
-            it.
-        address: address of this host as other hosts reach it; null uses the one on the route to the head. gloo uses its
-            network interface, unless GLOO_SOCKET_IFNAME names another.
+        nodes: number of hosts. With more than one, every host runs the same command; `rendezvous` names the first.
+        rendezvous: "host:port" of the first host; null uses a free port of this machine. MASTER_ADDR and MASTER_PORT
+            override it.
+        address: address of this host as other hosts reach it; null uses the one on the route to the first host. gloo
+            uses its network interface, unless GLOO_SOCKET_IFNAME names another.
         node_rank: number of this host if the platform assigns one; null lets the rendezvous decide.
         job: name that the hosts of one run share; null for a single host.
         max_restarts: number of restarts of all workers after one was lost; they continue from the last checkpoint.

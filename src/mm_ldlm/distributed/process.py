@@ -98,7 +98,7 @@ def joined(
         raise WorkerFailed(
             f"rank {rank_info.rank} of {rank_info.world} could not join the others at {rank_info.master_address}:"
             f"{rank_info.master_port} within {timeout_minutes:g} minutes ({_first_line(error)}). Check that every host "
-            "was started, that the address is that of the head, and that the port is open between the hosts."
+            "was started, that the address is that of the first host, and that the port is open between the hosts."
         ) from error
     try:
         yield Process(rank_info, chosen, backend)

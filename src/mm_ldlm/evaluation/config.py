@@ -71,7 +71,7 @@ class InversionConfig:
     """Parameters of the inversion suite.
 
     Attributes:
-        sweep: settings of inversion to compare on the first `sweep_sentences` held-out sentences.
+        sweep: settings of inversion to compare on `sweep_sentences` held-out sentences, which are drawn at random.
         reference: label of the setting that the exact match of the others is divided by; null: the last one.
         length_edges: inclusive upper ends of the length buckets, in tokens.
         baseline_rows: number of training sentences that the two baselines use; 0 disables the baselines.

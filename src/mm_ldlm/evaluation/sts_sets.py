@@ -57,16 +57,16 @@ class StsSet:
     def __post_init__(self) -> None:
         sizes = {len(self.first), len(self.second), len(self.gold_N), len(self.subset_N)}
         if len(sizes) != 1:
-            raise EvaluationError(f"STS set '{self.name}': sides of unequal length {sorted(sizes)}.")
+            raise EvaluationError(f"STS set '{self.name}': its sides have unequal lengths {sorted(sizes)}.")
         if len(self.first) < 2:
             raise EvaluationError(f"STS set '{self.name}': {len(self.first)} pairs; a correlation needs at least two.")
         if not np.isfinite(self.gold_N).all():
-            raise EvaluationError(f"STS set '{self.name}': gold scores that are not finite.")
+            raise EvaluationError(f"STS set '{self.name}': some gold scores are not finite.")
         if np.ptp(self.gold_N) == 0:
             raise EvaluationError(f"STS set '{self.name}': every gold score is {self.gold_N[0]}; nothing to correlate.")
         for row, (a, b) in enumerate(zip(self.first, self.second, strict=True)):
             if not a.strip() or not b.strip():
-                raise EvaluationError(f"STS set '{self.name}': an empty sentence in pair {row}.")
+                raise EvaluationError(f"STS set '{self.name}': pair {row} has an empty sentence.")
 
     def __len__(self) -> int:
         return len(self.first)

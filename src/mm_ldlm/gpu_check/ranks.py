@@ -36,7 +36,7 @@ def ranks(setting: Setting) -> Finding:
     faults = []
     if found["wrong"] or not found["active"] or found["world"] != processes:
         faults.append(
-            f"expected right collectives over {processes} ranks of {found['backend']}, found wrong results of "
+            f"expected correct collectives over {processes} ranks of {found['backend']}, found wrong results of "
             f"{', '.join(found['wrong']) or 'no operation'} over {found['world']}. Check the interconnect and the "
             "version of NCCL."
         )

@@ -53,9 +53,9 @@ class SelfCorrectionConfig(DiffusionSampler):
         if process is None or process.revises:
             return super().refusal(process)
         return (
-            f"sampler 'self_correction' needs a process whose noise includes words, as 'uniform' or 'gidd' with "
+            f"sampler 'self_correction' needs a process whose noise includes words, such as 'uniform' or 'gidd' with "
             f"p_uniform above 0; this model was trained with '{process.kind}', where a written token is final. "
-            "Choose the sampler 'ancestral' or 'remdm_conf'."
+            "Choose the sampler 'ancestral', or 'remdm_conf' if the only noise is [MASK]."
         )
 
     def sample(

@@ -111,7 +111,7 @@ def open_vectors(path: Path, *, texts: Path, lines: int) -> npt.NDArray[Any]:
     if len(found) != lines:
         raise SourceError(
             f"{path}: expected one vector for each of the {lines} lines of {texts} (blank lines included), found "
-            f"{len(found)} rows. The pairs cannot be known: write both files from the same list."
+            f"{len(found)} rows: the row of a line is unknown. Write both files from the same list."
         )
     return found
 
