@@ -58,7 +58,7 @@ def tiered(case: tuple[str, str, str | None]) -> Any:
     return pytest.param(*case, marks=() if usual else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("model", "objective", "process"), map(tiered, CASES))
+@pytest.mark.parametrize(("model", "objective", "process"), [tiered(case) for case in CASES])
 def test_ten_steps_are_five_and_five_resumed_and_the_run_samples(
     model: str, objective: str, process: str | None, tmp_path: Path
 ) -> None:
