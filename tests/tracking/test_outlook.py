@@ -29,7 +29,7 @@ def test_a_first_run_names_its_pipelines_sizes_and_results_and_invents_no_time()
         "this run: ingestion (starter) → embedding (minilm) → "
         "training (model mmdit, objective multimodal, 2,800 steps) → reporting; 6 nodes",
         "results: report data/08_reporting/report.html, checkpoints in /elsewhere/runs",
-        "time: no run here yet; embedding and training will log an estimate after the first seconds",
+        "time: no run here yet; embedding and training will show an estimate after the first seconds",
     ]
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.messages import duration, show
+from mm_ldlm.messages import duration, escape, shorten
 
 _MEASURED = ("embedding", "training")
-"""Pipelines that measure their own speed and log how long they take"""
+"""Pipelines that measure their own speed and show how long they take"""
 _SHORTEST = 1.0
 """Pipelines that took fewer seconds are not listed"""
 
@@ -42,10 +42,10 @@ def outlook(
 def _details(pipeline: str, typed: Mapping[str, Any]) -> str:
     """Describe what a pipeline reads or builds by the kinds and sizes in the parameters."""
     if pipeline == "ingestion" and "ingestion" in typed:
-        return ", ".join(dict.fromkeys(show(source.kind, 60).strip("'") for source in typed["ingestion"].sources))
+        return _name(", ".join(dict.fromkeys(source.kind for source in typed["ingestion"].sources)))
     if pipeline == "embedding" and "encoder" in typed:
         encoder = typed["encoder"]
-        return show(getattr(encoder, "name", None) or encoder.kind, 60).strip("'")
+        return _name(getattr(encoder, "name", None) or encoder.kind)
     if pipeline == "training" and {"model", "objective", "training"} <= typed.keys():
         limits = {"steps": "max_steps", "epochs": "epochs", "tokens": "max_tokens", "minutes": "max_minutes"}
         found = {name: getattr(typed["training"], key) for name, key in limits.items()}
@@ -59,7 +59,7 @@ def _times(executed: Collection[str], seconds: Mapping[str, float]) -> list[str]
     known = {name: seconds[name] for name in executed if name in seconds}
     if not known:
         measured = " and ".join(name for name in _MEASURED if name in executed)
-        return [f"time: no run here yet; {measured} will log an estimate after the first seconds"] if measured else []
+        return [f"time: no run here yet; {measured} will show an estimate after the first seconds"] if measured else []
     listed = sorted((name for name in known if known[name] >= _SHORTEST), key=lambda name: -known[name])
     parts = ", ".join(f"{name} {duration(known[name])}" for name in listed) if len(known) > 1 else ""
     new = [name for name in executed if name not in known]
@@ -67,6 +67,10 @@ def _times(executed: Collection[str], seconds: Mapping[str, float]) -> list[str]
         f"time: the last run here took {duration(sum(known.values()))}{f' ({parts})' if parts else ''}"
         + (f"; without {', '.join(new)}, which did not run yet" if new else "")
     ]
+
+
+def _name(text: str) -> str:
+    return shorten(escape(text), 80)
 
 
 def _short(path: Path, project: Path) -> str:
