@@ -74,6 +74,31 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.glob("*")) == []
 
 
+def test_a_run_is_announced_before_its_first_node_on_the_first_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    data = catalog(tmp_path / "data" / "08_reporting", enabled=False)
+    data["report"] = JSONDataset(filepath=str(tmp_path / "data" / "08_reporting" / "report.html"))
+    data.save("timings", {"reporting": 61.0, "embedding": 7.0})
+    pipeline = Pipeline([node(lambda: 1, None, "report", name="write", tags="reporting")])
+    for host in ("0", "1"):
+        monkeypatch.setenv("NNODES", "2")
+        monkeypatch.setenv("NODE_RANK", host)
+        caplog.clear()
+        hooks = ProjectHooks()
+        hooks.after_context_created(context(tmp_path))
+        hooks.before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+        lines = [record.getMessage() for record in caplog.records]
+        if host == "1":
+            assert lines == ["host 1 of 2: the first host records this run"]
+            continue
+        assert lines == [
+            "this run: reporting; 1 node", "results: report data/08_reporting/report.html",
+            "time: the last run here took 61 s",
+        ]  # fmt: skip
+
+
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),

@@ -15,7 +15,7 @@ from mm_ldlm.evaluation.config import InversionConfig
 from mm_ldlm.gpu_check.registry import chosen
 from mm_ldlm.inference.inputs import check_choice
 from mm_ldlm.inference.loading import load_run
-from mm_ldlm.messages import nearest
+from mm_ldlm.messages import about, duration, nearest
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.parameters import check_files, check_parameters
 from mm_ldlm.sampling.config import SamplingConfig, SearchConfig
@@ -62,3 +62,11 @@ def test_a_missing_file_or_folder_suggests_its_neighbour(tmp_path: Path) -> None
     section = parse(SamplingConfig, {**SAMPLING, "l2t": {"files": [str(tmp_path / "latent.npy")]}}, at="sampling")
     with pytest.raises(MMLDLMError, match=r"'sampling\.l2t\.files\.0': .* Did you mean 'latents\.npy'\?"):
         check_files({"sampling": section}, read={"sampling"})
+
+
+def test_durations_are_exact_and_estimates_are_round() -> None:
+    seconds = (0.4, 42.0, 89.0, 421.0, 5_399.0, 7_500.0)
+    assert [duration(value) for value in seconds] == ["0 s", "42 s", "89 s", "7 min 01 s", "89 min 59 s", "2 h 05 min"]
+    assert [about(value) for value in seconds] == [
+        "about 5 s", "about 40 s", "about 90 s", "about 7 min", "about 1 h 30 min", "about 2 h 05 min",
+    ]  # fmt: skip

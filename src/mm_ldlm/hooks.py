@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -117,6 +116,7 @@ class ProjectHooks:
             log.info("host %s of %s: the first host records this run", hosts().node_rank, hosts().nodes)
             self._catalog = None
             return
+        self._announce(typed, pipeline)
         if typed["tracking"].enabled:
             self._run = self._open_run(typed["tracking"], parameters, run_params, pipeline)
         uri, run_id = self._run or (None, None)
@@ -129,6 +129,22 @@ class ProjectHooks:
                 f"the data folder cannot be written to ({_first(error)}). Choose another one: `--params data=FOLDER`, "
                 "or 'data' in the environment's globals.yml."
             ) from None
+
+    def _announce(self, typed: dict[str, Any], pipeline: Pipeline) -> None:
+        """Log what the run will do, where its results will be, and how long the last one took."""
+        from mm_ldlm.tracking.description import by_pipeline
+        from mm_ldlm.tracking.outlook import outlook
+
+        catalog, made = self._catalog, pipeline.all_outputs()
+        assert catalog is not None
+        results = {} if RUN not in made else {"checkpoints in": self._runs(catalog)}
+        for name, words in ((REPORT, "report"), (COMPARISON_REPORT, "comparison")):
+            if name in made and (path := getattr(catalog[name], "_filepath", None)) is not None:
+                results[words] = Path(path)
+        results = results or {"in": self._outputs(catalog)}
+        executed = by_pipeline(pipeline.nodes, (*MAIN, *_ALONE))
+        for line in outlook(executed, typed, seconds=self._seconds, results=results, project=self._project):
+            log.info(line)
 
     # -- one run in a folder ---------------------------------------------------------------------------------------
 
@@ -160,6 +176,7 @@ class ProjectHooks:
         from mm_ldlm.tracking.description import clean, command
         from mm_ldlm.tracking.opening import open_somewhere
         from mm_ldlm.tracking.record import Record
+        from mm_ldlm.tracking.source import commit
 
         names = _executed(pipeline) or ",".join(run_params.get("pipeline_names") or ["all"])
         environment = run_params.get("env") or "local"
@@ -177,7 +194,7 @@ class ProjectHooks:
                 "command": line,
                 "environment": environment,
                 "kedro_run": run_params["run_id"],
-                **_commit(self._project),
+                **commit(self._project),
             },
         )
         if opened is not None:
@@ -395,14 +412,11 @@ def _executed(pipeline: Pipeline) -> str:
     """Name the pipelines of the nodes that run; those of which only some nodes run with their nodes."""
     from kedro.framework.project import pipelines
 
-    from mm_ldlm.tracking.description import name_of
+    from mm_ldlm.tracking.description import by_pipeline, name_of
 
-    def by_pipeline(nodes: list[Node]) -> dict[str, list[str]]:
-        found = {name: [node.name for node in nodes if name in node.tags] for name in (*MAIN, *_ALONE)}
-        return {name: names for name, names in found.items() if names}
-
-    executed = by_pipeline(pipeline.nodes)
-    whole = by_pipeline([node for name in executed if name in pipelines for node in pipelines[name].nodes])
+    names = (*MAIN, *_ALONE)
+    executed = by_pipeline(pipeline.nodes, names)
+    whole = by_pipeline([node for name in executed if name in pipelines for node in pipelines[name].nodes], names)
     return name_of(executed, whole, MAIN)
 
 
@@ -419,20 +433,3 @@ def _refuse_concurrent(runner: Any) -> None:
 def _first(error: BaseException) -> BaseException:
     """Return the first cause of an error that Kedro wrapped."""
     return _first(error.__cause__) if error.__cause__ else error
-
-
-def _commit(project: Path) -> dict[str, str]:
-    """Return the current commit and whether the working tree differs from it; empty outside a git checkout."""
-    try:
-        head = _git(project, "rev-parse", "HEAD")
-        return {
-            "mlflow.source.git.commit": head,
-            "git.dirty": str(bool(_git(project, "status", "--porcelain"))).lower(),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-
-
-def _git(project: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout.strip()

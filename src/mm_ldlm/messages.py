@@ -37,6 +37,22 @@ def shorten(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
 
 
+def duration(seconds: float) -> str:
+    """Format seconds: "42 s", "7 min 01 s", "2 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def about(seconds: float) -> str:
+    """Format an estimate of seconds, rounded: "about 40 s", "about 7 min", "about 2 h 05 min"."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {duration(60 * minutes)}"
+
+
 def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
     is no string.

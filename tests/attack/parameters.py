@@ -22,6 +22,7 @@ CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("training.max_steps", (0, -1, 10**12, 2**63, 1e9, 1.5, "3", None)),
     ("training.epochs", (0, 1, 10**12, 2**63, 1.5, "3", None)),
     ("training.validation_batch", (10**8, 1, 0)),
+    ("training.show_every_seconds", (1e-320, 1e308, 0, "1m")),
     ("training.parameter_gradients", (True, "maybe", 2)),
     ("training.launch.keep_logs", (0, 1, 10**12, 2**63)),
     ("training.launch.log_megabytes", (0, 10**12, 0.5)),

@@ -338,6 +338,9 @@ def test_spikes_and_validation_losses_are_described(report_inputs):
     assert "27 steps were spikes: the loss or the gradient norm was more than 10 robust standard deviations" in html
     assert "is 2.625 at step 1,200; its lowest value is 2.500, at step 800." in html
     plain = page.render(report_inputs, {})
+    assert content.event_lines([{"event": "preview", "step": 1, "text": "a bird"}] * 300 + events[:1]) == [
+        ("2", "spike", ["reason: x"])
+    ], "sentences that were shown leave room for events"
     assert "spikes" not in without_library(plain)
     assert "validation loss" not in without_library(plain)
 

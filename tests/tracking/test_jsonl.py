@@ -120,10 +120,12 @@ def test_lines_reach_mlflow_with_their_steps(uri: str) -> None:
         [{"step": step, "loss": 2.0 - step, "l2t/text_loss": 1.0, "mode": "l2t", "bad": "nan"} for step in range(3)]
     )
     sink.take([{"event": "skip", "step": 2, "reason": "loss is nan"}])
+    sink.take([{"event": "preview", "step": 2, "original": "a bird", "text": "a cat", "seconds": 0.1}])
     close_run(uri, run_id, status="KILLED")
     history = client(uri).get_metric_history(run_id, "1_headline/loss")
     assert [(item.step, item.value) for item in history] == [(0, 2.0), (1, 1.0), (2, 0.0)]
     run = client(uri).get_run(run_id)
     assert run.info.status == "KILLED"
     assert "skip" in run.data.tags["last_event"]
+    assert run.data.tags["preview"] == "a bird → a cat"
     assert run.data.metrics.keys() == {"1_headline/loss", "2_training/l2t/text_loss"}

@@ -75,6 +75,7 @@ def spec(
         "log_every": 1, "diagnose_every": 0,
         "optimizer": {"lr": 3e-3, "warmup_steps": 2}, "checkpoint": {"every_steps": 5, "background": False},
         "device": "cpu", "preflight": False, "run_name": "run",
+        "show_every_seconds": None,
     }  # fmt: skip
     settings |= training
     shape = {"kind": "mmdit", "dim": 16, "depth": 2, "heads": 2, "latent_tokens": 2}

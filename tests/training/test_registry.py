@@ -15,6 +15,7 @@ from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.tracking.jsonl import read_events
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}
@@ -64,10 +65,14 @@ def test_ten_steps_are_five_and_five_resumed_and_the_run_samples(
 ) -> None:
     helpers.write_stores(tmp_path)
     keys: dict[str, Any] = {"kind": objective} | ({"process": {"kind": process}} if process else {})
-    spec = helpers.planned(tmp_path, model={"kind": model, **SMALLER.get(model, SMALL)}, objective=keys)
+    parts: dict[str, Any] = {"model": {"kind": model, **SMALLER.get(model, SMALL)}, "objective": keys}
+    spec = helpers.planned(tmp_path, **parts)
     for root in ("whole", "parts"):
         (tmp_path / root).mkdir()
-    whole = train(spec, root=tmp_path / "whole")
+    whole = train(helpers.planned(tmp_path, show_every_seconds=60, **parts), root=tmp_path / "whole")
+    shown = read_events(whole.directory / "training_log.jsonl", "preview")
+    assert len(shown) == (0 if "image" in objective or "classification" in objective else 2), "first and last step"
+    assert not read_events(whole.directory / "training_log.jsonl", "preview_failed")
     assert train(spec, root=tmp_path / "parts", pause_at=5).ending == "paused"
     assert train(spec, root=tmp_path / "parts").ending == "finished"
     for name in ("model", "ema", "optimizer"):

@@ -140,6 +140,7 @@ def test_the_name_follows_what_the_run_is_not_how_it_is_watched() -> None:
         return helpers.spec(run_name=None, **settings).name
 
     assert name() == name(log_every=7) == name(launch={"processes": 4}) == name(resume="never") == name(preflight=True)
+    assert name() == name(show_every_seconds=5)
     assert (
         len({name(), name(max_steps=11), name(seed=8), name(model={"depth": 1}), name(objective={"mode": "l2t"})}) == 5
     )

@@ -24,19 +24,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def made(*, max_minutes: float | None = None, state: TrainingState | None = None) -> Any:
-    loader: Any = SimpleNamespace(waited=7.0)
+    plan = SimpleNamespace(epoch=lambda number: [(range(4), 10)])  # 40 padded tokens in a step of the mean size
+    loader: Any = SimpleNamespace(waited=7.0, plan=plan)
     process = Process(RankInfo(world=2), torch.device("cpu"), None)
     return Throughput(loader, state or TrainingState(), process, max_steps=90, max_minutes=max_minutes)
 
 
 def step(found: Any, *, tokens: int, rows: int, length: int) -> None:
-    found.stepped(SimpleNamespace(tokens=tokens, examples=range(rows), length=length))
+    found.stepped(SimpleNamespace(tokens=tokens, examples=range(rows), length=length, epoch=0))
 
 
 def test_a_line_has_the_numbers_of_its_own_steps(clock: list[float]) -> None:
     state = TrainingState(step=40, tokens=5_000, skipped=3, rollbacks=2, seconds=1_000.0)
     found = made(state=state)
     step(found, tokens=60, rows=4, length=20)
+    clock[0] = 102.0
     step(found, tokens=30, rows=5, length=8)
     found.applied(2.0, True)
     found.applied(5.0, False)
@@ -46,7 +48,7 @@ def test_a_line_has_the_numbers_of_its_own_steps(clock: list[float]) -> None:
         "tokens": 5_000, "tokens_per_second": 22.5, "padding_fraction": 0.25, "seconds_per_step": 2.0,
         "waiting_fraction": 0.25, "seconds": 1_004.0, "seconds_left": 100.0, "tflops_per_second": 1.8,
     })  # fmt: skip
-    state.step = 41
+    state.step, clock[0] = 41, 104.0
     step(found, tokens=9, rows=1, length=12)
     clock[0] = 107.0
     second = found.line(0.125, flops_per_token=0.0)
@@ -55,7 +57,7 @@ def test_a_line_has_the_numbers_of_its_own_steps(clock: list[float]) -> None:
     assert second == pytest.approx({
         "lr": 0.125, "clipped": 0.0, "skipped": 3, "rollbacks": 2, "tokens": 5_000, "tokens_per_second": 3.0,
         "padding_fraction": 0.25, "seconds_per_step": 3.0, "waiting_fraction": 0.0, "seconds": 1_007.0,
-        "seconds_left": 147.0,
+        "seconds_left": 49 * 40 * 4.0 / (40 + 12),
     })  # fmt: skip
 
 
@@ -70,3 +72,26 @@ def test_the_minutes_of_a_run_are_those_of_all_its_sessions(clock: list[float]) 
     assert found.state.seconds == 121.0
     assert found.out_of_time()
     assert not made().out_of_time()
+
+
+def test_the_estimate_comes_once_and_ends_with_max_minutes(clock: list[float]) -> None:
+    for max_minutes, left in ((None, 69.0), (1.0, 39.0)):
+        clock[0] = 100.0
+        found = made(max_minutes=max_minutes)
+        estimates = []
+        for number in range(1, 25):
+            clock[0] += 1.0
+            found.state.step = number
+            step(found, tokens=40, rows=4, length=10)
+            found.count_seconds()
+            estimates += [(number, each) for each in [found.estimate()] if each]
+        expected = {"seconds_left": left, "seconds_per_step": 1.0, "measured_steps": 20}
+        assert estimates == [(21, expected)], "the 21st step, because the first one is not measured"
+
+
+def test_before_a_step_was_measured_nothing_is_estimated(clock: list[float]) -> None:
+    found = made()
+    clock[0] = 190.0  # the first step compiles and opens everything
+    step(found, tokens=40, rows=4, length=10)
+    assert found.estimate() is None
+    assert "seconds_left" not in found.line(0.1, flops_per_token=0.0)

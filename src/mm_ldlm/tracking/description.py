@@ -40,6 +40,12 @@ def command(arguments: Sequence[str], *, project: Path | None = None) -> str:
     return without_paths(" ".join([*words, *map(shlex.quote, arguments[1:])]), project=project)
 
 
+def by_pipeline(nodes: Sequence[Any], pipelines: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of the nodes of each of these pipelines, which are tags of the nodes; without empty ones."""
+    found = {pipeline: [node.name for node in nodes if pipeline in node.tags] for pipeline in pipelines}
+    return {pipeline: names for pipeline, names in found.items() if names}
+
+
 def name_of(executed: Mapping[str, Sequence[str]], whole: Mapping[str, Sequence[str]], main: Sequence[str]) -> str:
     """Name a run by the pipelines that it executes: "all", "sampling,evaluation", "training (plan_training)".
 

@@ -167,7 +167,7 @@ def _artifacts(uri: str) -> str | None:
 def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """Log the metric lines of a training log (`{"step": …, name: number, …}`), a thousand numbers per request.
 
-    The last event becomes the tag `last_event`.
+    The last event becomes the tag `last_event`, and the last sentence that the model showed the tag `preview`.
     """
     from mlflow.entities import Metric
 
@@ -183,7 +183,10 @@ def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None
     for start in range(0, len(metrics), 1000):
         connected.log_batch(run_id, metrics=metrics[start : start + 1000])
     for line in lines:
-        if "event" in line and line["event"] not in ("start", "checkpoint"):
+        if line.get("event") == "preview":
+            shown = " → ".join(text for text in (line.get("original"), line["text"]) if text is not None)
+            connected.set_tag(run_id, "preview", without_paths(shown)[:_LONGEST_VALUE])
+        elif "event" in line and line["event"] not in ("start", "checkpoint", "estimate"):
             connected.set_tag(run_id, "last_event", without_paths(str(dict(line)))[:_LONGEST_VALUE])
 
 

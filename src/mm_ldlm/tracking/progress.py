@@ -1,4 +1,4 @@
-"""The progress line of a training run on the terminal."""
+"""Progress of a training run on the terminal: a line of numbers, the estimate of its time, and its sentences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from mm_ldlm.messages import about, show
 from mm_ldlm.tracking.follower import Lines
 from mm_ldlm.tracking.jsonl import number
 
@@ -19,7 +20,9 @@ _EVENTS_SHOWN = (
     "ended_early",
     "resume_differs",
     "alert",
+    "preview_failed",
 )
+_LONGEST_SENTENCE = 160
 
 
 class ProgressSink:
@@ -63,6 +66,12 @@ class ProgressSink:
     def _show_event(self, line: dict[str, Any]) -> None:
         if line["event"] == "start" and line.get("resumed_from"):
             log.info("continuing from checkpoint %s", line["resumed_from"])
+        if line["event"] == "estimate":
+            self.close()
+            log.info(estimate(line))
+        if line["event"] == "preview":
+            self.close()
+            log.info(sentence(line))
         if line["event"] in _EVENTS_SHOWN:
             self.close()
             words = line.get("reason") or line.get("fields") or ""
@@ -76,13 +85,36 @@ def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | Non
         value = number(line.get(name))
         return "–" if value is None or value != value else format(value, form)
 
-    left = number(line.get("seconds_left")) or 0.0
-    minutes, seconds = divmod(int(left), 60)
-    hours, minutes = divmod(minutes, 60)
-    remaining = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    left = number(line.get("seconds_left"))
+    remaining = "–" if left is None else _clock(left)
     smooth = "–" if smoothed is None else f"{smoothed:.4f}"
     return (
         f"step {line['step']}/{max_steps} · loss {shown('loss', '.4f')} (smoothed {smooth}) · "
         f"lr {shown('lr', '.2e')} · grad {shown('grad_norm', '.3f')} · "
         f"{shown('tokens_per_second', ',.0f')} tokens/s · {remaining} left · {shown('skipped', '.0f')} skipped"
     )
+
+
+def estimate(line: dict[str, Any]) -> str:
+    """Format the event `estimate`: how long the training takes, until when, and what this was measured on."""
+    left = line["seconds_left"]
+    until = time.strftime("%H:%M", time.localtime(line["time"] + left))
+    return (
+        f"the training takes {about(left)} more on this machine, until about {until} "
+        f"({line['seconds_per_step']:.3g} s a step, measured over {line['measured_steps']} steps)"
+    )
+
+
+def sentence(line: dict[str, Any]) -> str:
+    """Format the event `preview`: a held-out sentence and what the model made of it, or a text from noise."""
+    text = show(line["text"], _LONGEST_SENTENCE)
+    if (original := line.get("original")) is None:
+        return f"step {line['step']} writes from noise: {text}"
+    same = " (exact)" if original == line["text"] else ""
+    return f"step {line['step']} rebuilds {show(original, _LONGEST_SENTENCE)} → {text}{same}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

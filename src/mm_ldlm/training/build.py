@@ -32,6 +32,7 @@ from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.optimizer import Optimization
+from mm_ldlm.training.preview import Preview, task_of
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
 from mm_ldlm.training.stepper import Stepper
@@ -95,6 +96,7 @@ def build(
             loader, state, process, max_steps=config.steps, max_minutes=config.max_minutes
         ),
         alerts=Alerts(tracker), stop_requested=lambda: False, validate=_validation(spec, data, trainable, ema, process),
+        preview=_preview(spec, data, trainable, process, tracker),
     )  # fmt: skip
 
 
@@ -181,4 +183,22 @@ def _validation(
         data.validation, root, ema, process, batch=batch, examples=config.validation_examples, seed=spec.seed,
         max_length=data.shape.max_length, fill=config.precision.compile,
         capabilities=spec.objective.capabilities(spec.model),
+    )  # fmt: skip
+
+
+def _preview(
+    spec: TrainingSpec, data: Data, root: TrainableRoot, process: Process, tracker: Tracker
+) -> Preview | None:  # fmt: skip
+    """Build the preview of the first rank; None if it is off or nothing can be shown."""
+    config, folder = spec.training, data.folders.get("tokenizer")
+    if config.show_every_seconds is None or not process.is_main or folder is None:
+        return None
+    if config.parallel == "fsdp" and process.world > 1:
+        return None  # a forward pass of a sharded model needs all ranks
+    capabilities = spec.objective.capabilities(spec.model)
+    if (task := task_of(capabilities)) is None:
+        return None
+    return Preview(
+        root, data.validation or data.train, tokenizer=folder, capabilities=capabilities, task=task,
+        every=config.show_every_seconds, seed=spec.seed, device=process.device, tracker=tracker,
     )  # fmt: skip

@@ -202,6 +202,8 @@ class TrainingConfig:
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
         validation_batch: examples in a batch of the validation, over all processes; null: batches like those of
             training.
+        show_every_seconds: show a sentence that the model rebuilds, or writes from noise, about every so many seconds;
+            null: never. A model that is sharded over ranks (fsdp) shows none.
         parallel: data parallelism over ranks: ddp, or fsdp, which shards the model.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads of each rank.
@@ -233,6 +235,7 @@ class TrainingConfig:
     validate_every: NonNegativeInt = 0
     validation_examples: Rows = 512
     validation_batch: Rows | None = None
+    show_every_seconds: Duration | None = 60
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: AutoDevice = "auto"
     threads: Workers = 1

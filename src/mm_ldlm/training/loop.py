@@ -26,6 +26,7 @@ from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard, Verdict
 from mm_ldlm.training.losses import Averages, Tally
 from mm_ldlm.training.optimizer import Optimization
+from mm_ldlm.training.preview import Preview
 from mm_ldlm.training.state import TrainingState
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
@@ -54,6 +55,8 @@ class Run:
     """whether this process received a signal to end (SIGTERM, SIGINT)"""
     validate: Callable[[int], dict[str, float]] | None = None
     """step → validation losses"""
+    preview: Preview | None = None
+    """writes a sentence at intervals of time, on the first rank"""
 
 
 def run(parts: Run, *, pause_at: int | None = None) -> Ending:
@@ -153,6 +156,8 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 parts.tracker.metrics(
                     state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line}
                 )
+            if estimate := throughput.estimate():
+                parts.tracker.event(state.step, "estimate", **estimate)
             if (
                 done
                 or found.stop
@@ -163,6 +168,8 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                 throughput.count_seconds()
                 parts.diagnostics.verify_freezing()
                 parts.checkpointer.save(line)
+            if parts.preview is not None:
+                parts.preview(state.step, last=done)
             if found.stop or found.out_of_time:
                 ended_early = "stop" if found.stop else "minutes"
                 break

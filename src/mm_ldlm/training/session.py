@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.distributed.environment import host_name
@@ -46,14 +48,14 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         return reference(typed, runs)
     _refuse_missing_origin(typed, runs)
     _report_origin(typed, runs, back)
-    _refuse_beyond_memory(typed, runs)
+    sizes = _refuse_beyond_memory(typed, runs)
     sinks: list[Any] = [ProgressSink(typed.training.steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
     if uri and run_id:
         sinks.append(MlflowSink(uri, run_id))
     log.info(
-        "training %s: %d steps, %d × %d processes; log in %s",
-        typed.name, typed.training.steps, config.nodes, config.processes, directory / LOG,
+        "training %s: %s steps, %s, %d × %d processes; log in %s",
+        typed.name, f"{typed.training.steps:,}", sizes, config.nodes, config.processes, directory / LOG,
     )  # fmt: skip
     # With several hosts, each has a session of the same run; a single host has one.
     alone = sole_writer(runs, f"{typed.name}.session") if config.nodes == 1 else nullcontext(True)
@@ -108,13 +110,18 @@ def _report_origin(spec: TrainingSpec, runs: Path, back: Path | None) -> None:
         log.info("run %s continues from its own %s; training.resume named its origin", spec.name, own[-1].name)
 
 
-def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> None:
-    """Refuse a training that the memory of this host cannot hold; the workers report a dataset that cannot be read."""
+def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> str:
+    """Refuse a training that the memory of this host cannot hold; otherwise describe the sizes of model and data.
+
+    The workers report a dataset that cannot be read.
+    """
     try:
-        tokens = tokens_of_a_batch(spec.training, Dataset.open(runs / spec.dataset).lengths("train"))
+        lengths = Dataset.open(runs / spec.dataset).lengths("train")
     except StoreError:
-        tokens = 0.0
-    refuse_beyond_memory(spec.model, spec.shape, spec.training, tokens=tokens)
+        lengths = np.zeros(0, np.int64)
+    tokens = tokens_of_a_batch(spec.training, lengths)
+    needed = refuse_beyond_memory(spec.model, spec.shape, spec.training, tokens=tokens)
+    return f"{needed.parameters:,} parameters, {len(lengths):,} training examples of {int(lengths.sum()):,} tokens"
 
 
 def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:

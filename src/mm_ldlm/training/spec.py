@@ -24,7 +24,7 @@ FORMAT_VERSION = 2
 _FREE = frozenset(
     {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads",
      "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed",
-     "parameter_gradients"}
+     "parameter_gradients", "show_every_seconds"}
 )  # fmt: skip
 # Section, key and default of parameters that earlier versions lacked: runs with the default keep their names.
 _ADDED: tuple[tuple[str, str, Any], ...] = (

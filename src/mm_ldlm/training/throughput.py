@@ -9,6 +9,7 @@ import torch
 
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Loader, Planned
+from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.state import TrainingState
 
 
@@ -24,6 +25,7 @@ class Throughput:
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms: list[float] = []
         self._waited = loader.waited
+        self._remaining = Remaining(loader.plan)
 
     def out_of_time(self) -> bool:
         """Return whether `max_minutes` of training have passed on this rank."""
@@ -41,6 +43,24 @@ class Throughput:
         self._tokens += planned.tokens
         self._padded += len(planned.examples) * planned.length
         self._steps += 1
+        self._remaining.stepped(planned, time.perf_counter())
+
+    def estimate(self) -> dict[str, float] | None:
+        """Return the seconds that the training still takes, once: as soon as enough steps were measured."""
+        if not self._remaining.first() or (left := self._seconds_left()) is None:
+            return None
+        return {
+            "seconds_left": round(left, 1),
+            "seconds_per_step": round(self._remaining.per_step() or 0.0, 4),
+            "measured_steps": self._remaining.measured,
+        }
+
+    def _seconds_left(self) -> float | None:
+        """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured."""
+        if (per_step := self._remaining.per_step()) is None:
+            return None
+        left = (self.max_steps - self.state.step) * per_step
+        return left if self.max_minutes is None else min(left, max(0.0, self.max_minutes * 60 - self.state.seconds))
 
     def count_seconds(self) -> None:
         """Add the time since the last call to the run's seconds."""
@@ -53,7 +73,6 @@ class Throughput:
         self.count_seconds()
         state, now = self.state, time.perf_counter()
         seconds = max(now - self._line_start, 1e-9)
-        left = self.max_steps - state.step
         found = {
             "lr": lr,
             "grad_norm": sum(self._norms) / len(self._norms) if self._norms else math.nan,
@@ -67,8 +86,9 @@ class Throughput:
             "seconds_per_step": seconds / max(self._steps, 1),
             "waiting_fraction": (self.loader.waited - self._waited) / seconds,
             "seconds": state.seconds,
-            "seconds_left": left * seconds / max(self._steps, 1),
         }
+        if (left := self._seconds_left()) is not None:
+            found["seconds_left"] = left
         if flops_per_token:
             rate = self._padded / seconds * flops_per_token
             found["tflops_per_second"] = rate / 1e12

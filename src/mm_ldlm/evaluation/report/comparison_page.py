@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.evaluation.report import page, theme
-from mm_ldlm.evaluation.report.content import duration, spelled
+from mm_ldlm.evaluation.report.content import spelled
 from mm_ldlm.evaluation.report.figures import comparison_plot
 from mm_ldlm.evaluation.report.training_figures import smoothed
+from mm_ldlm.messages import duration
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -14,6 +14,7 @@ import pandas as pd
 from mm_ldlm.evaluation import likelihood
 from mm_ldlm.evaluation.headline import MOST_UNKNOWN, sts_headlines
 from mm_ldlm.evaluation.report.inputs import ReportInputs
+from mm_ldlm.messages import duration
 from mm_ldlm.tracking.jsonl import number
 
 LIKELIHOODS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}
@@ -236,14 +237,6 @@ def source_names(inputs: ReportInputs) -> list[str]:
     return [str(s.get("name") or s.get("path") or s.get("kind")) for s in sources if isinstance(s, Mapping)]
 
 
-def duration(seconds: float) -> str:
-    """Format seconds: "42 s", "7 min 01 s", "2 h 05 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 # -- examples --------------------------------------------------------------------------------------------------------
 
 
@@ -388,9 +381,12 @@ def validation_losses(log: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list[tuple[str, str, list[str]]]:
-    """Format the first `most` events as (step, kind, lines), with one line per list item and nested value."""
+    """Format the first `most` events as (step, kind, lines), with one line per list item and nested value.
+
+    The sentences that were shown while the model learned are left out.
+    """
     found = []
-    for event in list(events)[:most]:
+    for event in [event for event in events if event.get("event") != "preview"][:most]:
         lines: list[str] = []
         for key, value in event.items():
             if key in ("step", "event", "time") or value is None:

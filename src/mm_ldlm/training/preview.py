@@ -1,0 +1,129 @@
+"""A sentence that the model writes at intervals of time, so that one watches it learn while it trains.
+
+A model that writes texts from latents rebuilds one held-out sentence from its latent; a model that writes texts from
+noise writes a text, always from the same noise. Models that do neither show nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
+from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.batches import Source
+from mm_ldlm.training.state import step_seed
+
+MOST = 0.01
+"""Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
+LONGEST = 64
+"""Longest text that is written from noise, in tokens"""
+
+Task = Literal["l2t", "unconditional"]
+
+
+def task_of(capabilities: Capabilities) -> Task | None:
+    """Return what a run with these capabilities can show; None if it writes no texts."""
+    if "l2t" in capabilities:
+        return "l2t"
+    orders = capabilities.joint_orders
+    return "unconditional" if "unconditional" in capabilities and (not orders or "text_first" in orders) else None
+
+
+class Preview:
+    """Writes the sentence and records it as the event `preview`, on the first rank.
+
+    It changes nothing of the training: it has a random generator of its own, reads the weights of the step as they are
+    (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
+
+    Args:
+        source: split whose sentence of median length is rebuilt.
+        tokenizer: folder of the tokenizer.
+        every: seconds between two sentences.
+    """
+
+    def __init__(
+        self, root: TrainableRoot, source: Source, *, tokenizer: Path, capabilities: Capabilities, task: Task,
+        every: float, seed: int, device: torch.device, tracker: Tracker,
+    ) -> None:  # fmt: skip
+        self.root, self.source, self.capabilities, self.task = root, source, capabilities, task
+        self.every, self.seed, self.device, self.tracker = every, seed, device, tracker
+        middle = len(source.lengths) // 2
+        self._row = np.argpartition(source.lengths, middle)[[middle]]
+        self._folder = tokenizer
+        self._tokenizer: TextTokenizer | None = None
+        self._due = 0.0
+        self._failed = False
+
+    def __call__(self, step: int, *, last: bool) -> None:
+        """Show the sentence if it is due: after the first step of a session, at the interval, after the last step."""
+        if self._failed or (time.monotonic() < self._due and not last):
+            return
+        try:
+            self._tokenizer = self._tokenizer or TextTokenizer.load(self._folder)
+            started = time.monotonic()
+            original, text = self._texts(self._tokenizer)
+        except Exception as error:
+            self._failed = True
+            self.tracker.event(step, "preview_failed", reason=f"{type(error).__name__}: {error}")
+            return
+        ended = time.monotonic()
+        self._due = ended + max(self.every, (ended - started) / MOST)
+        self.tracker.event(step, "preview", original=original, text=text, seconds=round(ended - started, 3))
+
+    def _texts(self, tokenizer: TextTokenizer) -> tuple[str | None, str]:
+        """Return the held-out sentence, if one is rebuilt, and the text that the model writes."""
+        length = int(self.source.lengths[self._row[0]])
+        self.root.eval()
+        try:
+            with torch.no_grad():
+                ids = self._write(length)
+        finally:
+            self.root.train()
+        if self.task != "l2t":
+            return None, tokenizer.decode_batch([ids])[0]
+        original, text = tokenizer.decode_batch([self.source.tokens(self._row, length=length)[0].tolist(), ids])
+        return original, text
+
+    def _write(self, length: int) -> list[int]:
+        """Write one text: ids without pads, given the latent of the sentence or from noise."""
+        model = self.root.objective.generative_model(self.root.model)
+        given = self.task == "l2t"
+        latents_1d = torch.from_numpy(self.source.field("latents", self._row)).to(self.device) if given else None
+        generator = RowGenerator(step_seed(self.seed, 0, "preview"), torch.zeros(1, dtype=torch.int64).to(self.device))
+        length = self._length(model, latents_1d, length, generator)
+        canvas_1L = torch.full((1, length), model.shape.mask_id, device=self.device)
+        sample = model.write(
+            canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
+            sampler=model.default_sampler(conditional=given), generator=generator,
+        )  # fmt: skip
+        return [index for index in sample.tokens[0].tolist() if index != model.shape.pad_id]
+
+    def _length(
+        self, model: GenerativeModel, latents_1d: Tensor | None, length: int, generator: RowGenerator
+    ) -> int:  # fmt: skip
+        """Choose the length of the canvas: the most probable one given the latent, or a draw.
+
+        Without a trained distribution of lengths it is the length of the held-out sentence.
+        """
+        longest = model.shape.max_length if latents_1d is not None else min(LONGEST, model.shape.max_length)
+        if not model.has_length:
+            return longest
+        order = "text_first" if self.task == "unconditional" else ""
+        if self.capabilities.refuse_length("sample", self.task, order=order) is None:
+            log_probs_1N = model.length_log_probs(latents_1d, rows=1)
+            if latents_1d is not None:
+                length = int(log_probs_1N.argmax()) + 1
+            else:
+                length = int(draw_tokens(log_probs_1N, generator.fork("length").uniform(), Draw())) + 1
+        return min(length, longest)

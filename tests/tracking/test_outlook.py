@@ -1,0 +1,59 @@
+"""The first lines of a run: what it will do, where its results will be, and how long the last one took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mm_ldlm.tracking.outlook import outlook
+
+PROJECT = Path("/projects/here")
+TYPED: dict[str, Any] = {
+    "ingestion": SimpleNamespace(sources=(SimpleNamespace(kind="starter"), SimpleNamespace(kind="starter"))),
+    "encoder": SimpleNamespace(kind="local", name="minilm"),
+    "model": SimpleNamespace(kind="mmdit"),
+    "objective": SimpleNamespace(kind="multimodal"),
+    "training": SimpleNamespace(max_steps=2800, epochs=None, max_tokens=None, max_minutes=None),
+}
+NODES = {"ingestion": ["a", "b"], "embedding": ["c"], "training": ["d", "e"], "reporting": ["f"]}
+
+
+def lines(seconds: dict[str, float], executed: dict[str, list[str]] | None = None) -> list[str]:
+    results = {"report": PROJECT / "data/08_reporting/report.html", "checkpoints in": Path("/elsewhere/runs")}
+    return outlook(executed or NODES, TYPED, seconds=seconds, results=results, project=PROJECT)
+
+
+def test_a_first_run_names_its_pipelines_sizes_and_results_and_invents_no_time() -> None:
+    assert lines({"sampling": 9.0}) == [
+        "this run: ingestion (starter) → embedding (minilm) → "
+        "training (model mmdit, objective multimodal, 2,800 steps) → reporting; 6 nodes",
+        "results: report data/08_reporting/report.html, checkpoints in /elsewhere/runs",
+        "time: no run here yet; embedding and training will show an estimate after the first seconds",
+    ]
+
+
+def test_a_later_run_reports_what_the_last_one_took_the_longest_first() -> None:
+    found = {"ingestion": 0.2, "embedding": 91.0, "training": 497.4, "reporting": 1.6, "sampling": 34.0}
+    assert lines(found)[2] == (
+        "time: the last run here took 9 min 50 s (training 8 min 17 s, embedding 1 min 31 s, reporting 2 s)"
+    )
+    assert lines({"embedding": 91.0})[2] == (
+        "time: the last run here took 1 min 31 s; without ingestion, training, reporting, which did not run yet"
+    )
+
+
+def test_a_run_without_measured_pipelines_or_without_nodes_has_fewer_lines() -> None:
+    assert lines({}, {"reporting": ["f"]}) == [
+        "this run: reporting; 1 node",
+        "results: report data/08_reporting/report.html, checkpoints in /elsewhere/runs",
+    ]
+    assert outlook({}, TYPED, seconds={}, results={}, project=PROJECT) == []
+
+
+def test_every_limit_of_the_training_is_named() -> None:
+    limits = SimpleNamespace(max_steps=None, epochs=3, max_tokens=10**9, max_minutes=1.5)
+    (first, *_) = outlook(
+        {"training": ["d"]}, {**TYPED, "training": limits}, seconds={}, results={"in": PROJECT}, project=PROJECT
+    )
+    assert "3 epochs or 1,000,000,000 tokens or 1.5 minutes" in first
