@@ -187,6 +187,14 @@ def test_the_option_is_read_only_with_init_from_and_keeps_the_names_of_other_run
     assert len(set(names)) == 3
 
 
+def test_options_of_models_that_were_added_keep_the_names_of_runs() -> None:
+    model = {"kind": "dit", "dim": 16, "depth": 1, "heads": 2}
+    name = helpers.spec(run_name=None, model=model, objective={"kind": "text_diffusion"}).name
+    assert name == "run-0f23c8a8984f"  # before the options existed
+    for option in ({"mlp_bias": True}, {"mlp_activation": "gelu_tanh"}, {"time_factor": 1.0}):
+        assert helpers.spec(run_name=None, model=model | option, objective={"kind": "text_diffusion"}).name != name
+
+
 @pytest.mark.parametrize(
     "name", ["logs", "training_spec.json", ".x", ".", "", "a/b", "a\\b", "a\nb", "x" * 201, "é" * 101]
 )
