@@ -1,4 +1,4 @@
-"""Checkpoints of other trainers, read only: a folder with `model.pt` or another file of PyTorch, or such a file.
+"""Checkpoints in the files of other trainers: a folder with `model.pt` or another file of PyTorch, or such a file.
 
 `torch.load` runs in weights-only mode: a file that contains anything but tensors, numbers, texts and containers of them
 is refused and never executed. Optimizer and random states beside the weights are not read.
@@ -69,6 +69,12 @@ def read(path: Path) -> Legacy:
     tensors = _checked(weights, file)
     refuse_non_finite({name: t.float() for name, t in tensors.items()}, file, remedy="Choose another checkpoint.")
     return Legacy(file, tensors, _step(content, file.parent))
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write `model.pt`, tensors by name without the prefix of the model, and `training_state.json` into a folder."""
+    torch.save({name.removeprefix("model."): value for name, value in tensors.items()}, folder / FILES[0])
+    (folder / _STATES[0]).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def plain_name(name: str) -> str:
