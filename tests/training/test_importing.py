@@ -191,6 +191,7 @@ def test_a_mapping_of_names_and_a_run_of_the_same_model(tmp_path: Path) -> None:
     [
         (lambda p: None, {"heads": 3}, "dim must be divisible by heads"),
         (lambda p: None, {"heads": 4}, "expected heads of dimension 4 .* found 8"),
+        (lambda p: None, {"heads": 0}, "--heads from 1 to 65,536, found 0"),
         (lambda p: None, {"max_length": 10**12}, "--max-length from 1 to 65,536"),
         (lambda p: (p / "config.yaml").unlink(), {}, "expected --timesteps"),
         (lambda p: (p / "config.yaml").write_text("time_conditioning: true"), {}, "embeds σ"),

@@ -153,7 +153,8 @@ def _write(
 def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
     """Derive the configuration of a run from the shapes of its parameters and the settings beside them."""
     tensors, settings = found.tensors, _settings(found.file.parent)
-    inside = settings.get("model") if isinstance(settings.get("model"), dict) else {}
+    model_settings = settings.get("model")
+    inside: dict[str, Any] = model_settings if isinstance(model_settings, dict) else {}
     process = inside.get("diffusion_process", "mdlm")
     if process not in ("mdlm", "absorbing"):
         raise CheckpointError(
@@ -167,17 +168,14 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
             "checkpoint."
         )
     cached = tensors.get("rotary_emb.cos_cached")
-    max_length = given.max_length or (cached.shape[1] if cached is not None and cached.ndim > 1 else None)
-    max_length = max_length or inside.get("max_seq_len") or inside.get("length")
     rows, dim = tensors["vocab_embed.embedding"].shape
     head_dim = head_dim_of(tensors)
-    heads = given.heads or (dim // head_dim if head_dim else None) or inside.get("n_heads")
-    for name, value in (("--max-length", max_length), ("--heads", heads)):
-        if type(value) is not int or not 1 <= value <= 65_536:
-            raise CheckpointError(
-                f"{found.file}: expected {name} from 1 to 65,536, found {show(value, 60)} in the file, its config.yaml "
-                f"and the command. Give {name} N."
-            )
+    longest = cached.shape[1] if cached is not None and cached.ndim > 1 else None
+    max_length = _count(
+        "--max-length", given.max_length, longest, inside.get("max_seq_len"), inside.get("length"), file=found.file
+    )
+    in_file = dim // head_dim if head_dim else None
+    heads = _count("--heads", given.heads, in_file, inside.get("n_heads"), file=found.file)
     depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
     tokenizer = _tokenizer(found.file.parent, given.tokenizer, rows=rows, max_length=max_length)
     tokenizer.save(temporary / TOKENIZER)
@@ -196,6 +194,21 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
     )
     return {"model": to_dict(model), "objective": to_dict(objective), "shape": shape, "encoder": {},
             "fingerprints": {"tokenizer": tokenizer.fingerprint}}  # fmt: skip
+
+
+def _count(option: str, *values: Any, file: Path) -> int:
+    """Return the first value that is given.
+
+    Raises:
+        CheckpointError: there is none, or it is no count.
+    """
+    value = next((each for each in values if each is not None), None)
+    if type(value) is not int or not 1 <= value <= 65_536:
+        raise CheckpointError(
+            f"{file}: expected {option} from 1 to 65,536, found {show(value, 60)} in the command, the file and its "
+            f"config.yaml. Give {option} N."
+        )
+    return value
 
 
 def _settings(place: Path) -> dict[str, Any]:
