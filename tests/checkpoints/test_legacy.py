@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mm_ldlm.checkpoints import legacy
@@ -164,3 +167,20 @@ def test_a_step_that_is_none_is_not_read(state: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"state\.json: not readable as JSON"):
         legacy.read(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(harm=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4), part=st.booleans())
+def test_damaged_bytes_are_read_as_tensors_or_refused(
+    harm: list[tuple[float, int]], part: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any byte may differ, also those of the pickle inside the archive."""
+    file = tmp_path_factory.getbasetemp() / "damaged.pt"
+    torch.save({"model_state_dict": {"module.a": torch.ones(3), "b": torch.zeros(2, 2)}, "step": 3}, file)
+    content = bytearray(file.read_bytes())
+    end = 400 if part else len(content)  # the pickle comes first
+    for place, value in harm:
+        content[int(place * (end - 1))] = value
+    file.write_bytes(content)
+    with contextlib.suppress(CheckpointError):
+        assert all(isinstance(value, torch.Tensor) for value in legacy.read(file).tensors.values())
