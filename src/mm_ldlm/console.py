@@ -31,7 +31,7 @@ COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
 
 @click.group()
 def commands() -> None:
-    """Use a trained run. With options alone, `mm-ldlm` runs the pipelines like `kedro run`."""
+    """Use, import or export a run. With options alone, `mm-ldlm` runs the pipelines like `kedro run`."""
 
 
 def _of_run(command: Callable[..., None]) -> Callable[..., None]:

@@ -209,11 +209,15 @@ def test_a_mapping_of_names_and_a_run_of_the_same_model(tmp_path: Path) -> None:
         (lambda p: (p / "model.pt").unlink(), {}, "expected one of the files model.pt"),
         (lambda p: shutil.copytree(p, p.parent / "runs" / "run"), {}, "expected a new folder"),
         (lambda p: None, {"like": Path("none")}, "no complete checkpoint"),
+        (lambda p: None, {"like": Path("none"), "heads": 2}, "--heads are read only for a checkpoint"),
+        (lambda p: (p.parent / "n.yml").write_text("names: {a: b}"), {"names": "n.yml"}, "Give it by --like RUN"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_a_sentence(harm: Any, given_: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = older(tmp_path / "older")
     harm(path)
+    if "names" in given_:
+        given_ = {"names": tmp_path / given_["names"]}
     words = [word for key, value in given_.items() for word in (f"--{key.replace('_', '-')}", value)]
     result = call("import-checkpoint", path, tmp_path / "runs" / "run", *words)
     assert result.exit_code == 1, result.output

@@ -80,19 +80,37 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     key = formats.recognise(found.tensors)
     if key is not None and given.names is None:
         refuse_obstacles(formats.FORMATS[key], found.tensors, found.file)
+    described = given.like is not None or ((own / CONFIG).is_file() and (own / TOKENIZER).is_dir())
+    if described or key != "ddit" or given.names is not None:
+        _refuse_unread(found.file, given)
     if given.like is not None:
         run = folder.newest_run(given.like)
         checkpoint = folder.find(run)
         return run_config(run, checkpoint), checkpoint
-    if (own / CONFIG).is_file() and (own / TOKENIZER).is_dir():
+    if described:
         return run_config(own, own), own
     if key == "ddit" and given.names is None:
         return _ddit(found, given, temporary), temporary
+    if given.names is not None:
+        raise CheckpointError(
+            f"{found.file}: expected a run with the same model beside --names. Give it by --like RUN."
+        )
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
         f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN, and, if its "
         "parameters have other names, a mapping by --names FILE."
     )
+
+
+def _refuse_unread(file: Path, given: Given) -> None:
+    """Raise CheckpointError if an option is given that the description of the model replaces."""
+    options = {"--tokenizer": given.tokenizer, "--heads": given.heads, "--max-length": given.max_length,
+               "--timesteps": given.timesteps}  # fmt: skip
+    if unread := [option for option, value in options.items() if value is not None]:
+        raise CheckpointError(
+            f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like and "
+            "--names. Leave them out: the model and its tokenizer come from a run."
+        )
 
 
 def _load(root: Any, found: Legacy, config: Mapping[str, Any], names: Names | None) -> Converted:
