@@ -174,6 +174,7 @@ def test_another_vocabulary_is_refused(rows: int) -> None:
 def test_tokens_that_the_checkpoint_lacks_are_never_written() -> None:
     made = converted(ddit(V - 2), added_ids=2).tensors
     assert made["text_head.linear.bias"][-2:].tolist() == [NEVER, NEVER]
+    assert math.exp(NEVER) == 0.0  # no probability, whatever the other logits
     assert not made["text_embedding.weight"][-2:].any()
     assert made["text_embedding.weight"][:-2].any(dim=1).all()
 
