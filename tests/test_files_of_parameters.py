@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.encoders import parse_encoder
@@ -88,6 +89,22 @@ def test_a_folder_without_a_checkpoint_is_none(changed: Callable[..., dict[str, 
             check_files(changed("training", {key: "other"}), read={"training"}, runs=tmp_path)
     for word in ("auto", "never"):
         check_files(changed("training", {"resume": word}), read={"training"}, runs=tmp_path)
+
+
+def test_a_checkpoint_of_another_trainer_is_read_before_the_first_node(
+    changed: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "older").mkdir()
+    for names in (["module.text_head.linear.weight"], ["anything"]):
+        torch.save(dict.fromkeys(names, torch.ones(2)), tmp_path / "older" / "model.pt")
+        for path in ("older", "older/model.pt"):
+            check_files(changed("training", {"init_from": path}), read={"training"}, runs=tmp_path)
+        with pytest.raises(ConfigurationError, match=r"'training\.resume'"):
+            check_files(changed("training", {"resume": "older"}), read={"training"}, runs=tmp_path)
+    names = ["blocks.0.joint_attn.to_qkv.0.weight", "blocks.0.joint_attn.to_out.0.weight"]
+    torch.save(dict.fromkeys(names, torch.ones(2)), tmp_path / "older" / "model.pt")
+    with pytest.raises(ConfigurationError, match=r"'training\.init_from': .*joint attention without rotary positions"):
+        check_files(changed("training", {"init_from": "older"}), read={"training"}, runs=tmp_path)
 
 
 def test_existing_files_globs_and_run_ids_pass(changed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.checkpoints.reference import CHOSEN, chosen_run, config_of
-from mm_ldlm.config import parse, parse_kind, refuse_unwritable
+from mm_ldlm.config import parse, parse_kind, refuse_unwritable, to_dict
 from mm_ldlm.corpus.sources.vectors import BESIDE
 from mm_ldlm.credentials import mask_values
 from mm_ldlm.encoders.base import given_dim, no_encoder
@@ -234,7 +234,7 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
         if not _exists(path)
     ]
     if runs is not None:
-        missing += _without_checkpoint(typed["training"], runs)
+        missing += _without_checkpoint(typed["training"], typed["model"], runs)
     if "reporting" in read:
         missing += [
             f"parameter 'reporting.compare.{place}': expected a run folder, a folder with a metrics.json, or the id of "
@@ -292,9 +292,10 @@ def _nearest_file(path: str) -> str:
         return ""
 
 
-def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
-    """Explain which of `training.resume` and `training.init_from` name no checkpoint."""
-    from mm_ldlm.checkpoints import folder
+def _without_checkpoint(training: Any, model: Any, runs: Path) -> Iterator[str]:
+    """Explain which of `training.resume` and `training.init_from` name no checkpoint, or one of another model."""
+    from mm_ldlm.checkpoints import folder, legacy
+    from mm_ldlm.checkpoints.converting import refuse_other_model
     from mm_ldlm.training.resuming import went_back
 
     for key, named in (("resume", training.resume), ("init_from", training.init_from)):
@@ -302,6 +303,10 @@ def _without_checkpoint(training: Any, runs: Path) -> Iterator[str]:
             continue
         try:
             path = runs / named
+            if key == "init_from" and legacy.is_legacy(path):
+                found = legacy.read(path)
+                refuse_other_model(found.tensors, to_dict(model), found.file)
+                continue
             if not path.is_dir() and key == "resume" and went_back(path):
                 continue  # the run continues from a later one
             if not path.is_dir() and path.parent.name == "checkpoints" and path.parent.is_dir():

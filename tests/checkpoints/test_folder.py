@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder, legacy
+from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.writer import Writer
 from mm_ldlm.errors import CheckpointError
@@ -166,35 +165,3 @@ def test_incomplete_folders_of_killed_writers_are_no_checkpoints(tmp_path: Path)
     assert folder.step_of(newest) == 5
     atomic.remove_temporaries(tmp_path)
     assert not list(tmp_path.glob(".tmp-*"))
-
-
-# -- the older layout --------------------------------------------------------------------------
-
-
-def test_the_older_layout_is_read_without_its_wrappers_names(tmp_path: Path) -> None:
-    torch.save({"module._orig_mod.a.weight": torch.ones(2)}, tmp_path / "model.pt")
-    torch.save({"state": {0: {"exp_avg": torch.zeros(2)}}}, tmp_path / "optimizer.pt")
-    torch.save({"torch": torch.get_rng_state()}, tmp_path / "rng_state_rank1.pt")
-    (tmp_path / "training_state.json").write_text(json.dumps({"step": 92261}))
-    assert legacy.is_legacy(tmp_path)
-    found = legacy.read(tmp_path)
-    assert list(found.model) == ["a.weight"]
-    assert found.state["step"] == 92261
-    assert found.optimizer is not None
-    assert list(found.rng) == [1]
-
-
-class Harm:
-    def __reduce__(self) -> Any:
-        return (os.system, ("touch harm-was-done",))
-
-
-def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"a": Harm()}, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="refused or not readable"):
-        legacy.read(tmp_path)
-    assert not (tmp_path / "harm-was-done").exists()
-    (tmp_path / "model.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(CheckpointError):
-        legacy.read(tmp_path)

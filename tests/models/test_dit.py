@@ -13,6 +13,7 @@ from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, count_parameters
 from mm_ldlm.models.dit import DiT, DiTConfig
 from mm_ldlm.models.parts import tagged_parameters
+from mm_ldlm.models.timestep_embedding import sinusoid
 
 SHAPE = DataShape(vocab_size=23, pad_id=0, mask_id=1, max_length=10)
 TINY: dict[str, Any] = {"dim": 32, "depth": 3, "heads": 4}
@@ -176,6 +177,28 @@ def test_keys_that_change_the_function(key, value):
 )
 def test_keys_that_change_shapes(key, value, name, shape):
     assert tuple(build(**{key: value}).state_dict()[name].shape) == shape
+
+
+@pytest.mark.parametrize("options", [{"mlp_bias": True}, {"mlp_activation": "gelu_tanh"}, {"time_factor": 1.0}])
+def test_options_of_older_models_change_the_output(options):
+    batch = inputs(8, 5)
+    assert not torch.allclose(build()(**batch).logits, build(**options)(**batch).logits, atol=1e-5)
+
+
+def test_an_mlp_with_biases_and_tanh_computes_its_definition():
+    mlp = build(mlp_bias=True, mlp_activation="gelu_tanh").blocks[0].streams[0].mlp
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    inner = x @ mlp.up.weight.T + mlp.up.bias
+    gelu = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+    assert torch.allclose(mlp(x), gelu @ mlp.down.weight.T + mlp.down.bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_the_factor_of_the_timestep(conditioned):
+    model = build(time_factor=2.0, time_conditioning=conditioned)
+    t_B = torch.tensor([0.25, 1.0])
+    expected = sinusoid(2 / 1000 * t_B if conditioned else 0 * t_B)
+    assert torch.allclose(model.embed_time(t_B), model.time(expected), atol=1e-5)
 
 
 def test_tied_embeddings_have_no_output_matrix():

@@ -23,7 +23,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training.build import _initial_root
 from mm_ldlm.training.data import Data
-from mm_ldlm.training.initial import common_tokens, initialise
+from mm_ldlm.training.initial import common_tokens, initialise, refuse_other_vocabulary
 
 SPECIALS = ("[PAD]", "[MASK]", "[UNK]")
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -90,7 +90,14 @@ def started(directory: Path, kind: str, theirs: TextTokenizer, ours: TextTokeniz
     root, build = built(kind, ours, seed=2)
     before = {name: p.detach().clone() for name, p in root.named_parameters()}
     initialise(
-        root, path, vocabulary=how, tokenizer=directory / "mine", shape=shape_of(ours), build=build, tracker=Silent()
+        root,
+        path,
+        vocabulary=how,
+        tokenizer=directory / "mine",
+        shape=shape_of(ours),
+        build=build,
+        tracker=Silent(),
+        options=KINDS[kind][0],
     )
     return dict(source.named_parameters()), before, dict(root.named_parameters())
 
@@ -139,7 +146,7 @@ def test_the_same_text_has_the_same_logits_in_another_vocabulary(tmp_path: Path)
     root, build = built("causal", ours, seed=2)
     initialise(
         root, path, vocabulary="by_token", tokenizer=tmp_path / "mine", shape=shape_of(ours), build=build,
-        tracker=Silent(),
+        tracker=Silent(), options=KINDS["causal"][0],
     )  # fmt: skip
     text = ["w7 w2 w0 w11 w2"]
     logits = [each.model(torch.tensor(own.encode(text))) for each, own in ((source, theirs), (root, ours))]
@@ -187,9 +194,48 @@ def test_the_option_is_read_only_with_init_from_and_keeps_the_names_of_other_run
     assert len(set(names)) == 3
 
 
+def test_options_of_models_that_were_added_keep_the_names_of_runs() -> None:
+    model = {"kind": "dit", "dim": 16, "depth": 1, "heads": 2}
+    name = helpers.spec(run_name=None, model=model, objective={"kind": "text_diffusion"}).name
+    assert name == "run-0f23c8a8984f"  # before the options existed
+    for option in ({"mlp_bias": True}, {"mlp_activation": "gelu_tanh"}, {"time_factor": 1.0}):
+        assert helpers.spec(run_name=None, model=model | option, objective={"kind": "text_diffusion"}).name != name
+
+
 @pytest.mark.parametrize(
     "name", ["logs", "training_spec.json", ".x", ".", "", "a/b", "a\\b", "a\nb", "x" * 201, "é" * 101]
 )
 def test_names_that_no_run_can_have_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="run_name must be a single folder name"):
         helpers.spec(run_name=name)
+
+
+# -- checkpoints of other trainers -------------------------------------------------------------------------------------
+
+
+def test_weights_of_another_trainer_with_the_names_of_the_model(tmp_path: Path) -> None:
+    """With prefixes, in bfloat16, and with the parameters of the objective under their own names."""
+    words = tokenizer([*SPECIALS, *WORDS])
+    root, build = built("dit", words, seed=2)
+    source, _ = built("dit", words, seed=1)
+    weights = {f"module._orig_mod.{name}": p.detach().bfloat16() for name, p in source.named_parameters()}
+    torch.save({"model_state_dict": weights}, tmp_path / "checkpoint.pt")
+    words.save(tmp_path / "mine")
+    start = {"vocabulary": "same", "tokenizer": tmp_path / "mine", "shape": shape_of(words), "build": build}
+    initialise(root, tmp_path, tracker=Silent(), options=KINDS["dit"][0], **start)
+    for name, p in source.named_parameters():
+        assert torch.equal(dict(root.named_parameters())[name], p.bfloat16().float()), name
+    torch.save({**weights, "module.head.bias": torch.ones(2)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match=r"Unknown: \['model\.head\.bias'\]"):
+        initialise(root, tmp_path / "checkpoint.pt", tracker=Silent(), options=KINDS["dit"][0], **start)
+
+
+def test_an_exported_tokenizer_is_compared(tmp_path: Path) -> None:
+    theirs, ours = tokenizer([*SPECIALS, *WORDS]), tokenizer(OTHER)
+    torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
+    refuse_other_vocabulary(tmp_path, ours)  # without a tokenizer there is nothing to compare
+    theirs.save(tmp_path / "tokenizer")
+    refuse_other_vocabulary(tmp_path, theirs)
+    for path in (tmp_path, tmp_path / "model.pt"):
+        with pytest.raises(CheckpointError, match="expected the vocabulary of this run"):
+            refuse_other_vocabulary(path, ours)

@@ -83,24 +83,17 @@ def load_run(
         raise CheckpointError(f"{show(str(path))}: no such run folder.{_nearest_folder(path)}")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
-    config = _config(path, found)
+    config = run_config(path, found)
     tokenizer = TextTokenizer.load(found / "tokenizer")
-    objective_config = parse_kind(OBJECTIVES, config["objective"], at="objective")
-    model_config = parse_kind(MODELS, config["model"], at="model")
-    shape = config["shape"]
-    stores = {name: torch.from_numpy(values(ShardStore.open(found / name))) for name in objective_config.stores}
     fingerprints = {str(name): str(value) for name, value in config["fingerprints"].items()}
+    model_config, objective_config = kinds_of(config)
     refuse_other(
-        identity_of(model=model_config, shape=shape, objective=objective_config, fingerprints=fingerprints),
+        identity_of(model=model_config, shape=config["shape"], objective=objective_config, fingerprints=fingerprints),
         folder.document(found, "training_state.json").get("identity"),
         found,
         remedy="Restore the config.json that the run was trained with, or choose another checkpoint.",
     )
-    objective = objective_config.build(shape, **stores)
-    model = model_config.build(shape, generator=torch.Generator().manual_seed(0))
-    if isinstance(objective, BuildsOnModel):
-        objective.attach(model)
-    root = TrainableRoot(model, objective)
+    root = build_root(config, found)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
     try:
@@ -109,7 +102,7 @@ def load_run(
         raise _refused_device(chosen, str(error).splitlines()[0]) from None
     root.eval().requires_grad_(False)
     return Parts(
-        model=objective.generative_model(root.model),
+        model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
         tokenizer=tokenizer,
         normaliser=_normaliser(found / "normaliser"),
@@ -120,6 +113,32 @@ def load_run(
         step=folder.step_of(found),
         fingerprints=fingerprints,
     )
+
+
+def kinds_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the configurations of the model and of the objective of a config.json.
+
+    Raises:
+        ConfigurationError: one of them is of an unknown kind, or has unknown keys.
+    """
+    model = parse_kind(MODELS, config["model"], at="model")
+    return model, parse_kind(OBJECTIVES, config["objective"], at="objective")
+
+
+def build_root(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
+    """Build the model and the objective of a config.json on the CPU, before their weights are loaded.
+
+    Args:
+        config: what `run_config` returns.
+        stores: folder with the stores that the objective is made from.
+    """
+    model_config, objective_config = kinds_of(config)
+    own = {name: torch.from_numpy(values(ShardStore.open(stores / name))) for name in objective_config.stores}
+    objective = objective_config.build(config["shape"], **own)
+    model = model_config.build(config["shape"], generator=torch.Generator().manual_seed(0))
+    if isinstance(objective, BuildsOnModel):
+        objective.attach(model)
+    return TrainableRoot(model, objective)
 
 
 def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> None:
@@ -180,7 +199,12 @@ def _normaliser(folder: Path) -> Normaliser | None:
     return Normaliser.load(folder) if folder.is_dir() else None
 
 
-def _config(path: Path, checkpoint: Path) -> dict[str, Any]:
+def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
+    """Read the config.json of a run, with its shape as a DataShape.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     for place in (path, *checkpoint.parents[:2]):
         if (place / "config.json").is_file():
             return _read_config(place / "config.json")

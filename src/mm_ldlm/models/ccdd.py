@@ -24,7 +24,7 @@ from mm_ldlm.models.embeddings import NullEmbedding
 from mm_ldlm.models.heads import Modulated
 from mm_ldlm.models.layers import Linear
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner, sinusoid
+from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner
 
 
 @config
@@ -111,7 +111,7 @@ class Ccdd(TextTransformer):
         return Output(logits, found_BLd, self.length_logits())
 
     def _embed_state_time(self, t_B: Tensor) -> Tensor:
-        c_BC: Tensor = self.state_time(sinusoid(t_B if self.config.time_conditioning else torch.zeros_like(t_B)))
+        c_BC: Tensor = self.state_time(self.time_features(t_B))
         return c_BC
 
     def length_logits(self) -> Tensor:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.config import config
+from mm_ldlm.config import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.heads import Modulated, mean_features
 from mm_ldlm.models.layers import Block, rope_table
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner, sinusoid
+from mm_ldlm.models.timestep_embedding import TIME_FACTOR, TIME_FEATURES, Conditioner, sinusoid
 from mm_ldlm.models.transformer_options import ModulatedOptions
 
 
@@ -32,9 +32,12 @@ class DiTOptions(ModulatedOptions):
     Attributes:
         time_conditioning: if false, the model receives t = 0 at every timestep, so that its output does not depend on
             the timestep, as the sampler `ddpm_cache` with `timestep: schedule` needs.
+        time_factor: factor of the timestep in its sinusoidal embedding. Some older models were trained with 1, with
+            which the model can hardly distinguish timesteps.
     """
 
     time_conditioning: bool = True
+    time_factor: PositiveFloat = TIME_FACTOR
 
 
 @config
@@ -104,9 +107,13 @@ class TextTransformer(nn.Module):
 
     def embed_time(self, t_B: Tensor) -> Tensor:
         """(B, C): the conditioning vector of the timestep alone."""
-        t_B = t_B if self.config.time_conditioning else torch.zeros_like(t_B)
-        c_BC: Tensor = self.time(sinusoid(t_B))
+        c_BC: Tensor = self.time(self.time_features(t_B))
         return c_BC
+
+    def time_features(self, t_B: Tensor) -> Tensor:
+        """(B, 256) float32: the sinusoidal embedding of the timestep, or of 0 without conditioning on it."""
+        t_B = t_B if self.config.time_conditioning else torch.zeros_like(t_B)
+        return sinusoid(t_B, factor=self.config.time_factor)
 
     def logits(
         self,

@@ -157,12 +157,14 @@ class CrossAttention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, config: TransformerOptions) -> None:
         super().__init__()
-        self.up = Linear(config.dim, config.mlp_dim, bias=False)
-        self.down = Linear(config.mlp_dim, config.dim, bias=False)
+        self.up = Linear(config.dim, config.mlp_dim, bias=config.mlp_bias)
+        self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
+        self.approximate = "tanh" if config.mlp_activation == "gelu_tanh" else "none"
         self.dropout = config.dropout
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return F.dropout(self.down(F.gelu(self.up(x_BLD))), self.dropout, self.training)
+        hidden_BLM = F.gelu(self.up(x_BLD), approximate=self.approximate)
+        return F.dropout(self.down(hidden_BLM), self.dropout, self.training)
 
 
 class Stream(nn.Module):

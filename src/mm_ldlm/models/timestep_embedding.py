@@ -13,16 +13,19 @@ from mm_ldlm.models.layers import Linear
 from mm_ldlm.models.mmdit_options import MMDiTOptions, latent_dim
 
 TIME_FEATURES = 256
+TIME_FACTOR = 1000.0
 
 
-def sinusoid(t_B: Tensor, features: int = TIME_FEATURES, *, period: float = 10_000.0) -> Tensor:
-    """Compute the sinusoidal embedding (B, features) float32: cos and sin of 1000·t at geometric frequencies.
+def sinusoid(
+    t_B: Tensor, features: int = TIME_FEATURES, *, period: float = 10_000.0, factor: float = TIME_FACTOR
+) -> Tensor:
+    """Compute the sinusoidal embedding (B, features) float32: cos and sin of factor·t at geometric frequencies.
 
-    Without the factor 1000, times in [0, 1] would hardly change even the features of the highest frequency.
+    With factor 1, times in [0, 1] would hardly change even the features of the highest frequency.
     """
     half = features // 2
     frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(period) / half))
-    angle = (t_B.float() * 1000.0)[:, None] * frequency
+    angle = (t_B.float() * factor)[:, None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 

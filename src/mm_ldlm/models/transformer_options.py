@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mm_ldlm.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 
 
@@ -18,6 +20,8 @@ class TransformerOptions:
     """Shape of a transformer.
 
     Attributes:
+        mlp_bias: biases of the two layers of the MLP. Models of other projects have them.
+        mlp_activation: of the MLP: GELU, or its approximation with tanh.
         logit_softcap: attention logits become cap·tanh(logit / cap), without the fused attention kernel.
         gradient_checkpointing: recompute the blocks in the backward pass instead of storing activations.
     """
@@ -26,6 +30,8 @@ class TransformerOptions:
     depth: Layers = 6
     heads: Size = 4
     mlp_ratio: Ratio = 4.0
+    mlp_bias: bool = False
+    mlp_activation: Literal["gelu", "gelu_tanh"] = "gelu"
     dropout: Fraction = 0.0
     rope_theta: PositiveFloat = 10_000.0
     qk_norm: bool = True

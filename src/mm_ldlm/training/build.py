@@ -111,7 +111,7 @@ def _trainable_root(
         initialise(
             trainable, root / spec.training.init_from, vocabulary=spec.training.init_vocabulary,
             tokenizer=data.folders.get("tokenizer"), shape=data.shape, tracker=tracker,
-            build=lambda shape: _initial_root(spec, data, shape, wrap_objective),
+            build=lambda shape: _initial_root(spec, data, shape, wrap_objective), options=to_dict(spec.model),
         )  # fmt: skip
     freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
     return trainable

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.checkpoints import folder, legacy
+from mm_ldlm.checkpoints.converting import convert
+from mm_ldlm.checkpoints.formats import summary
 from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import CheckpointError
@@ -47,13 +49,20 @@ class Vocabularies:
 def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
     """Raise CheckpointError unless the checkpoint's rows belong to the same tokens as those of this run.
 
-    An older checkpoint (`model.pt`) has no tokenizer, so that nothing can be compared.
+    A checkpoint of another trainer (`model.pt`) has no tokenizer of this project, so that nothing can be compared;
+    one that this project exported has it.
     """
     if legacy.is_legacy(path):
-        return
-    source = _find(path)
-    if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
-        return
+        source = path if path.is_dir() else path.parent
+        if (
+            not (source / TOKENIZER).is_dir()
+            or TextTokenizer.load(source / TOKENIZER).fingerprint == tokenizer.fingerprint
+        ):
+            return
+    else:
+        source = _find(path)
+        if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
+            return
     found = ""
     if (source / TOKENIZER).is_dir():
         other = TextTokenizer.load(source / TOKENIZER)
@@ -84,7 +93,7 @@ def common_tokens(theirs: TextTokenizer, ours: TextTokenizer) -> tuple[Tensor, T
 
 def initialise(
     root: TrainableRoot, path: Path, *, vocabulary: str, tokenizer: Path | None, shape: DataShape, build: Build,
-    tracker: Tracker,
+    tracker: Tracker, options: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Initialise the root with the weights of a checkpoint (the EMA weights if it has them).
 
@@ -94,12 +103,17 @@ def initialise(
     Args:
         vocabulary: "same", or "by_token" to remap the parameters that are indexed by tokens.
         tokenizer: folder of this run's tokenizer; None (data in memory) compares nothing.
+        options: configuration of the model, with its kind; the formats of other trainers need some of its values.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model or vocabulary, or contains values that are not finite.
     """
     if legacy.is_legacy(path):
-        values, source = {f"model.{name}": value for name, value in legacy.read(path).model.items()}, path / "model.pt"
+        found = legacy.read(path)
+        shapes = {name.removeprefix("model."): value.shape for name, value in root.named_parameters()}
+        converted = convert(found.tensors, shapes, options=options, source=found.file)
+        values, source = root_names(converted.tensors), found.file
+        tracker.event(0, "init_format", format=converted.format, left_out=summary(converted.left_out))
     else:
         source = _find(path)
         name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
@@ -124,6 +138,11 @@ def initialise(
                 0, "init_vocabulary", kept=len(both.ours), new=mine.vocab_size - len(both.ours), source=str(source)
             )
     load_tensors(targets, values, source)
+
+
+def root_names(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return parameters of a model under their names in the trainable root; the objective's keep theirs."""
+    return {name if name.startswith("objective.") else f"model.{name}": value for name, value in values.items()}
 
 
 def remap(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.legacy import is_legacy
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
@@ -90,7 +91,9 @@ def _refuse_missing_origin(spec: TrainingSpec, runs: Path) -> None:
     if folder.all_in(runs / spec.name / "checkpoints"):
         return
     for key, named in (("resume", spec.training.resume), ("init_from", spec.training.init_from)):
-        if named not in ("auto", "never", None) and not (runs / named).is_dir():
+        if named in ("auto", "never", None) or (runs / named).is_dir():
+            continue
+        if key == "resume" or not is_legacy(runs / named):
             raise ConfigurationError(
                 f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at {named} "
                 f"(relative to {runs}). Correct the name, or set an absolute path."

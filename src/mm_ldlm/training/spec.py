@@ -33,6 +33,8 @@ _ADDED: tuple[tuple[str, str, Any], ...] = (
     ("batch", "tokens_per_device", None),
     ("batch", "examples_per_device", None),
 )
+# The same of the parameters of models, by their key.
+_ADDED_TO_MODELS = {"mlp_bias": False, "mlp_activation": "gelu", "time_factor": 1000.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,13 @@ class TrainingSpec:
             if (settings := training[place] if place else training)[key] == default:
                 settings.pop(key)
         training["batch"].pop("prefetch")
+        model = {
+            key: value
+            for key, value in to_dict(self.model).items()
+            if key not in _ADDED_TO_MODELS or _ADDED_TO_MODELS[key] != value
+        }
         return fingerprint(
-            {"seed": self.seed, "fingerprints": self.fingerprints, "model": to_dict(self.model),
+            {"seed": self.seed, "fingerprints": self.fingerprints, "model": model,
              "objective": to_dict(self.objective), "training": training}
         )  # fmt: skip
 
