@@ -17,6 +17,7 @@ import torch
 
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
+from mm_ldlm.models.two_streams import joint_key_mask
 
 ROUNDS = 15
 SHAPES = {
@@ -95,7 +96,8 @@ def _ours(
 
     def step() -> None:
         silu_c = torch.nn.functional.silu(c)
-        outs = model._trunk(text, latent, silu_c, model._key_mask(valid), (True, True))
+        key_mask = joint_key_mask(valid, others=model.config.latent_tokens)
+        outs = model._trunk(text, latent, silu_c, key_mask, (True, True))
         sum(out.sum() for out in outs).backward()  # type: ignore[union-attr]
 
     step()
