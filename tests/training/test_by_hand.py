@@ -405,7 +405,8 @@ def changed(value: Any, name: str) -> Any:
         "seed": 5, "name": "muon", "schedule": "linear", "autocast": "bf16", "spike_action": "skip", "best_is": "max",
         "betas": [0.8, 0.9], "best_metric": "loss", "max_minutes": 3.0, "validation_batch": 4, "keep_every": 50,
         "job": "j", "every_steps": 20, "every_minutes": 7, "clip": 0.5, "epochs": 3, "max_tokens": 999,
-        "show_every_seconds": 9.0, "init_vocabulary": None, "tokens": None, "tokens_per_device": None, "examples_per_device": None,
+        "show_every_seconds": 9.0, "init_vocabulary": None, "tokens": None, "tokens_per_device": None,
+        "examples_per_device": None,
     }  # fmt: skip
     if name in choices:
         return choices[name]
