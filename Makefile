@@ -56,7 +56,7 @@ run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for oth
 test: check ## lint, import contracts and types, then every test that is not slow
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-test-slow: $(RAY) ## run fault campaigns and long tests
+test-slow: $(RAY) ## run fault campaigns and long tests; installs Ray, which some need
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-attack: $(DEV) ## run 2,000 generated hostile inputs, different ones each time (ARGS='--cases 500 --targets sources,api')

@@ -93,6 +93,9 @@ class _Ray:
         except Exception as error:
             raise _TaskError(error) from None
 
+    def is_initialized(self) -> bool:
+        return True
+
     def cancel(self, reference: int, *, force: bool) -> None:
         self.cancelled.append(reference)
 
@@ -119,7 +122,7 @@ def test_tasks_wait_for_the_results_that_are_taken() -> None:
     next(results)
     assert len(taken) <= 6
     results.close()  # type: ignore[attr-defined]
-    assert set(ray.cancelled) <= set(range(len(taken)))
+    assert 0 < len(ray.cancelled) < len(taken)
     assert ray.options["max_retries"] == 3
     assert ray.options["retry_exceptions"] is False
 
@@ -188,6 +191,15 @@ def test_a_head_that_does_not_answer_is_waited_for_in_bounded_time() -> None:
         port = listener.getsockname()[1]  # bound and not listening: connections are refused
         with pytest.raises(WorkerFailed, match=rf"does not answer at 127.0.0.1, port {port}, within 0.1 s"):
             ray_engine._wait_for_head("127.0.0.1", port, seconds=0.1)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "local", ""])
+def test_an_address_of_another_kind_in_the_environment_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigurationError, match=r"the variable RAY_ADDRESS: expected HOST:PORT"):
+        RayEngineConfig()._connect(SimpleNamespace())
 
 
 def test_a_node_with_other_versions_is_refused() -> None:

@@ -84,7 +84,7 @@ class RayEngineConfig:
             )
         before = signal.getsignal(signal.SIGTERM)
         self._connect(ray)
-        if threading.current_thread() is threading.main_thread():
+        if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray's handler would end this process with another exit code
         try:
             engine = RayEngine(ray, self)
@@ -97,6 +97,11 @@ class RayEngineConfig:
         address = os.environ.get(_ADDRESS, "auto") if self.address == "auto" else self.address
         if (parts := _parts(address)) is not None:
             _wait_for_head(*parts, seconds=self.wait_seconds)
+        elif address != "auto":
+            raise ConfigurationError(
+                f"the variable {_ADDRESS}: expected HOST:PORT of the head of a Ray cluster, found {show(address)}. "
+                "Set it to that, or unset it on a node of the cluster."
+            )
         before = os.environ.get(_ATTEMPTS)
         os.environ.setdefault(_ATTEMPTS, "1")
         try:
@@ -175,9 +180,10 @@ class RayEngine:
                     following = position + 1
                     yield position, done.pop(position)
         finally:
-            for reference in running:
-                with contextlib.suppress(Exception):
-                    ray.cancel(reference, force=True)
+            if ray.is_initialized():  # without a connection, Ray would start a cluster here
+                for reference in running:
+                    with contextlib.suppress(Exception):
+                        ray.cancel(reference, force=True)
 
     def _places(self, cpus: int, gpus: int) -> int:
         """Return how many tasks of this size can run at the same time."""
