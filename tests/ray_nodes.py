@@ -15,7 +15,7 @@ from typing import Any
 def two_nodes() -> Iterator[Any]:
     """Start the nodes, with one CPU each; yield the cluster (`address`, `head_node`, `add_node`, `remove_node`)."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # 15 by default: beside other work, a task would hardly run
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - 15 by default: beside other work, a task would hardly run
     from ray.cluster_utils import Cluster
 
     sizes = {"num_cpus": 1, "object_store_memory": 150_000_000}
