@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 LAB    := $(VENV)/.installed-notebook
+RAY    := $(VENV)/.installed-ray
 UV     := $(shell command -v uv 2>/dev/null)
 PIP    := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) -c constraints.txt
 ENV    ?= local
@@ -41,6 +42,10 @@ $(BENCH): $(STAMP)
 	$(PIP) -e '.[bench]'
 	@touch $@
 
+$(RAY): $(DEV)
+	$(PIP) -e '.[ray]'
+	@touch $@
+
 $(LAB): $(STAMP)
 	$(PIP) -e '.[notebook]'
 	@touch $@
@@ -51,7 +56,7 @@ run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for oth
 test: check ## lint, import contracts and types, then every test that is not slow
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-test-slow: $(DEV) ## run fault campaigns and long tests
+test-slow: $(RAY) ## run fault campaigns and long tests; installs Ray, which some need
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-attack: $(DEV) ## run 2,000 generated hostile inputs, different ones each time (ARGS='--cases 500 --targets sources,api')

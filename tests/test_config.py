@@ -18,6 +18,7 @@ import mm_ldlm.config
 import mm_ldlm.kinds
 from mm_ldlm.config import PositiveInt, config, parse, parse_kind, to_dict
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.engines.base import ENGINES
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.kinds import Kinds
 from mm_ldlm.models.registry import MODELS
@@ -358,7 +359,7 @@ REQUIRED: dict[str, dict[str, Any]] = {"blocks": {"inner": {"kind": "confidence"
     ("kinds", "kind"),
     [
         (kinds, kind)
-        for kinds in (MODELS, OBJECTIVES, TEXT_PROCESSES, TEXT_SAMPLERS, LATENT_SAMPLERS)
+        for kinds in (MODELS, OBJECTIVES, TEXT_PROCESSES, TEXT_SAMPLERS, LATENT_SAMPLERS, ENGINES)
         for kind in kinds.known
     ],
     ids=lambda x: x.what if isinstance(x, Kinds) else x,

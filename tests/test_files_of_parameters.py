@@ -55,6 +55,17 @@ def changed(base: dict[str, Any]) -> Callable[..., dict[str, Any]]:
     return make
 
 
+@pytest.mark.parametrize("section", ["ingestion", "embedding"])
+def test_an_engine_that_is_not_installed_is_refused_before_the_run(
+    section: str, changed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    typed = changed(section, {"engine": {"kind": "ray"}})
+    with pytest.raises(ConfigurationError, match=rf"'{section}.engine.kind': the engine ray needs the package 'ray'"):
+        check_files({name: typed[name] for name in typed if name != "encoder"}, read={section})
+    check_files(typed, read=set())
+
+
 @pytest.mark.parametrize("key", PLACES)
 def test_a_path_that_leads_nowhere_is_refused_by_its_key(
     key: str, changed: Callable[..., dict[str, Any]], tmp_path: Path

@@ -80,8 +80,8 @@ def test_a_run_is_announced_before_its_first_node_on_the_first_host_alone(
     caplog.set_level("INFO", logger="mm_ldlm.hooks")
     data = catalog(tmp_path / "data" / "08_reporting", enabled=False)
     data["report"] = JSONDataset(filepath=str(tmp_path / "data" / "08_reporting" / "report.html"))
-    data.save("timings", {"reporting": 61.0, "embedding": 7.0})
-    pipeline = Pipeline([node(lambda: 1, None, "report", name="write", tags="reporting")])
+    data.save("timings", {"training": 61.0, "embedding": 7.0})
+    pipeline = Pipeline([node(lambda: 1, None, "report", name="write", tags="training")])
     for host in ("0", "1"):
         monkeypatch.setenv("NNODES", "2")
         monkeypatch.setenv("NODE_RANK", host)
@@ -94,9 +94,28 @@ def test_a_run_is_announced_before_its_first_node_on_the_first_host_alone(
             assert lines == ["host 1 of 2: the first host records this run"]
             continue
         assert lines == [
-            "this run: reporting; 1 node", "results: report data/08_reporting/report.html",
+            "this run: training; 1 node", "results: report data/08_reporting/report.html",
             "time: the last run here took 61 s",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ingestion", "validation", "sampling"])
+def test_other_hosts_refuse_what_runs_on_one_host(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> None:
+        hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+        hooks.after_context_created(context(tmp_path))
+        nodes = [node(lambda: 1, None, tag, name=tag, tags=[tag]) for tag in (name, "embedding", "training")]
+        hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline(nodes), catalog=data)
+
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", "1")
+    with pytest.raises(ConfigurationError, match=rf"only embedding and training on host 1 of 2, found {name}\. Run"):
+        start()
+    monkeypatch.setenv("NODE_RANK", "0")
+    start()
+    monkeypatch.setenv("NNODES", "1")
+    monkeypatch.setenv("NODE_RANK", "1")  # left over from another job
+    start()
 
 
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:

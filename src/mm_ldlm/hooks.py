@@ -43,6 +43,8 @@ FILES = {REPORT: "report.html", COMPARISON_REPORT: "comparison.html"}
 """Catalog entry → name of its copy in the MLflow run."""
 _ALONE = ("sanity", "comparison", "export")
 _PIPELINES = {*MAIN, *_ALONE}
+_ON_HOSTS = {"embedding", "training"}
+"""Pipelines that several hosts run together."""
 
 
 class ProjectHooks:
@@ -79,6 +81,7 @@ class ProjectHooks:
 
         self._locks.release()
         _refuse_concurrent(run_params.get("runner"))
+        _refuse_on_other_hosts(pipeline)
 
         parameters = catalog.load("parameters")
         if "run" in parameters:
@@ -151,8 +154,11 @@ class ProjectHooks:
     @staticmethod
     def _first_host(typed: dict[str, Any]) -> bool:
         """Return whether this is the only host of the run, or the first: the others work in the same folders."""
+        from mm_ldlm.distributed.environment import hosts
         from mm_ldlm.distributed.launch import with_environment
 
+        if hosts().node_rank:
+            return False
         if "training" not in typed:
             return True
         launch = with_environment(typed["training"].launch)
@@ -427,6 +433,21 @@ def _refuse_concurrent(runner: Any) -> None:
             f"expected the runner SequentialRunner, found {found[0]}: the nodes use all cores themselves, share one "
             "model, and import libraries when they start. Leave --runner out; training.launch.processes and "
             "embedding.processes set the number of processes."
+        )
+
+
+def _refuse_on_other_hosts(pipeline: Pipeline) -> None:
+    """Refuse pipelines that run on one host, where this one is not the first of several (docs/decisions/0167)."""
+    from mm_ldlm.distributed.environment import hosts
+
+    found = hosts()
+    if found.nodes == 1 or not found.node_rank:
+        return
+    if others := sorted({name for node in pipeline.nodes for name in node.tags & _PIPELINES} - _ON_HOSTS):
+        raise ConfigurationError(
+            f"expected only embedding and training on host {found.node_rank} of {found.nodes or 'several'}, found "
+            f"{', '.join(others)}. Run the others on one host, before or after: `NNODES=1 kedro run --pipelines=…`; "
+            "ingestion also runs on a Ray cluster (docs/ray.md)."
         )
 
 

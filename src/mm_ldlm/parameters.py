@@ -246,6 +246,11 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
         needed = needed_stores(model=typed["model"], objective=typed["objective"])
         lacking = typed["encoder"].missing() if needed & {"latents", "token_vectors", "token_states"} else None
         missing += [lacking] if lacking else []
+    missing += [
+        f"parameter '{section}.engine.kind': {lacking}"
+        for section in ("ingestion", "embedding")
+        if section in read and section in typed and (lacking := typed[section].engine.missing()) is not None
+    ]
     if missing:
         raise ConfigurationError(summarise(missing))
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import pickle
 import re
 import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.normalisation import comparison_form, normalise
 from mm_ldlm.corpus.record import record_id
 from mm_ldlm.corpus.report import conservation
+from mm_ldlm.engines.local import LocalEngineConfig
 from mm_ldlm.errors import ConfigurationError, SourceError
 
 slow_fixtures = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -349,12 +355,39 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     }
 
 
+class _Ahead:
+    """An engine that takes three chunks before it returns the first result, and pickles what a node would receive."""
+
+    def run(self, function: Any, tasks: Any, *, ordered: bool) -> Iterator[tuple[int, Any]]:
+        function, tasks = pickle.loads(pickle.dumps(function)), enumerate(tasks)
+        waiting: deque[tuple[int, Any]] = deque()
+        while True:
+            waiting.extend(itertools.islice(tasks, 4 - len(waiting)))
+            if not waiting:
+                return
+            position, task = pickle.loads(pickle.dumps(waiting.popleft()))
+            yield position, pickle.loads(pickle.dumps(function(task)))
+
+
+@pytest.fixture
+def reads_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the engine `local` behave as one that runs elsewhere, from then on."""
+
+    def change() -> None:
+        monkeypatch.setattr(LocalEngineConfig, "here", property(lambda _: False))
+        monkeypatch.setattr(LocalEngineConfig, "started", lambda _: contextlib.nullcontext(_Ahead()))
+
+    return change
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     ("cut", "weighted", "near"), [(4, False, False), (9, True, False), (13, False, True), (20, True, True)]
 )
 def test_an_interrupted_run_ends_with_the_same_bytes(
-    ingest_into: Any, tmp_path_factory: pytest.TempPathFactory, cut: int, weighted: bool, near: bool
-) -> None:
+    ingest_into: Any, tmp_path_factory: pytest.TempPathFactory, cut: int, weighted: bool, near: bool, ahead: bool,
+    reads_ahead: Callable[[], None],
+) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("resume")
     words = ["one cat", "One cat", "two dogs", "", "three birds in a tree", "bad \x00"]
     a = text_file(folder, [words[i % 6] + " " * (i % 2) + str(i // 7) for i in range(60)], "a.txt")
@@ -363,6 +396,8 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     keys: dict[str, Any] = {"shard_rows": 4, "max_bad_fraction": 1.0, "tokens": {"max_length": 5, "too_long": "split"}}
     keys |= {"near_duplicates": {"threshold": 0.8}} if near else {}
     whole = ingest_into(folder / "whole", *sources, **keys)
+    if ahead:
+        reads_ahead()
 
     real, calls = Cleaner.clean, iter(range(1000))
 

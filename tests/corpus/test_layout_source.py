@@ -16,6 +16,7 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.record import is_decoded, meta_value, record_id
+from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import Row, StoredTokens
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.splits import SplitConfig, split_of
@@ -140,8 +141,9 @@ def test_tokens_of_a_decoded_text_are_not_only_its_beginning(bert: TextTokenizer
     config = parse(IngestionConfig, {"sources": [{"kind": "text", "path": "x"}]}, at="ingestion")
     for count, decoded, accepted in ((3, False, 1), (3, True, 0), (len(ids), True, 1)):
         counts = Counts.empty(1)
-        cleaner = Cleaner(config, counts, tokenizer=bert, limits=TokenizerConfig(max_length=16))
-        cleaner.clean([(0, Row(TEXTS[0], "x", 1, tokens=StoredTokens(ids[:count], decoded=decoded)))])
+        tests = RowTests(config, bert, TokenizerConfig(max_length=16))
+        row = Row(TEXTS[0], "x", 1, tokens=StoredTokens(ids[:count], decoded=decoded))
+        Cleaner(config, counts).clean(tests([(0, row)]))
         assert sum(counts.accepted) == accepted
 
 

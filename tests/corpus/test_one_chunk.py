@@ -11,6 +11,7 @@ from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import Row
 from mm_ldlm.corpus.sources.config import SourceConfig
 
@@ -18,9 +19,11 @@ from mm_ldlm.corpus.sources.config import SourceConfig
 def cleaned(*chunks: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Counts]:
     """The accepted (text, split) pairs of chunks of (text, split)."""
     counts = Counts.empty(1)
-    cleaner = Cleaner(IngestionConfig(sources=(SourceConfig(kind="starter"),)), counts)
+    config = IngestionConfig(sources=(SourceConfig(kind="starter"),))
+    cleaner, tests = Cleaner(config, counts), RowTests(config)
     for chunk in chunks:
-        cleaner.clean([(0, Row(text, "file", line, split)) for line, (text, split) in enumerate(chunk, start=1)])
+        rows = [Row(text, "file", line, split) for line, (text, split) in enumerate(chunk, start=1)]
+        cleaner.clean(tests([(0, row) for row in rows]))
     table, _, _ = cleaner.take_tables()
     return list(zip(table["text"].to_pylist(), table["split"].to_pylist(), strict=True)), counts
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_ldlm.distributed.environment import Hosts, RankInfo, first_host, hosts, rank_info
+from mm_ldlm.distributed.environment import Hosts, RankInfo, counts_hosts, first_host, hosts, rank_info
 from mm_ldlm.errors import ConfigurationError
 
 
@@ -45,6 +45,17 @@ def test_the_launchers_variables_old_and_new() -> None:
     old = {"MASTER_ADDR": "head", "WORLD_SIZE": "2", "RANK": "1"}  # platforms that number hosts by RANK
     assert hosts(old) == Hosts(2, 1, "head:29400", None)
     assert hosts({}) == Hosts()
+
+
+def test_a_slurm_job_numbers_its_hosts_and_counts_them_only_for_a_training() -> None:
+    job = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu[03-04]"}
+    assert hosts(job) == Hosts(2, 1, "gpu03:29400", None)
+    assert hosts({**job, "NNODES": "2"}) == Hosts(2, 1, "gpu03:29400", None)
+    assert hosts({**job, "NNODES": "1"}) == Hosts(1, None, None, None)
+    assert not counts_hosts(job)
+    assert counts_hosts({**job, "NNODES": "2"})
+    assert counts_hosts({"WORLD_SIZE": "2", "RANK": "1"})
+    assert not counts_hosts({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"})
 
 
 def test_contradictory_and_non_numeric_variables_are_refused() -> None:

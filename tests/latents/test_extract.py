@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.config import parse
 from mm_ldlm.encoders import LocalEncoderConfig, load_encoder
-from mm_ldlm.errors import EncoderError, FingerprintError
+from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
 from mm_ldlm.latents import worker
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
@@ -68,6 +70,86 @@ def test_lanes_of_one_process_write_the_bytes_of_one(
     run(pristine, tmp_path / "lanes", processes=0)
     assert used == {0, 1, 2}
     assert files(tmp_path / "lanes") == files(pristine.root / "latents")
+
+
+@pytest.fixture
+def task_engine(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The engine `local` as one that runs elsewhere: a task is one shard, and what a node receives is pickled."""
+    import pickle
+
+    from mm_ldlm.engines.local import LocalEngine, LocalEngineConfig
+
+    class Elsewhere(LocalEngine):
+        def run(self, function: Any, tasks: Any, **options: Any) -> Any:
+            copy = pickle.loads(pickle.dumps(function))
+            yield from reversed([(position, copy(task)) for position, task in enumerate(tasks)])
+
+    monkeypatch.setattr(LocalEngineConfig, "here", property(lambda _: False))
+    monkeypatch.setattr(LocalEngineConfig, "started", lambda _: contextlib.nullcontext(Elsewhere()))
+    return Elsewhere
+
+
+def test_tasks_of_an_engine_write_the_bytes_of_one_process(
+    pristine: Any, tmp_path: Path, files: Files, task_engine: type
+) -> None:
+    run(pristine, tmp_path / "w", processes=0)
+    assert files(tmp_path / "w") == files(pristine.root / "latents")
+
+
+def test_only_missing_shards_are_tasks(
+    pristine: Any, tmp_path: Path, files: Files, task_engine: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = worker._write, []
+
+    def broken(plan: Any, number: int, *rest: Any) -> None:
+        if number == 2:
+            raise OSError("disk full")
+        made.append(number)
+        real(plan, number, *rest)
+
+    monkeypatch.setattr(worker, "_write", broken)
+    with pytest.raises(OSError, match="disk full"):
+        run(pristine, tmp_path / "w", processes=0)
+    assert made == [4, 3]
+    monkeypatch.setattr(worker, "_write", real)
+    monkeypatch.setattr(task_engine, "run", counted := _Counted(task_engine.run))  # type: ignore[attr-defined]
+    run(pristine, tmp_path / "w", processes=0)
+    assert counted.tasks == 3
+    assert files(tmp_path / "w") == files(pristine.root / "latents")
+
+
+class _Counted:
+    """Counts the tasks that an engine receives."""
+
+    def __init__(self, real: Any) -> None:
+        self.real, self.tasks = real, 0
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        def run(function: Any, tasks: Any, **options: Any) -> Any:
+            given = list(tasks)
+            self.tasks += len(given)
+            return self.real(instance, function, given, **options)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"device": "cuda"}, "'encoder.device': expected auto or cpu, because the nodes of the engine have no GPU"),
+        ({"device": "cuda:1"}, "expected auto, cpu or cuda, because the engine assigns the GPUs, found cuda:1"),
+    ],
+)
+def test_an_engine_refuses_a_device_that_it_does_not_have(
+    pristine: Any, tmp_path: Path, task_engine: type, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        run(pristine, tmp_path / "w", encoder=dataclasses.replace(pristine.encoder, **change), processes=0)
+
+
+def test_a_number_of_processes_is_refused_where_the_engine_decides() -> None:
+    with pytest.raises(ConfigurationError, match=r"'embedding.processes': expected 0, because the engine ray decides"):
+        parse(ExtractConfig, {"engine": {"kind": "ray"}, "processes": 2}, at="embedding")
 
 
 def test_only_missing_shards_are_encoded(

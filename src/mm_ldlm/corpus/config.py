@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from mm_ldlm.config import Bytes, Fraction, InvalidValue, Rows, config
 from mm_ldlm.corpus.dedup import NearDuplicateConfig
@@ -12,6 +12,8 @@ from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.normalisation import UnicodeForm
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.splits import SplitConfig
+from mm_ldlm.engines.base import ENGINES
+from mm_ldlm.engines.local import LocalEngineConfig
 
 
 @config
@@ -34,6 +36,8 @@ class IngestionConfig:
         images: bounds on images; larger ones count as damaged and are not decoded.
         shard_rows: rows per shard of the store.
         replace: replace the finished records of other sources in the data folder, which is refused otherwise.
+        engine: where the rows are tested: `local`, this process, or `ray`, a Ray cluster. Sources are read and
+            duplicates are found in this process, in the order of the sources.
         progress: show a progress bar.
     """
 
@@ -51,6 +55,7 @@ class IngestionConfig:
     images: ImageLimits = ImageLimits()
     shard_rows: Rows = 65_536
     replace: bool = False
+    engine: Annotated[Any, ENGINES] = LocalEngineConfig()
     progress: bool = True
 
     def __post_init__(self) -> None:

@@ -89,6 +89,17 @@ class NearDuplicateConfig:
             raise InvalidValue(f"num_perm {self.num_perm} is below 64, which makes the estimate too noisy", "num_perm")
 
 
+def signature(text: str, config: NearDuplicateConfig) -> Any:
+    """Compute the MinHash of a comparison form, without what only further updates would need."""
+    from datasketch import LeanMinHash, MinHash
+
+    size = config.shingle_characters
+    shingles = {text[i : i + size].encode() for i in range(max(1, len(text) - size + 1))}
+    sketch = MinHash(num_perm=config.num_perm)
+    sketch.update_batch(shingles)
+    return LeanMinHash(sketch)
+
+
 class NearDuplicates:
     """Finds near duplicates by locality-sensitive hashing; takes about half a kilobyte and 0.2 ms per text."""
 
@@ -101,13 +112,7 @@ class NearDuplicates:
 
     def signature(self, text: str) -> Any:
         """Compute the MinHash of a comparison form."""
-        from datasketch import MinHash
-
-        size = self.config.shingle_characters
-        shingles = {text[i : i + size].encode() for i in range(max(1, len(text) - size + 1))}
-        sketch = MinHash(num_perm=self.config.num_perm)
-        sketch.update_batch(shingles)
-        return sketch
+        return signature(text, self.config)
 
     def seen(self, sketch: Any) -> bool:
         """Return whether an earlier text is at least `threshold` similar; each candidate of the index is checked."""

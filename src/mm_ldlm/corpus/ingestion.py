@@ -1,14 +1,17 @@
 """Ingestion: read the sources, clean and split the texts, remove duplicates and write the records.
 
-Rows are processed in chunks. Memory holds one chunk, the shard that is being filled and the digests of the accepted
-texts. The progress file is written after each shard, so that an interrupted run continues where it stopped and ends
-with the same bytes.
+Rows are processed in chunks, which an engine tests (`row_tests`), and whose duplicates are removed here (`cleaning`),
+in the order of the sources. The chunks do not depend on the engine, and neither does any byte of the result. Memory
+holds the chunks that are being tested, the shard that is being filled and the digests of the accepted texts. The
+progress file is written after each shard, so that an interrupted run continues where it stopped and ends with the same
+bytes.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from mm_ldlm.corpus.quarantine import QUARANTINE_SCHEMA
 from mm_ldlm.corpus.record import RECORD_SCHEMA
 from mm_ldlm.corpus.replacing import refuse_other_sources
 from mm_ldlm.corpus.replacing import write as write_sources
+from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources import BadRow, Row, Source
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
@@ -66,6 +70,7 @@ def ingest(
     Raises:
         ConfigurationError: The workspace holds the finished records of other sources.
         SourceError: A source is missing, empty or unreadable, too many rows are damaged, or no row was accepted.
+        WorkerFailed: The engine lost a task too often; what was written is kept, and the next run continues.
     """
     config = config.with_path_in_source()
     started = time.monotonic()
@@ -88,12 +93,13 @@ def ingest(
     write_sources(config, workspace)
     resumed_rows = progress.counts.rows_in
     if not progress.done:
-        cleaner = Cleaner(config, progress.counts, tokenizer=tokenizer, limits=tokens, vector_dim=vector_dim)
+        tests = RowTests(config, tokenizer, tokens, vector_dim, with_signatures=not config.engine.here)
+        cleaner = Cleaner(config, progress.counts, vector_dim=vector_dim)
         if progress.records:
             cleaner.restore(
                 ShardStore(workspace, Manifest(kind="records", rows=_rows(progress), shards=tuple(progress.records)))
             )
-        _run(config, sources, cleaner, progress, workspace, quarantine, vectors)
+        _run(config, sources, tests, cleaner, progress, workspace, quarantine, vectors)
     _check(config, progress)
     records, refused = _manifest("records", progress, made_by), _manifest("quarantine", progress, made_by)
     if not refused.shards:
@@ -114,6 +120,7 @@ def ingest(
 def _run(
     config: IngestionConfig,
     sources: list[Source],
+    tests: RowTests,
     cleaner: Cleaner,
     progress: Progress,
     workspace: Path,
@@ -121,49 +128,79 @@ def _run(
     vectors: VectorStore | None,
 ) -> None:
     shard_rows = config.shard_rows if vectors is None else min(config.shard_rows, vectors.most_rows)
-    size = min(CHUNK_ROWS, shard_rows)
-    stream = _stream(config, sources, progress)
-    with tqdm(
-        desc="ingestion", unit=" rows", unit_scale=True, initial=progress.counts.rows_in, mininterval=1.0,
-        disable=None if config.progress else True,
-    ) as bar:  # fmt: skip
-        while chunk := list(itertools.islice(stream, size)):
-            cleaner.clean(chunk)
-            bar.update(len(chunk))
+    chunks = _Chunks(config, sources, progress, size=min(CHUNK_ROWS, shard_rows))
+    with (
+        config.engine.started() as engine,
+        tqdm(
+            desc="ingestion", unit=" rows", unit_scale=True, initial=progress.counts.rows_in, mininterval=1.0,
+            disable=None if config.progress else True,
+        ) as bar,
+    ):  # fmt: skip
+        for _, tested in engine.run(tests, chunks, ordered=True):
+            chunks.advance()
+            cleaner.clean(tested)
+            bar.update(sum(tested.read.values()))
             counts = progress.counts
             if counts.damaged > config.max_bad_fraction * max(counts.rows_in, EARLY_STOP_ROWS):
                 _check_damage(config, progress)
             if max(cleaner.num_accepted_waiting, cleaner.num_quarantined_waiting) >= shard_rows:
                 _commit(cleaner, progress, workspace, quarantine, vectors)
+        chunks.finish()
         _check(config, progress)
         progress.done = True
         _commit(cleaner, progress, workspace, quarantine, vectors)
 
 
-def _stream(config: IngestionConfig, sources: list[Source], progress: Progress) -> Iterator[tuple[int, Row | BadRow]]:
-    """Yield (source number, row) in an order that depends on the parameters only, and count the rows in `progress`."""
-    weights = [source.weight for source in config.sources]
-    rows = [
-        iter(()) if progress.exhausted[i]
-        else itertools.islice(source.rows(), progress.consumed[i], config.sources[i].max_samples)
-        for i, source in enumerate(sources)
-    ]  # fmt: skip
-    if weights[0] is None:
-        for number, items in enumerate(rows):
-            for item in items:
-                progress.consumed[number] += 1
-                yield number, item
-            progress.exhausted[number] = True
-        return
-    fractions = [weight or 0.0 for weight in weights]
-    while not any(progress.exhausted):
-        number = min(range(len(rows)), key=lambda i: ((progress.consumed[i] + 1) / fractions[i], i))
-        drawn = next(rows[number], None)
-        if drawn is None:
-            progress.exhausted[number] = True
+class _Chunks:
+    """Reads the sources in chunks of (source number, row), in an order that depends on the parameters only.
+
+    An engine takes chunks before the earlier ones are cleaned. `progress`, which may be written at any time, counts the
+    rows of a chunk when `advance` is called for it.
+    """
+
+    def __init__(self, config: IngestionConfig, sources: list[Source], progress: Progress, *, size: int) -> None:
+        self._config, self._sources, self._progress, self._size = config, sources, progress, size
+        self._consumed, self._exhausted = [*progress.consumed], [*progress.exhausted]
+        self._ends: deque[tuple[list[int], list[bool]]] = deque()
+
+    def __iter__(self) -> Iterator[list[tuple[int, Row | BadRow]]]:
+        rows = self._rows()
+        while chunk := list(itertools.islice(rows, self._size)):
+            self._ends.append(([*self._consumed], [*self._exhausted]))
+            yield chunk
+
+    def advance(self) -> None:
+        """Count the rows of the next chunk in `progress`."""
+        self._progress.consumed, self._progress.exhausted = self._ends.popleft()
+
+    def finish(self) -> None:
+        """Note in `progress` which sources were read to their end; all chunks were counted."""
+        self._progress.exhausted = [*self._exhausted]
+
+    def _rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        config, consumed, exhausted = self._config, self._consumed, self._exhausted
+        weights = [source.weight for source in config.sources]
+        rows = [
+            iter(()) if exhausted[i]
+            else itertools.islice(source.rows(), consumed[i], config.sources[i].max_samples)
+            for i, source in enumerate(self._sources)
+        ]  # fmt: skip
+        if weights[0] is None:
+            for number, items in enumerate(rows):
+                for item in items:
+                    consumed[number] += 1
+                    yield number, item
+                exhausted[number] = True
             return
-        progress.consumed[number] += 1
-        yield number, drawn
+        fractions = [weight or 0.0 for weight in weights]
+        while not any(exhausted):
+            number = min(range(len(rows)), key=lambda i: ((consumed[i] + 1) / fractions[i], i))
+            drawn = next(rows[number], None)
+            if drawn is None:
+                exhausted[number] = True
+                return
+            consumed[number] += 1
+            yield number, drawn
 
 
 def _commit(
@@ -250,7 +287,7 @@ def _fingerprints(
     config: IngestionConfig, sources: list[Source], tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
 ) -> dict[str, str]:
     parameters = to_dict(config)
-    for name in ("progress", "max_bad_fraction", "replace", "text_column"):  # text_column is in its source
+    for name in ("progress", "max_bad_fraction", "replace", "engine", "text_column"):  # text_column is in its source
         parameters.pop(name)
     for source in parameters["sources"]:
         source.pop("path")

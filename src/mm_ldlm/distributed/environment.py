@@ -89,11 +89,19 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
         rank = _maybe(env, "RANK") if rank is None else rank
     if nodes is None:
         nodes, rank = _maybe(env, "SLURM_NNODES"), _maybe(env, "SLURM_NODEID") if rank is None else rank
+    elif nodes > 1 and rank is None:
+        rank = _maybe(env, "SLURM_NODEID")
     address = env.get("MASTER_ADDR")
     if address is None and nodes is not None and nodes > 1 and "SLURM_JOB_NODELIST" in env:
         address = first_host(env["SLURM_JOB_NODELIST"])
     endpoint = f"{address}:{env.get('MASTER_PORT', '29400')}" if address else None
     return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=_maybe(env, "NPROC_PER_NODE"))
+
+
+def counts_hosts(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether a number of hosts was set for this command, and not only for the SLURM job that it runs in."""
+    env = os.environ if environment is None else environment
+    return bool(env.get("NNODES")) or (bool(env.get("WORLD_SIZE")) and "LOCAL_RANK" not in env)
 
 
 def first_host(nodelist: str) -> str:

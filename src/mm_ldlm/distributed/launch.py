@@ -30,36 +30,45 @@ _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 
 
 @config
-class LaunchConfig:
-    """Parameters of the launcher: number of workers and hosts.
+class HostsConfig:
+    """Parameters of the launcher that do not depend on the workers: the hosts of a launch, and its logs.
 
     Attributes:
-        processes: worker processes per host.
         nodes: number of hosts. With more than one, every host runs the same command; `rendezvous` names the first.
         rendezvous: "host:port" of the first host; null uses a free port of this machine. MASTER_ADDR and MASTER_PORT
             override it.
         address: address of this host as other hosts reach it; null uses the one on the route to the first host. gloo
             uses its network interface, unless GLOO_SOCKET_IFNAME names another.
-        node_rank: number of this host if the platform assigns one; null lets the rendezvous decide.
         job: name that the hosts of one run share; null for a single host.
-        max_restarts: number of restarts of all workers after one was lost; they continue from the last checkpoint.
+        max_restarts: number of restarts of all workers after one was lost; they continue from what was saved.
         join_timeout: seconds to wait for the other hosts.
         keep_logs: number of launches whose logs are kept on each host.
         log_megabytes: largest log of a rank in 10⁶ bytes; only the last half of what exceeds it is kept.
         monitor_interval: seconds between two checks of the workers.
     """
 
-    processes: Workers = 1
     nodes: Workers = 1
     rendezvous: str | None = None
     address: str | None = None
-    node_rank: NonNegativeInt | None = None
     job: str | None = None
     max_restarts: NonNegativeInt = 0
     join_timeout: PositiveInt = 300
     keep_logs: PositiveInt = 3
     log_megabytes: PositiveInt = 64
     monitor_interval: Duration = 0.2
+
+
+@config
+class LaunchConfig(HostsConfig):
+    """Parameters of the launcher: number of workers and hosts.
+
+    Attributes:
+        processes: worker processes per host.
+        node_rank: number of this host if the platform assigns one; null lets the rendezvous decide.
+    """
+
+    processes: Workers = 1
+    node_rank: NonNegativeInt | None = None
 
 
 def with_environment(config: LaunchConfig) -> LaunchConfig:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from mm_ldlm.config import (
     Fraction,
+    InvalidValue,
     NonNegativeFloat,
     PositiveFloat,
     Rows,
@@ -14,6 +15,9 @@ from mm_ldlm.config import (
     WorkersOrNone,
     config,
 )
+from mm_ldlm.distributed.launch import HostsConfig
+from mm_ldlm.engines.base import ENGINES
+from mm_ldlm.engines.local import LocalEngineConfig
 from mm_ldlm.latents.store import StoredType
 
 
@@ -29,6 +33,9 @@ class ExtractConfig:
         threads: threads per shard on a CPU; the number influences the last bits of the vectors.
         non_finite: reaction to NaN or infinity from the encoder: "stop", or "quarantine" (the vector is stored, named
             in the manifest and left out of the index by validation).
+        engine: where the latents are computed: `local`, the processes of this host, or `ray`, a Ray cluster.
+        launch: hosts that embed together with the engine `local`, from a folder that all of them share. NNODES,
+            NODE_RANK, MASTER_ADDR, MASTER_PORT and NPROC_PER_NODE override it and `processes`, as in a training.
         progress: show a progress bar over all processes.
     """
 
@@ -37,7 +44,22 @@ class ExtractConfig:
     processes: WorkersOrNone = 0
     threads: Workers = 1
     non_finite: Literal["stop", "quarantine"] = "stop"
+    engine: Annotated[Any, ENGINES] = LocalEngineConfig()
+    launch: HostsConfig = HostsConfig()
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.engine.here and self.processes:
+            raise InvalidValue(
+                f"expected 0, because the engine {self.engine.kind} decides how many tasks run at a time, found "
+                f"{self.processes}",
+                "processes",
+            )
+        if not self.engine.here and self.launch.nodes > 1:
+            raise InvalidValue(
+                f"expected 1, because the engine {self.engine.kind} has nodes of its own, found {self.launch.nodes}",
+                "launch.nodes",
+            )
 
 
 @config

@@ -32,9 +32,9 @@ from tqdm import tqdm
 from mm_ldlm.corpus.record import is_decoded
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, locate_encoder
-from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.errors import ConfigurationError, FingerprintError, StoreError
+from mm_ldlm.latents import hosts, worker
 from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents import worker
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.plan import PROGRESS_FOLDER, Plan, make_plan
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic
@@ -51,37 +51,52 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
         StoreError: Texts were decoded from stored tokens, so that their embeddings would be those of other texts.
         FingerprintError: The workspace contains latents of other records, another encoder or other parameters.
         EncoderError: The encoder cannot be loaded, or returned numbers that are not finite.
+        ConfigurationError: The engine cannot be started, or cannot run this encoder.
         WorkerFailed: A process failed; all finished shards are kept.
     """
     _refuse_decoded(records)
     workspace.mkdir(parents=True, exist_ok=True)
+    workspace = workspace.resolve()
+    several = hosts.launch_config(config, encoder, workspace=workspace)
     located = locate_encoder(encoder, expected=_recorded_encoder(workspace))
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
     done = _finished_shards(plan)
     missing = [number for number in range(plan.num_shards) if number not in done]
-    if missing:
+    if missing or several is not None:  # the other hosts wait for this one, also if nothing is missing
         _write_plan(plan, located)
         started = time.monotonic()
-        processes, lanes = _processes_and_lanes(encoder, config, shards=len(missing))
         kept = plan.num_shards - len(missing)
         logger.info(
-            "embedding %s rows with %s: %d of %d shards to do, %d process(es), %d at a time",
-            plan.rows, located.name, len(missing), plan.num_shards, processes, processes * lanes,
-        )  # fmt: skip
+            "embedding %s rows with %s: %d of %d shards to do", plan.rows, located.name, len(missing), plan.num_shards
+        )
         rows = sum(stop - start for start, stop in map(plan.bounds, missing))
         with _watch(plan, rows, shown=config.progress):
-            if processes == 1:
-                worker.encode_shards(plan, missing, located=located, rank=0, lanes=lanes)
+            if several is not None:
+                _write_job(plan, missing)
+                hosts.run_ranks(workspace, config=several)
+            elif config.engine.here:
+                _embed_here(plan, missing, located=located, config=config)
             else:
-                job = plan.progress_folder / "job.json"
-                atomic.write_json(job, {"plan": plan.to_dict(), "missing": missing})
-                launch(
-                    "mm_ldlm.latents.worker", [str(job)],
-                    config=LaunchConfig(processes=processes), log_directory=plan.progress_folder / "logs",
-                )  # fmt: skip
+                with config.engine.started() as engine:
+                    worker.encode_by_tasks(engine, plan, missing)
         seconds = time.monotonic() - started
         logger.info("embedded %d rows in %.0f s, %.0f a second (%d shards kept)", rows, seconds, rows / seconds, kept)
     return _commit(plan, located)
+
+
+def extract_with_first_host(*, encoder: EncoderConfig, config: ExtractConfig, workspace: Path) -> None:
+    """Encode a part of the shards that the first host found missing; the first host commits the store.
+
+    Raises:
+        ConfigurationError: the hosts are not configured.
+        WorkerFailed: a process failed, or some hosts did not join.
+    """
+    several = hosts.launch_config(config, encoder, workspace=workspace.resolve())
+    if several is None:
+        raise ConfigurationError(
+            "expected several hosts, because this one is not the first (NODE_RANK), found 1. Set NNODES on every host."
+        )
+    hosts.run_ranks(workspace.resolve(), config=several)
 
 
 def _refuse_decoded(records: ShardStore) -> None:
@@ -219,6 +234,26 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _embed_here(plan: Plan, missing: list[int], *, located: LocatedEncoder, config: ExtractConfig) -> None:
+    """Fill in the missing shards on this host: in this process, or in several that the elastic launcher starts."""
+    processes, lanes = _processes_and_lanes(plan.encoder, config, shards=len(missing))
+    logger.info("%d process(es), %d shard(s) at a time", processes, processes * lanes)
+    if processes == 1:
+        worker.encode_shards(plan, missing, located=located, rank=0, lanes=lanes)
+        return
+    launch(
+        "mm_ldlm.latents.worker", [str(_write_job(plan, missing))],
+        config=LaunchConfig(processes=processes), log_directory=plan.progress_folder / "logs",
+    )  # fmt: skip
+
+
+def _write_job(plan: Plan, missing: list[int]) -> Path:
+    """Write the work of all ranks: the plan and the missing shards."""
+    path = plan.progress_folder / hosts.JOB
+    atomic.write_json(path, {"plan": plan.to_dict(), "missing": missing})
+    return path
 
 
 def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shards: int) -> tuple[int, int]:

@@ -23,7 +23,8 @@ import torch
 from mm_ldlm.distributed import environment, failure, process
 from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.encoders import Encoder, LocatedEncoder, load_encoder
-from mm_ldlm.errors import EncoderError
+from mm_ldlm.engines.base import Engine
+from mm_ldlm.errors import ConfigurationError, EncoderError
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.plan import Plan
 from mm_ldlm.store import ShardStore, atomic, write_shard
@@ -63,6 +64,77 @@ def encode_shards(
         except BaseException:
             stop.set()  # the other lanes stop after their current shard
             raise
+
+
+class EncodeTexts:
+    """The function of the tasks of an engine: texts of one shard → their vectors.
+
+    A process loads the encoder on its first task. What is sent to a node is the plan and not the encoder: the node
+    needs the weights, and their fingerprint has to be that of the plan.
+    """
+
+    def __init__(self, plan: Plan, *, device: str) -> None:
+        self.plan, self.device = plan, device
+        self._encoder: Encoder | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _encode_texts, (self.plan.to_dict(), self.device)
+
+    def __call__(self, texts: list[str]) -> npt.NDArray[np.float32]:
+        if self._encoder is None:
+            encoder = load_encoder(self.plan.encoder, device=self.device, expected=self.plan.fingerprints["encoder"])
+            _refuse_other_encoder(self.plan, encoder)
+            self._encoder = encoder
+        with fixed_threads(self.plan.threads):
+            vectors = self._encoder.encode(texts)
+        self._encoder.verify()
+        return vectors
+
+
+def _encode_texts(plan: dict[str, Any], device: str) -> EncodeTexts:
+    return EncodeTexts(Plan.from_dict(plan), device=device)
+
+
+def encode_by_tasks(engine: Engine, plan: Plan, numbers: list[int]) -> None:
+    """Encode these shards of the plan as tasks of an engine, one shard each, and write them here as they end.
+
+    Raises:
+        ConfigurationError: the encoder does not compute on the nodes, or needs a device that they do not have.
+        EncoderError: as in `encode_shards`; or a node has other weights.
+        WorkerFailed: a task failed or was lost; all shards that were written are kept.
+    """
+    device = _device_of_tasks(plan.encoder.device, gpus=engine.gpus)
+    records, done = ShardStore.open(plan.records, "records"), 0
+    texts = (records.table(slice(*plan.bounds(number)))["text"].to_pylist() for number in numbers)
+    results = engine.run(
+        EncodeTexts(plan, device=device), texts, ordered=False, cpus=plan.threads, gpus=int(device == "cuda")
+    )
+    for position, vectors in results:
+        number = numbers[position]
+        ids = records.table(slice(*plan.bounds(number)))["id"].to_pylist()
+        _check(plan, number, ids, vectors)
+        done += len(ids)
+        _write(plan, number, ids, vectors, 0, done)
+
+
+def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
+    """Return the device that every task of an engine uses: a GPU of its own if there are any, else the CPU."""
+    if wanted is None:
+        raise ConfigurationError(
+            "parameter 'embedding.engine': expected local, because this encoder computes elsewhere and several "
+            "requests are under way already, found an engine that sends tasks to other hosts. Remove the engine."
+        )
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ConfigurationError(
+            "parameter 'encoder.device': expected auto, cpu or cuda, because the engine assigns the GPUs, found "
+            f"{wanted}."
+        )
+    if wanted == "cuda" and not gpus:
+        raise ConfigurationError(
+            "parameter 'encoder.device': expected auto or cpu, because the nodes of the engine have no GPU, found "
+            "cuda. Start nodes with GPUs, or change the device."
+        )
+    return "cuda" if gpus and wanted != "cpu" else "cpu"
 
 
 def _lane(plan: Plan, numbers: list[int], encoder: Encoder, rank: int, stop: threading.Event) -> None:
@@ -137,7 +209,7 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 def main(job: Path) -> None:
-    """Encode this rank's part of the job: every n-th missing shard."""
+    """Encode this rank's part of the job: every n-th missing shard, without those that an earlier attempt finished."""
     process.die_with_parent()
     append_output()
     rank_info = environment.rank_info()
@@ -146,9 +218,9 @@ def main(job: Path) -> None:
     device = None
     if plan.encoder.device in ("auto", "cuda"):
         device = str(process.choose_device(plan.encoder.device, local_rank=rank_info.local_rank))
-    encode_shards(
-        plan, plain["missing"][rank_info.rank :: rank_info.world], located=None, rank=rank_info.rank, device=device
-    )
+    mine = plain["missing"][rank_info.rank :: rank_info.world]
+    unfinished = [number for number in mine if not plan.sidecar(number).is_file()]
+    encode_shards(plan, unfinished, located=None, rank=rank_info.rank, device=device)
 
 
 if __name__ == "__main__":

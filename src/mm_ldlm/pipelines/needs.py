@@ -61,6 +61,13 @@ def not_needed(store: str, reason: str) -> NotNeeded:
     return NOT_NEEDED
 
 
+def made_by_first_host(store: str) -> NotNeeded | None:
+    """Return the marker of a store that the first of several hosts makes; None on that host."""
+    from mm_ldlm.latents.hosts import is_first_host
+
+    return None if is_first_host() else not_needed(store, "the first host makes them")
+
+
 def used(name: str, store: Any, needed: tuple[str, ...], *, by: str) -> Any:
     """Return the store if it is needed, otherwise None, even if it exists.
 

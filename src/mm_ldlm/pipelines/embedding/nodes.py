@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.config import parse
-from mm_ldlm.pipelines.needs import fields_of, not_needed, wanted
+from mm_ldlm.pipelines.needs import fields_of, made_by_first_host, not_needed, wanted
 
 if TYPE_CHECKING:
     from mm_ldlm.corpus.tokenizer import TextTokenizer
@@ -25,17 +25,22 @@ def embed_records(
 ) -> Manifest | NotNeeded:
     """Embed every record in order, continuing an interrupted run, or take over the vectors of the sources.
 
-    Do nothing for an objective without latents.
+    Do nothing for an objective without latents. Of several hosts, the first commits the store that all of them fill.
     """
     if "latents" not in fields_of(objective):
         return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.encoders import given_dim, parse_encoder
     from mm_ldlm.latents import given
     from mm_ldlm.latents.config import ExtractConfig
-    from mm_ldlm.latents.extract import extract
+    from mm_ldlm.latents.extract import extract, extract_with_first_host
+    from mm_ldlm.latents.hosts import is_first_host
 
     chosen = parse_encoder(encoder)
     config = parse(ExtractConfig, embedding, at="embedding")
+    if not is_first_host():
+        if given_dim(chosen) is None:
+            extract_with_first_host(encoder=chosen, config=config, workspace=latents_workspace)
+        return not_needed("latents", "the first host commits them")
     if given_dim(chosen) is not None:
         return given.take_over(records, vectors, encoder=chosen, config=config, workspace=latents_workspace)
     return extract(records, encoder=chosen, config=config, workspace=latents_workspace)
@@ -45,6 +50,8 @@ def store_images(
     records: ShardStore, images: Parameters, ingestion: Parameters, objective: Parameters, images_workspace: Path
 ) -> Manifest | NotNeeded:
     """Store the pixels of the records' images, in order; do nothing for an objective without images."""
+    if (elsewhere := made_by_first_host("images")) is not None:
+        return elsewhere
     if "images" not in fields_of(objective):
         return not_needed("images", f"the objective '{objective['kind']}' reads no images")
     from mm_ldlm.corpus.config import IngestionConfig
@@ -66,6 +73,8 @@ def embed_vocabulary(
     token_vectors_workspace: Path,
 ) -> Manifest | NotNeeded:
     """Embed every token, for a model whose token embeddings are initialised from the vectors, or for clusters."""
+    if (elsewhere := made_by_first_host("token vectors")) is not None:
+        return elsewhere
     if "token_vectors" not in wanted(model=model, objective=objective):
         return not_needed("token vectors", "neither the model nor the objective starts from them")
     from mm_ldlm.encoders import parse_encoder
@@ -84,6 +93,8 @@ def embed_tokens(
     token_states_workspace: Path,
 ) -> Manifest | NotNeeded:
     """Compute the encoder's output at every token, for an objective that reads token states."""
+    if (elsewhere := made_by_first_host("token states")) is not None:
+        return elsewhere
     if "token_states" not in fields_of(objective):
         return not_needed("token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.encoders import parse_encoder

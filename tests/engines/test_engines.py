@@ -1,0 +1,212 @@
+"""Engines: positions and order of results, bounded numbers of tasks, and what a Ray cluster is refused for."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+import socket
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_ldlm.config import parse_kind
+from mm_ldlm.engines import ray_engine, ray_task
+from mm_ldlm.engines.base import ENGINES
+from mm_ldlm.engines.local import LocalEngineConfig
+from mm_ldlm.engines.ray_engine import RayEngine, RayEngineConfig
+from mm_ldlm.errors import ConfigurationError, EncoderError, WorkerFailed
+
+
+def test_the_local_engine_runs_in_order_and_takes_a_task_when_it_runs_it() -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in itertools.count():
+            taken.append(number)
+            yield number
+
+    with LocalEngineConfig().started() as engine:
+        results = engine.run(lambda number: number * number, tasks(), ordered=True)
+        assert [next(results) for _ in range(3)] == [(0, 0), (1, 1), (2, 4)]
+    assert taken == [0, 1, 2]
+
+
+# -- scheduling on Ray, with a stand-in for the package ----------------------------------------------------------------
+
+
+class _RayError(Exception):
+    pass
+
+
+class _TaskError(_RayError):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__("Traceback of the node")
+        self.cause = cause
+
+
+class _Ray:
+    """Ray as far as the engine uses it: tasks end in a random order, several at a time."""
+
+    exceptions = SimpleNamespace(RayError=_RayError, RayTaskError=_TaskError)
+
+    def __init__(self, seed: int = 0, cpus: tuple[int, ...] = (1, 2)) -> None:
+        self.dice, self.cpus = random.Random(seed), cpus
+        self.most, self.results, self.cancelled = 0, {}, []  # type: ignore[var-annotated]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": float(cpus)}} for cpus in self.cpus]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(sum(self.cpus))}
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, **options: Any) -> Callable[..., Any]:
+        self.options = options
+
+        def start(key: str, function: list[Any], versions: Any, folder: str, task: Any) -> int:
+            reference = len(self.results)
+            self.results[reference] = (function[0], task)
+            return reference
+
+        return lambda _: SimpleNamespace(remote=start)
+
+    def wait(self, running: list[int], *, num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        self.most = max(self.most, len(running))
+        if timeout:
+            self.ended = self.dice.sample(running, self.dice.randint(1, len(running)))
+            return self.ended[:num_returns], []
+        return self.ended, []
+
+    def get(self, reference: int) -> Any:
+        function, task = self.results[reference]
+        try:
+            return function(task)
+        except _RayError:
+            raise
+        except Exception as error:
+            raise _TaskError(error) from None
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cancel(self, reference: int, *, force: bool) -> None:
+        self.cancelled.append(reference)
+
+
+@given(count=st.integers(0, 30), seed=st.integers(0, 1000), ordered=st.booleans())
+def test_every_result_comes_once_with_its_position(count: int, seed: int, ordered: bool) -> None:
+    ray = _Ray(seed)
+    found = list(RayEngine(ray, RayEngineConfig()).run(str, range(count), ordered=ordered))
+    assert sorted(found) == [(number, str(number)) for number in range(count)]
+    assert not ordered or found == sorted(found)
+    assert ray.most <= 2 * 3, "more than two tasks wait for each place"
+
+
+def test_tasks_wait_for_the_results_that_are_taken() -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    ray = _Ray()
+    results = RayEngine(ray, RayEngineConfig()).run(str, tasks(), ordered=True)
+    next(results)
+    assert len(taken) <= 6
+    results.close()  # type: ignore[attr-defined]
+    assert 0 < len(ray.cancelled) < len(taken)
+    assert ray.options["max_retries"] == 3
+    assert ray.options["retry_exceptions"] is False
+
+
+def raising(error: Exception) -> Callable[[Any], Any]:
+    def function(task: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (EncoderError("expected a cat"), EncoderError, "^expected a cat$"),
+        (ZeroDivisionError("a\nb"), WorkerFailed, "task 0 failed on the Ray cluster: ZeroDivisionError: a\n"),
+        (
+            _RayError("the node died\nlong"),
+            WorkerFailed,
+            r"lost 4 times on the Ray cluster \(_RayError: the node died\)",
+        ),
+    ],
+)
+def test_errors_of_tasks_are_those_of_this_project(error: Exception, expected: type, words: str) -> None:
+    with pytest.raises(expected, match=words) as caught:
+        list(RayEngine(_Ray(), RayEngineConfig()).run(raising(error), [1], ordered=True))
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_cluster_without_nodes_is_waited_for_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, now = _Ray(), itertools.count()
+    monkeypatch.setattr(ray_engine.time, "monotonic", lambda: float(next(now)))
+
+    def nothing(*_: Any, **__: Any) -> tuple[list[int], list[int]]:
+        ray.cpus = ()
+        return [], []
+
+    monkeypatch.setattr(ray, "wait", nothing)
+    with pytest.raises(WorkerFailed, match=r"no node of the Ray cluster has had 1 CPU\(s\) and 0 GPU\(s\) for 5 s"):
+        list(RayEngine(ray, RayEngineConfig(wait_seconds=5)).run(str, [1], ordered=True))
+
+
+def test_a_task_that_no_node_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"needs 3 CPU\(s\) and 0 GPU\(s\) of one.*2 node\(s\) with 3 CPUs"):
+        list(RayEngine(_Ray(), RayEngineConfig()).run(str, [1], ordered=True, cpus=3))
+
+
+# -- refusals before a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "head", "head:", "head:0", "head:99999", "ray://head:10001", ":6379", "a b"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'engine.address'.*expected auto or HOST:PORT"):
+        parse_kind(ENGINES, {"kind": "ray", "address": address}, at="engine")
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"needs the package 'ray'.*pip install .*\[ray\]"):
+        RayEngineConfig().started().__enter__()
+
+
+def test_a_head_that_does_not_answer_is_waited_for_in_bounded_time() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]  # bound and not listening: connections are refused
+        with pytest.raises(WorkerFailed, match=rf"does not answer at 127.0.0.1, port {port}, within 0.1 s"):
+            ray_engine._wait_for_head("127.0.0.1", port, seconds=0.1)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "local", ""])
+def test_an_address_of_another_kind_in_the_environment_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigurationError, match=r"the variable RAY_ADDRESS: expected HOST:PORT"):
+        RayEngineConfig()._connect(SimpleNamespace())
+
+
+def test_a_node_with_other_versions_is_refused() -> None:
+    mine = ray_task.versions()
+    ray_task.refuse_other_versions(mine, dict(mine), node="10.0.0.7")
+    other = {**mine, "torch": "1.0"}
+    del other["numpy"]
+    torch = mine["torch"].replace("+", ".")
+    with pytest.raises(ConfigurationError, match=rf"found on 10.0.0.7: torch 1.0 \(here {torch}\), numpy missing"):
+        ray_task.refuse_other_versions(mine, other, node="10.0.0.7")
