@@ -259,7 +259,7 @@ def test_the_alternatives_of_a_type_are_no_parts_of_the_key(given: dict[str, Any
 
 
 def test_parameters_have_a_greatest_depth() -> None:
-    with pytest.raises(ConfigurationError, match=f"at most {DEEPEST} mappings"):
+    with pytest.raises(ConfigurationError, match=f"at most {DEEPEST} nested mappings"):
         parse(Box, deep(DEEPEST + 1), at="box")
     with pytest.raises(ConfigurationError, match=r"'box\.a' is not known"):
         parse(Box, deep(DEEPEST - 1), at="box")

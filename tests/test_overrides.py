@@ -78,7 +78,7 @@ def test_what_a_text_becomes(text: str, parameters: dict[str, Any]) -> None:
         ("a={b: 1, b: 2}", r"character 10: .*duplicate key b"),
         ("=1", r"character 1: expected a key such as section.name before '=', found ''"),
         ("a..b=1", r"character 1: expected a key such as section.name"),
-        ("a=" + "[" * 40, r"character 35: expected at most 32 brackets"),
+        ("a=" + "[" * 40, r"character 35: expected at most 32 nested brackets"),
     ],
 )  # fmt: skip
 def test_a_fault_is_refused_at_its_position(text: str, message: str) -> None:

@@ -24,10 +24,12 @@ from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import Quarantine
 from mm_ldlm.corpus.record import label_text, record_id, text_digest
 from mm_ldlm.corpus.report import conservation, ingestion_report
+from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import DAMAGE, EXCERPT_CHARACTERS, HELD_OUT, BadRow, Row, StoredTokens, excerpt
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.splits import SPLITS, SplitConfig, splits_of
 from mm_ldlm.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.engines.ray_engine import RayEngineConfig
 from mm_ldlm.errors import SourceError, ValidationError
 from mm_ldlm.store import Shard
 from mm_ldlm.store.fingerprint import file_sha256
@@ -51,11 +53,10 @@ def cleaned(
     """The accepted records, the quarantine and the counts of rows of the second source."""
     counts = Counts.empty(2)
     limits = None if tokens is None else TokenizerConfig(**tokens)
-    cleaner = Cleaner(
-        IngestionConfig(sources=TWO, **keys), counts, tokenizer=Letters() if limits else None, limits=limits,  # type: ignore[arg-type]
-        vector_dim=dim,
-    )  # fmt: skip
-    cleaner.clean([(1, row) for row in rows])
+    config = IngestionConfig(sources=TWO, **keys)
+    cleaner = Cleaner(config, counts, vector_dim=dim)
+    tests = RowTests(config, Letters() if limits else None, limits, dim)  # type: ignore[arg-type]
+    cleaner.clean(tests([(1, row) for row in rows]))
     assert cleaner.num_accepted_waiting + cleaner.num_quarantined_waiting + sum(counts.duplicates) == counts.rows_in
     accepted, refused, vectors = cleaner.take_tables()
     assert counts.balanced
@@ -348,20 +349,29 @@ def test_sources_are_mixed_by_weight_and_continue_where_they_stopped() -> None:
     def sources(*counts: int) -> Any:
         return [SimpleNamespace(rows=lambda c=c: iter(range(c))) for c in counts]
 
+    def read(config: IngestionConfig, sources: Any, progress: Progress) -> list[Any]:
+        chunks = ingestion._Chunks(config, sources, progress, size=2)
+        rows = []
+        for chunk in chunks:
+            chunks.advance()
+            rows += chunk
+        chunks.finish()
+        return rows
+
     weighted = IngestionConfig(
         sources=tuple(dataclasses.replace(s, weight=w) for s, w in zip(TWO, (2.0, 1.0), strict=True))
     )
     found = Progress.start("p", 2)
-    whole = list(ingestion._stream(weighted, sources(6, 9), found))
+    whole = read(weighted, sources(6, 9), found)
     assert whole == [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1), (0, 4), (0, 5), (1, 2)]
     assert (found.consumed, found.exhausted) == ([6, 3], [True, False])
     again = Progress.start("p", 2)
     again.consumed = [4, 1]
-    assert list(ingestion._stream(weighted, sources(6, 9), again)) == whole[5:]
+    assert read(weighted, sources(6, 9), again) == whole[5:]
     plain = IngestionConfig(sources=(dataclasses.replace(TWO[0], max_samples=2), TWO[1]))
     found = Progress.start("p", 2)
     found.consumed = [1, 0]
-    assert list(ingestion._stream(plain, sources(9, 2), found)) == [(0, 1), (1, 0), (1, 1)]
+    assert read(plain, sources(9, 2), found) == [(0, 1), (1, 0), (1, 1)]
     assert (found.consumed, found.exhausted) == ([2, 2], [True, True])
 
 
@@ -384,7 +394,7 @@ def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerpr
         "near_duplicates": NearDuplicateConfig(), "language_filter": "mm_ldlm.corpus.filters:keep_ascii",
         "splits": SplitConfig(key="other"), "max_row_bytes": 5, "images": ImageLimits(max_pixels=9), "shard_rows": 3,
     }  # fmt: skip
-    free = {"progress": False, "max_bad_fraction": 0.5, "replace": True}
+    free = {"progress": False, "max_bad_fraction": 0.5, "replace": True, "engine": RayEngineConfig()}
     names = {field.name for field in dataclasses.fields(plain)}
     assert names == {*others, *free, "sources", "path", "text_column"}, "a new parameter changes rows, or it does not"
     for name, value in others.items():

@@ -73,7 +73,8 @@ def test_the_same_command_continues_and_other_parameters_go_back_again(root: Pat
     shutil.rmtree(root / "run/checkpoints/step-00000004")  # as retention does later
     assert run(root, pause_at=9, **BACK, **slower).step == 9
     parameters = {
-        "training": parse(TrainingConfig, {"batch": {"examples": 4}, "max_steps": 200, **BACK}, at="training")
+        "training": parse(TrainingConfig, {"batch": {"examples": 4}, "max_steps": 200, **BACK}, at="training"),
+        "model": helpers.spec().model,
     }
     check_files(parameters, read=(), runs=root)
     run(root, pause_at=8, resume="run/checkpoints/step-00000007")
@@ -117,7 +118,8 @@ def test_a_restart_after_a_lost_rank_does_not_go_back(root: Path, monkeypatch: p
 def test_a_checkpoint_that_the_run_lacks_or_that_is_damaged_moves_nothing(root: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'training\.resume'.*no checkpoint of step 5; there are 2, 4, 6, 8, 10"):
         run(root, resume="run/checkpoints/step-00000005")
-    typed = {"training": helpers.spec(resume="run/checkpoints/step-00000005").training}
+    spec = helpers.spec(resume="run/checkpoints/step-00000005")
+    typed = {"training": spec.training, "model": spec.model}
     with pytest.raises(ConfigurationError, match="no checkpoint of step 5; there are 2, 4, 6, 8, 10"):
         check_files(typed, read=(), runs=root)
     (root / "run/checkpoints/step-00000004/model.safetensors").write_bytes(b"short")
