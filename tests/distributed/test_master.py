@@ -32,7 +32,9 @@ def free_port() -> int:
 def test_another_host_finds_the_first_one_that_listens(listener: socket.socket) -> None:
     master.probe(f"127.0.0.1:{listener.getsockname()[1]}", node_rank=1, seconds=5)
     listener.settimeout(5)
-    listener.accept()[0].close()  # the probe connected
+    connection, (address, _) = listener.accept()
+    connection.close()
+    assert address == "127.0.0.1", "the probe connected"
 
 
 def test_another_host_waits_for_the_first_one(caplog: pytest.LogCaptureFixture) -> None:

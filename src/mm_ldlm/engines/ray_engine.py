@@ -227,7 +227,8 @@ class RayEngine:
         except errors.RayError as error:
             raise WorkerFailed(
                 f"task {position} was lost {self._options.max_retries + 1} times on the Ray cluster "
-                f"({type(error).__name__}: {_first_line(error)}). Every node has logs in /tmp/ray/session_latest/logs. "
+                f"({type(error).__name__}: {_first_line(error)}). "
+                "Every node has logs in `session_latest/logs` of Ray's folder. "
                 "Repeat the command, which continues with what is missing."
             ) from None
 
