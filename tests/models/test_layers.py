@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from mm_ldlm.models.fused_qkv import PrepareQKV
+from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.layers import (
     EPSILON,
     Attention,
     Linear,
     QKNorm,
     modulate,
+    prepare_qkv,
     prepare_qkv_plainly,
     rope_table,
     rotate,
@@ -97,3 +98,31 @@ def test_linear_starts_by_its_gain():
     zero = Linear(4, 3, gain=0.0)
     zero.init_weights(torch.Generator())
     assert not zero.weight.any()
+
+
+def test_attention_by_hand_is_float32_under_autocast():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 5, 4, generator=g, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([True, True, False, True, False]).expand(2, 1, 1, 5)
+    plain = short_attention(q, k, v, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = Attention(fused=True, softcap=None)(q, k, v, mask)
+    assert cast.dtype == torch.float32
+    assert torch.equal(plain, cast)
+    half = Attention(fused=True, softcap=None)(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask)
+    assert half.dtype == torch.float32, "bf16 is read, and computed in float32"
+    assert torch.allclose(half, plain, atol=0.05)
+
+
+def test_the_step_by_hand_reads_bf16_and_computes_in_float32():
+    g = torch.Generator().manual_seed(0)
+    norm, rope = QKNorm(2, 8), rope_table(5, 8, 100.0)
+    norm.scale.data = torch.randn(2, 2, 8, generator=g)
+    qkv = torch.randn(3, 5, 3, 2, 8, generator=g).bfloat16().requires_grad_()
+    out = prepare_qkv([qkv], [norm], (rope,))
+    assert out.dtype == torch.float32
+    assert type(out.grad_fn).__name__ == "PrepareQKVBackward"
+    want = prepare_qkv_plainly([qkv.float()], [norm], (rope,))
+    assert torch.allclose(out, want, atol=1e-5)
+    (gradient,) = torch.autograd.grad(out.sum(), qkv)
+    assert gradient.dtype == torch.bfloat16

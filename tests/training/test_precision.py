@@ -11,8 +11,13 @@ import pytest
 import torch
 import torch._dynamo
 
+from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.environment import RankInfo
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Objective
-from mm_ldlm.tracking.jsonl import read_metrics
+from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.training.config import PrecisionConfig
+from mm_ldlm.training.precision import multiplies_bf16, resolve
 from mm_ldlm.training.worker import train
 
 
@@ -83,3 +88,51 @@ def test_compiling_gives_one_graph_a_shape_and_mode_and_the_same_losses(
         for name in ("compiled", "plain")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+# -- auto --------------------------------------------------------------------------------------------------------------
+
+CPU = Process(RankInfo(), torch.device("cpu"), None)
+
+
+def cpu_with(monkeypatch: pytest.MonkeyPatch, *instructions: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, **dict.fromkeys(instructions, True)})
+
+
+@pytest.mark.parametrize(
+    ("instructions", "kind"), [((), "fp32"), (("avx512_bf16",), "bf16"), (("amx_bf16",), "bf16"), (("bf16",), "fp32")]
+)
+def test_auto_is_bf16_where_the_cpu_multiplies_in_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], kind: str
+) -> None:
+    cpu_with(monkeypatch, *instructions)
+    assert multiplies_bf16(CPU.device) is (kind == "bf16")
+    found = resolve(PrecisionConfig(autocast="auto", tf32=True), CPU)
+    assert found == PrecisionConfig(autocast=kind, tf32=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+def test_a_named_precision_is_not_replaced(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    cpu_with(monkeypatch)
+    named = PrecisionConfig(autocast=kind)  # type: ignore[arg-type]
+    assert resolve(named, CPU) is named
+
+
+def test_one_rank_without_bf16_is_enough_for_fp32_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_with(monkeypatch, "avx512_bf16")
+    monkeypatch.setattr(collectives, "max_", lambda mine: torch.maximum(mine, torch.ones_like(mine)))
+    assert resolve(PrecisionConfig(autocast="auto"), CPU).autocast == "fp32"
+
+
+def test_a_run_with_auto_is_the_run_of_the_precision_that_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for instruction, kind in (("avx512_bf16", "bf16"), ("sse", "fp32")):
+        cpu_with(monkeypatch, instruction)
+        for name in ("auto", kind):
+            folder = tmp_path / f"{name}-{kind}"
+            train(helpers.spec(max_steps=3, precision={"autocast": name}), root=folder, data=helpers.data())
+            started = read_events(folder / "run/training_log.jsonl", "start")
+            assert [event["precision"] for event in started] == [kind]
+        auto, named = (helpers.tensors(tmp_path / f"{name}-{kind}" / "run", 3) for name in ("auto", kind))
+        assert helpers.same_bits(auto, named)

@@ -85,13 +85,14 @@ class QKNorm(nn.Module):
 
 
 def _by_hand(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    """Whether the hand-written functions of `fused_qkv` compute in place of torch's; they compute in float32."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
 
 
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
     """Join raw (B, L_i, 3, H, E) of each stream to (B, S, 3, H, E); normalise and rotate Q and K in float32."""
     if _by_hand(qkvs[0]) and all(norm is not None for norm in norms):
-        pairs = [x for norm, qkv in zip(norms, qkvs, strict=True) if norm is not None for x in (norm.scale, qkv)]
+        pairs = [x for norm, qkv in zip(norms, qkvs, strict=True) if norm is not None for x in (norm.scale, qkv.float())]
         return PrepareQKV.apply(EPSILON, ropes, *pairs)
     return prepare_qkv_plainly(qkvs, norms, ropes)
 

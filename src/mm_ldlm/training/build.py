@@ -25,6 +25,7 @@ from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
+from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.ema import Ema
@@ -32,6 +33,7 @@ from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.optimizer import Optimization
+from mm_ldlm.training.precision import resolve
 from mm_ldlm.training.preview import Preview, task_of
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
@@ -50,7 +52,7 @@ def build(
         root: folder that the spec's relative paths start from.
         wrap_objective: wraps the objective (tests inject faults with it).
     """
-    config = spec.training
+    config = dataclasses.replace(spec.training, precision=resolve(spec.training.precision, process))
     seed_everything(step_seed(spec.seed, 0, f"global/{process.rank}"))
     torch.backends.cuda.matmul.allow_tf32 = config.precision.tf32
     torch.backends.cudnn.allow_tf32 = config.precision.tf32
@@ -83,7 +85,7 @@ def build(
     checkpointer = Checkpointer(
         root / spec.name / "checkpoints", config.checkpoint, root=trainable, ema=ema, optimization=optimization,
         guard=guard, state=state, scaler=scaler, process=process, identity=identity,
-        session=_session(spec, process), folders=data.folders, tracker=tracker,
+        session=_session(spec, config, process), folders=data.folders, tracker=tracker,
     )  # fmt: skip
     return Run(
         config=config, process=process, stepper=stepper, optimization=optimization, ema=ema, loader=loader, state=state,
@@ -142,8 +144,7 @@ def _initial_root(
     return TrainableRoot(model, objective if wrap_objective is None else wrap_objective(objective))
 
 
-def _session(spec: TrainingSpec, process: Process) -> dict[str, Any]:
-    config = spec.training
+def _session(spec: TrainingSpec, config: TrainingConfig, process: Process) -> dict[str, Any]:
     return {
         "seed": spec.seed, "world": process.world,
         "batch": to_dict(config.batch), "optimizer": to_dict(config.optimizer),

@@ -90,8 +90,9 @@ def train(
                 preflight(parts, spec, data, directory)
             resumed = start(parts, spec, root)
             tracker.event(
-                parts.state.step, "start", resumed_from=resumed, world=process.world, attempt=process.rank_info.attempt
-            )
+                parts.state.step, "start", resumed_from=resumed, world=process.world,
+                attempt=process.rank_info.attempt, precision=parts.config.precision.autocast,
+            )  # fmt: skip
             _status(directory, process, "running", parts.state.step)
             with stop_on_signal() as parts.stop_requested:
                 ending = loop.run(parts, pause_at=pause_at)
