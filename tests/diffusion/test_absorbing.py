@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mm_ldlm.config import parse_kind
 from mm_ldlm.diffusion.absorbing import (
+    CONSTANT,
     Absorbing,
     AbsorbingConfig,
     max_remask_ratio,
@@ -110,6 +111,42 @@ def test_the_loss_of_a_token_is_its_weighted_cross_entropy(schedule):
     assert torch.allclose(found.weighted_M, expected * -schedule.alpha_prime(t) / (1 - schedule.alpha(t)), rtol=1e-3)
     assert torch.equal(found.best_M, logits[:, 2:V].argmax(1) + 2)
     assert torch.allclose(found.log_norm_M, logits[:, 2:V].logsumexp(1), atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.name)
+def test_the_constant_weighting_counts_every_masked_token_twice_at_all_times(schedule):
+    logits, targets = torch.randn(20, V), torch.randint(2, V, (20,))
+    t, noisy = torch.linspace(0.01, 1, 20), torch.full((20,), MASK)
+    plain = process(schedule)
+    constant = AbsorbingConfig(schedule=schedule, loss_weighting="constant").build(
+        vocab_size=V, pad_id=PAD, mask_id=MASK
+    )
+    found, usual = (which.token_losses(logits.clone(), targets, noisy, t) for which in (constant, plain))
+    assert torch.equal(found.weighted_M, 2 * found.nll_M)
+    assert torch.equal(found.nll_M, usual.nll_M)
+    assert not torch.allclose(found.weighted_M, usual.weighted_M)
+
+
+def test_the_constant_weight_has_the_mean_of_the_elbo_under_the_log_linear_schedule():
+    """∫ w(t)(1 − α_t) dt, the weight that a token of a text gets on average, is 1 with both."""
+    t, schedule = torch.linspace(1e-4, 1, 100_001, dtype=torch.float64), MaskSchedule()
+    masked = schedule.mask_probability(t)
+    for weight in (schedule.weight(t), torch.full_like(t, CONSTANT)):
+        assert float(torch.trapezoid(weight * masked, t)) == pytest.approx(1, rel=2e-3)
+
+
+def test_the_likelihood_does_not_depend_on_the_weighting_of_the_loss():
+    tokens, valid = batch(8, 3)
+    built = [
+        AbsorbingConfig(loss_weighting=name).build(vocab_size=V, pad_id=PAD, mask_id=MASK)
+        for name in ("elbo", "constant")
+    ]
+    draws = [
+        each.nelbo(_predict_by_pattern, tokens, valid, draws=4, generator=RowGenerator(0, torch.arange(8)))
+        for each in built
+    ]
+    first, second = (vars(each) for each in draws)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_training_times_form_a_comb_from_t_min_to_one():

@@ -321,3 +321,10 @@ def test_capabilities_and_protocol():
 def test_another_process_is_refused(kind):
     with pytest.raises(ConfigurationError, match=rf"process must be 'absorbing'.*found '{kind}'"):
         parse_kind(OBJECTIVES, {"kind": "adaptive_masking", "process": {"kind": kind}}, at="objective")
+
+
+def test_another_weighting_of_the_loss_is_refused():
+    """Adaptive masking has weights of its own, so that of the process would be ignored."""
+    process = {"kind": "absorbing", "loss_weighting": "constant"}
+    with pytest.raises(ConfigurationError, match=r"process\.loss_weighting must be 'elbo'.*found 'constant'"):
+        parse_kind(OBJECTIVES, {"kind": "adaptive_masking", "process": process}, at="objective")

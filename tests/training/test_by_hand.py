@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.config import parse, to_dict
+from mm_ldlm.config import parse, parse_kind, to_dict
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
+from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import loop, preflight, resuming, throughput
 from mm_ldlm.training.alerts import UNDERFLOW, WINDOW, ZERO_DIAGNOSES, ZERO_STEPS, Alerts
@@ -445,6 +446,10 @@ def test_the_name_of_a_run_follows_every_option_that_determines_its_result_and_n
                         "init_from"}  # fmt: skip
     for more in ({"seed": 8}, {"fingerprints": {"tokenizer": "u"}}):
         assert dataclasses.replace(spec, **more).fingerprint != spec.fingerprint  # type: ignore[arg-type]
+    objective = to_dict(spec.objective)
+    for process, same in (({"loss_weighting": "constant"}, False), ({"loss_weighting": "elbo"}, True)):
+        other = parse_kind(OBJECTIVES, objective | {"process": objective["process"] | process}, at="objective")
+        assert (dataclasses.replace(spec, objective=other).fingerprint == spec.fingerprint) is same
     for more in ({"dataset": "elsewhere"}, {"tracking": {"a": 1}}, {"encoder": {"name": "b"}}):
         assert dataclasses.replace(spec, **more).fingerprint == spec.fingerprint  # type: ignore[arg-type]
     assert spec.name == f"run-{spec.fingerprint[:12]}"

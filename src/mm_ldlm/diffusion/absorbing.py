@@ -6,7 +6,7 @@ A token is kept with probability α_t and replaced by [MASK] otherwise. An unmas
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
 
+LossWeighting = Literal["elbo", "constant"]
+CONSTANT = 2.0
+"""Weight of a masked token under `constant`: with the log-linear schedule its mean over masked tokens is that of
+`elbo`"""
+
 
 @config
 class AbsorbingConfig:
@@ -26,12 +31,17 @@ class AbsorbingConfig:
     Attributes:
         schedule: α_t, the expected fraction of tokens that are kept.
         t_min: smallest time drawn in training.
+        loss_weighting: weights of the training loss. elbo: w(t) = −α'_t/(1 − α_t), those of the NELBO, with which the
+            few tokens that are masked at a small t count as much as the many at a large t. constant: 2 for every masked
+            token, as in GIDD (arXiv:2503.04482, §4) without random words. The likelihood always has the weights of the
+            NELBO.
     """
 
     stores: ClassVar[tuple[str, ...]] = ()
     kind: str = "absorbing"
     schedule: MaskSchedule = field(default_factory=MaskSchedule)
     t_min: PositiveFloat = 1e-3
+    loss_weighting: LossWeighting = "elbo"
 
     def __post_init__(self) -> None:
         if not self.t_min < 1:
@@ -45,7 +55,7 @@ class AbsorbingConfig:
         """Build the process for a tokenizer's ids."""
         return Absorbing(
             schedule=self.schedule, t_min=self.t_min, vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id,
-            kind=self.kind,
+            kind=self.kind, loss_weighting=self.loss_weighting,
         )  # fmt: skip
 
 
@@ -114,15 +124,17 @@ class Absorbing(Masking):
 
     t_min: float
     kind: str = "absorbing"
+    loss_weighting: LossWeighting = "elbo"
 
     def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
         """Draw low-discrepancy times (B,) from [t_min, 1] over the global batch."""
         return antithetic(u, index_B, total, self.t_min)
 
     def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
-        """Compute w(t)·CE at M masked positions (MDLM eq. 10); w(t) = −α'_t/(1 − α_t)."""
+        """Compute w(t)·CE at M masked positions (MDLM eq. 10), with the weights of `loss_weighting`."""
         found = token_loss(logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size)
-        weighted_M = found.nll_M * self.schedule.weight(t_M).float()
+        weight = self.schedule.weight(t_M).float() if self.loss_weighting == "elbo" else CONSTANT
+        weighted_M = found.nll_M * weight
         return TokenLosses(weighted_M, found.nll_M, found.best_M, found.log_norm_M)
 
     def nelbo(

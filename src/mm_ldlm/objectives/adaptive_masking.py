@@ -76,6 +76,12 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
                 f"'{self.process.kind}'",
                 "process.kind",
             )
+        if self.process.loss_weighting != "elbo":
+            raise InvalidValue(
+                "process.loss_weighting must be 'elbo': adaptive masking weights the loss by the mask probability of "
+                f"each token, found {self.process.loss_weighting!r}",
+                "process.loss_weighting",
+            )
 
     @property
     def learns(self) -> bool:

@@ -35,6 +35,8 @@ _ADDED: tuple[tuple[str, str, Any], ...] = (
 )
 # The same of the parameters of models, by their key.
 _ADDED_TO_MODELS = {"mlp_bias": False, "mlp_activation": "gelu", "time_factor": 1000.0}
+# The same of the parameters of a text process, by its kind and their key.
+_ADDED_TO_PROCESSES = {("absorbing", "loss_weighting"): "elbo"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,14 @@ class TrainingSpec:
             for key, value in to_dict(self.model).items()
             if key not in _ADDED_TO_MODELS or _ADDED_TO_MODELS[key] != value
         }
+        objective = to_dict(self.objective)
+        if process := objective.get("process"):
+            for (kind, key), default in _ADDED_TO_PROCESSES.items():
+                if process["kind"] == kind and process[key] == default:
+                    process.pop(key)
         return fingerprint(
-            {"seed": self.seed, "fingerprints": self.fingerprints, "model": model,
-             "objective": to_dict(self.objective), "training": training}
+            {"seed": self.seed, "fingerprints": self.fingerprints, "model": model, "objective": objective,
+             "training": training}
         )  # fmt: skip
 
     @property
