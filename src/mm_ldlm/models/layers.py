@@ -92,7 +92,8 @@ def _by_hand(x: Tensor) -> bool:
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
     """Join raw (B, L_i, 3, H, E) of each stream to (B, S, 3, H, E); normalise and rotate Q and K in float32."""
     if _by_hand(qkvs[0]) and all(norm is not None for norm in norms):
-        pairs = [x for norm, qkv in zip(norms, qkvs, strict=True) if norm is not None for x in (norm.scale, qkv.float())]
+        scales = [norm.scale for norm in norms if norm is not None]
+        pairs = [x for scale, qkv in zip(scales, qkvs, strict=True) for x in (scale, qkv.float())]
         return PrepareQKV.apply(EPSILON, ropes, *pairs)
     return prepare_qkv_plainly(qkvs, norms, ropes)
 
