@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import os
+import threading
+import time
+
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.batching import batches_by_length
+from mm_ldlm.batching import batches_by_length, lanes_of, side_by_side
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 
@@ -23,3 +29,51 @@ def test_every_index_is_in_one_batch_within_the_limits(
 def test_long_rows_come_first_and_ties_keep_their_order() -> None:
     batches = batches_by_length([3, 9, 3, 1], max_tokens=6)
     assert [batch.tolist() for batch in batches] == [[1], [0, 2], [3]]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 7, 100])
+def test_results_are_in_order_whatever_the_number_of_lanes(lanes: int) -> None:
+    def slower_at_first(number: int) -> int:
+        time.sleep(0.002 * (5 - number))
+        return number * number
+
+    assert list(side_by_side(slower_at_first, range(6), lanes=lanes)) == [0, 1, 4, 9, 16, 25]
+    assert list(side_by_side(slower_at_first, [], lanes=lanes)) == []
+
+
+def test_lanes_compute_at_the_same_time_without_gradients_and_with_the_threads_of_the_caller() -> None:
+    both_are_here = threading.Barrier(2, timeout=30)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+
+        def work(_: int) -> tuple[bool, int]:
+            both_are_here.wait()
+            return torch.is_inference_mode_enabled(), torch.get_num_threads()
+
+        assert list(side_by_side(work, range(4), lanes=2)) == [(True, 3)] * 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_ends_all_lanes() -> None:
+    started = []
+
+    def work(number: int) -> None:
+        started.append(number)
+        time.sleep(0.005)
+        if number == 1:
+            raise ValueError("second batch")
+
+    with pytest.raises(ValueError, match="second batch"):
+        list(side_by_side(work, range(500), lanes=2))
+    assert len(started) < 100
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "lanes"), [("cpu", 1, 6), ("cpu", 2, 3), ("cpu", 4, 1), ("cpu", 8, 1), ("cuda", 1, 1)]
+)
+def test_lanes_share_the_cores(device: str, threads: int, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert lanes_of(device) == lanes_of(device, threads=threads) == lanes

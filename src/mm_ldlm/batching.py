@@ -1,11 +1,18 @@
-"""Batches of texts of similar length under a budget of padded tokens, for encoders and inference."""
+"""Batches of texts of similar length under a budget of padded tokens, and several of them at a time on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 def batches_by_length(
@@ -27,3 +34,31 @@ def batches_by_length(
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
+    """Return how many batches to compute at a time: on a CPU one per `threads` cores, on other devices one.
+
+    `threads` are those of one batch; None is torch's number of threads. Operations on small batches gain little from
+    a second thread, but matrix products release Python's lock.
+    """
+    if torch.device(device).type != "cpu":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // (threads or torch.get_num_threads()))
+
+
+def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, lanes: int) -> Iterator[Result]:
+    """Yield `work(batch)` for each batch, in order, with `lanes` batches at a time and without gradients.
+
+    The results do not depend on the number of lanes. After an error, batches that were not started are left out.
+    """
+    if min(lanes, len(batches)) <= 1:
+        yield from map(work, batches)
+        return
+
+    def without_gradients(batch: Batch) -> Result:
+        with torch.inference_mode():  # the mode belongs to a thread
+            return work(batch)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        yield from pool.map(without_gradients, batches)

@@ -121,6 +121,12 @@ def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypa
     assert encoder.encode([]).shape == (0, 32)
 
 
+def test_the_number_of_lanes_changes_no_bit(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder: Any = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", batch_rows=2))
+    monkeypatch.setattr("mm_ldlm.encoders.transformer.lanes_of", lambda device: 3)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), encoder.run(encoder.prepare(SENTENCES * 3)))
+
+
 def test_half_precision_computes_in_it_and_gives_float32(tiny: Tiny) -> None:
     config = LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", dtype="bfloat16")
     encoder: Any = load_encoder(config)

@@ -257,7 +257,9 @@ class Inverter:
     capabilities = SimpleNamespace(refusal=lambda use: None)
 
     def __init__(self, outputs: dict[int, list[tuple[int, ...]]], *, no_encoder: str | None = None) -> None:
-        self.outputs, self.no_encoder, self.asked = outputs, no_encoder, []  # type: ignore[var-annotated]
+        self.outputs, self.no_encoder = outputs, no_encoder
+        self.asked: list[Any] = []
+        self.encoded: list[str] = []
 
     def invert(self, latents_nd: Any, **how: Any) -> Any:
         self.asked.append((latents_nd, how))
@@ -270,6 +272,7 @@ class Inverter:
         )  # fmt: skip
 
     def encode(self, texts: Any) -> Any:
+        self.encoded += texts
         return np.array([[1.0 + len(text), 2.0, float(text[-1])] for text in texts])
 
 
@@ -290,6 +293,7 @@ def test_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Inverter({2: half, 3: most})
     config = InversionConfig(sweep=points, reference="half")
     lines = inversion.sweep(model, sentences, config=config, bootstrap=BOOTSTRAP, seed=7, progress=False)
+    assert sorted(model.encoded) == sorted(set(Words().decode_batch([*half, *most]))), "each distinct text once"
     for (given, how), point in zip(model.asked, points, strict=True):
         assert given is sentences.latents
         assert how == {"sampler": point.sampler, "length": point.length, "search": point.search, "seed": 7}

@@ -18,7 +18,7 @@ MASK, PAD = 21, 20
 class Graded:
     """A model to which a token with a larger id is less likely."""
 
-    shape, device = SimpleNamespace(pad_id=PAD, mask_id=MASK), "cpu"
+    shape, device = SimpleNamespace(pad_id=PAD, mask_id=MASK, vocab_size=MASK + 1), "cpu"
     evaluating = contextlib.nullcontext
 
     def token_log_probs(self, tokens_BL, *, latents_Bd, generator):

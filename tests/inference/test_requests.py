@@ -461,7 +461,8 @@ def test_words_of_the_vocabulary(tokens: list[int], bad: int | None) -> None:
     ("vocabulary", "tokens"), [(1, 8192), (5_859, 8192), (48_000, 1000), (187_500, 256), (10**7, 256)]
 )
 def test_batches_hold_a_number_of_logits(vocabulary: int, tokens: int) -> None:
-    assert batching.default_batch_tokens(vocabulary) == tokens
+    assert batching.default_batch_tokens(vocabulary, torch.device("cuda")) == tokens
+    assert batching.default_batch_tokens(vocabulary, torch.device("cpu")) == min(tokens, 1024)
 
 
 def test_estimates_of_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.batching import batches_by_length
+from mm_ldlm.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.encoders import pooling
 from mm_ldlm.encoders.onednn import pack_linear_layers
 from mm_ldlm.encoders.spec import EncoderSpec
@@ -20,6 +20,8 @@ from mm_ldlm.encoders.token_states import TokenStates
 from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.errors import EncoderError
 
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
+"""Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
 WINDOW = 4096
 """Number of sentences that `encode` tokenises and sorts together."""
 
@@ -30,11 +32,11 @@ class Prepared:
 
     Attributes:
         rows: number of sentences.
-        batches: (indices (b,), token ids (b, L) int64 padded, valid (b, L) bool or None when nothing is padded).
+        batches: the sentences by length.
     """
 
     rows: int
-    batches: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]]
+    batches: list[Batch]
 
 
 class TransformerEncoder:
@@ -108,11 +110,16 @@ class TransformerEncoder:
         return Prepared(len(sentences), batches)
 
     @torch.inference_mode()
-    def run(self, prepared: Prepared) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences."""
+    def run(self, prepared: Prepared, *, lanes: int = 1) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences, computing `lanes` batches at a time."""
         out = np.empty((prepared.rows, self.dim), np.float32)
-        for chosen, ids_BL, valid_BL in prepared.batches:
+
+        def forward(batch: Batch) -> None:
+            chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
+
+        for _ in side_by_side(forward, prepared.batches, lanes=lanes):
+            pass
         return out
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
@@ -157,9 +164,10 @@ class TransformerEncoder:
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
+        lanes = lanes_of(self.device)
         windows = [sentences[start : start + WINDOW] for start in range(0, len(sentences), WINDOW)]
         if len(windows) <= 1:
-            return self.run(self.prepare(sentences))
+            return self.run(self.prepare(sentences), lanes=lanes)
         found = []
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(self.prepare, windows[0])
@@ -167,7 +175,7 @@ class TransformerEncoder:
                 prepared = coming.result()
                 if number + 1 < len(windows):
                     coming = ahead.submit(self.prepare, windows[number + 1])
-                found.append(self.run(prepared))
+                found.append(self.run(prepared, lanes=lanes))
         return np.concatenate(found)
 
     def _missing_final_token(self) -> int | None:

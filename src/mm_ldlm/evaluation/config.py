@@ -236,7 +236,7 @@ class EvaluationConfig:
 
     Attributes:
         checkpoint: latest, best or a step.
-        batch_tokens: padded tokens of one batch; null: chosen by the size of the vocabulary.
+        batch_tokens: padded tokens of one batch; null: chosen by the device and the size of the vocabulary.
     """
 
     checkpoint: CheckpointName = "latest"

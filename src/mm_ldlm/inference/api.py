@@ -45,7 +45,8 @@ class MMLDLM:
         tokenizer: the tokenizer of the run.
         normaliser: the normaliser of the latents; None for a run without latents.
         encoder: the encoder that made the latents, or None.
-        batch_tokens: number of tokens of one batch including pads; None chooses it by the size of the vocabulary.
+        batch_tokens: number of tokens of one batch including pads; None chooses it by the device and the size of the
+            vocabulary. A CPU computes a batch on each core (docs/configuration.md, OMP_NUM_THREADS).
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
         no_encoder: the reason why there is neither, for messages.
         image_normaliser: the normaliser of the images; None for a run without images.
@@ -68,7 +69,7 @@ class MMLDLM:
         self.parts: Parts | None = None
         self.image_normaliser = image_normaliser
         if batch_tokens is None:
-            batch_tokens = default_batch_tokens(tokenizer.vocab_size)
+            batch_tokens = default_batch_tokens(tokenizer.vocab_size, model.device)
         batch_tokens = inputs.check_integer(batch_tokens, name="batch_tokens", minimum=1)
         if encoder is not None and not (hasattr(encoder, "encode") and hasattr(encoder, "dim")):
             raise SamplingError(f"encoder: expected an encoder (dim, encode), found {show(encoder, 60)}.")

@@ -91,13 +91,19 @@ def classify_tokens(
     """Compute the probabilities (n, K) of tokenised texts, or of pairs with the second texts `second`."""
     found_nK = np.zeros((len(ids), len(model.classes)))
     lengths = [len(row) + (0 if second is None else len(second[i])) for i, row in enumerate(ids)]
+
+    def probabilities(batch: list[int]) -> npt.NDArray[np.float64]:
+        tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
+        second_BL = None
+        if second is not None:
+            second_BL = pad([second[row] for row in batch], model.shape.pad_id, model.device)
+        return _probabilities(model.class_logits(tokens_BL, second_BL=second_BL))
+
     with model.evaluating():
-        for batch in in_batches(lengths, batch_tokens=batch_tokens, doing="classifying"):
-            tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
-            second_BL = None
-            if second is not None:
-                second_BL = pad([second[row] for row in batch], model.shape.pad_id, model.device)
-            found_nK[batch] = _probabilities(model.class_logits(tokens_BL, second_BL=second_BL))
+        for batch, found_BK in in_batches(
+            probabilities, lengths, model=model, batch_tokens=batch_tokens, doing="classifying"
+        ):
+            found_nK[batch] = found_BK
     return found_nK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -81,6 +82,7 @@ class Edge:
     ) -> None:
         self.shape, self.device, self.tokenizer, self.normaliser = shape, device, tokenizer, normaliser
         self.loaded, self.load_encoder, self._no_encoder = encoder, load_encoder, no_encoder
+        self._one_at_a_time = threading.Lock()  # batches are searched side by side; an encoder need not be thread-safe
 
     @property
     def dim(self) -> int:
@@ -140,8 +142,8 @@ class Edge:
 
     def encoded(self, texts: Sequence[str]) -> Floats:
         """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text."""
-        encoder = self.encoder
-        raw_nd = inputs.check_latents(encoder.encode(texts), dim=self.dim, what="encoder")
+        with self._one_at_a_time:
+            raw_nd = inputs.check_latents(self.encoder.encode(texts), dim=self.dim, what="encoder")
         if len(raw_nd) != len(texts):
             raise SamplingError(f"expected a vector for each of {len(texts)} texts, the encoder made {len(raw_nd)}.")
         return raw_nd

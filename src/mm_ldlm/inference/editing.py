@@ -97,21 +97,26 @@ def remask(
     out: list[list[int]] = [[] for _ in ids]
     calls = np.zeros(len(ids), dtype=np.int64)
     informed = which == "least_likely" and 0 < strength < 1
+
+    def masked(batch: list[int]) -> tuple[torch.Tensor, int]:
+        tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
+        valid_BL = tokens_BL != model.shape.pad_id
+        stream = writer.generator(batch, seed).fork("edit")
+        priority_BL, calls = stream.fork("order").uniform(tokens_BL.shape[1]), 0
+        if informed:
+            log_probs_BL, calls = model.token_log_probs(tokens_BL, latents_Bd=latents_nd[batch], generator=stream)
+            check_finite(model, log_probs_BL.sum(dim=1).cpu().numpy(), what="log-probabilities of the source")
+            priority_BL = -log_probs_BL
+        count_B = (valid_BL.sum(dim=1) * strength).round().long()
+        open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
+        return tokens_BL.masked_fill(open_BL, model.shape.mask_id), calls
+
     with model.evaluating():
-        for batch in in_batches([len(row) for row in ids], batch_tokens=writer.batch_tokens, doing="choosing"):
-            tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
-            valid_BL = tokens_BL != model.shape.pad_id
-            stream = writer.generator(batch, seed).fork("edit")
-            priority_BL = stream.fork("order").uniform(tokens_BL.shape[1])
-            if informed:
-                log_probs_BL, calls[batch] = model.token_log_probs(
-                    tokens_BL, latents_Bd=latents_nd[batch], generator=stream
-                )
-                check_finite(model, log_probs_BL.sum(dim=1).cpu().numpy(), what="log-probabilities of the source")
-                priority_BL = -log_probs_BL
-            count_B = (valid_BL.sum(dim=1) * strength).round().long()
-            open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
-            canvas_BL = tokens_BL.masked_fill(open_BL, model.shape.mask_id)
+        lengths = [len(row) for row in ids]
+        for batch, (canvas_BL, calls_of_batch) in in_batches(
+            masked, lengths, model=model, batch_tokens=writer.batch_tokens, doing="choosing"
+        ):
+            calls[batch] = calls_of_batch
             for row, canvas in zip(batch, canvas_BL.tolist(), strict=True):
                 out[row] = canvas[: len(ids[row])]
     return out, calls

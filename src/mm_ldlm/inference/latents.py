@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.finite import check_finite, check_words
 from mm_ldlm.inference.writing import Writer, Written, pad
 from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.gaussian import LatentSample
+from mm_ldlm.sampling.joint import JointSample
 from mm_ldlm.sampling.lengths import Length
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,14 @@ class LatentWriter:
         shape, device = self.model.shape, self.model.device
         draws_Knd = torch.empty(config.draws, len(ids), self.model.dim, device=device)
         calls = np.zeros(len(ids), dtype=np.int64)
+
+        def draw(batch: list[int]) -> LatentSample:
+            tokens_BL = pad([ids[row] for row in batch], shape.pad_id, device)
+            given = self.model.latents_given_lengths if unknown else self.model.latents_given_texts
+            return given(tokens_BL, sampler=config, generator=self._generator(batch, seed))
+
         with self.model.evaluating():
-            for batch in in_batches([len(row) for row in ids], batch_tokens=self.batch_tokens, doing="drawing latents"):
-                tokens_BL = pad([ids[row] for row in batch], shape.pad_id, device)
-                draw = self.model.latents_given_lengths if unknown else self.model.latents_given_texts
-                sample = draw(tokens_BL, sampler=config, generator=self._generator(batch, seed))
+            for batch, sample in self._in_batches(draw, [len(row) for row in ids], "drawing latents"):
                 draws_Knd[:, batch] = sample.draws.float()
                 calls[batch] = sample.model_calls
         check_finite(self.model, draws_Knd.double().sum(dim=(0, 2)).cpu().numpy(), what="latents")
@@ -89,10 +96,13 @@ class LatentWriter:
         tokens: list[tuple[int, ...]] = [()] * len(lengths)
         log_probs, calls = np.zeros(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
         latents_nd = torch.empty(len(lengths), self.model.dim, device=device)
+
+        def draw(batch: list[int]) -> JointSample:
+            canvas_BL = pad(self._canvases([lengths[row] for row in batch]), shape.pad_id, device)
+            return self.model.both(canvas_BL, text=text, latent=latent, generator=self._generator(batch, seed))
+
         with self.model.evaluating():
-            for batch in in_batches(lengths, batch_tokens=self.batch_tokens, doing="writing"):
-                canvas_BL = pad(self._canvases([lengths[row] for row in batch]), shape.pad_id, device)
-                sample = self.model.both(canvas_BL, text=text, latent=latent, generator=self._generator(batch, seed))
+            for batch, sample in self._in_batches(draw, lengths, "writing"):
                 latents_nd[batch] = sample.latent.latents
                 sums = sample.text.log_probs.double().sum(dim=1).tolist()
                 for place, (row, found) in enumerate(zip(batch, sample.text.tokens.tolist(), strict=True)):
@@ -101,6 +111,11 @@ class LatentWriter:
         check_finite(self.model, latents_nd.double().sum(dim=1).cpu().numpy() + log_probs, what="texts or latents")
         check_words(self.model, tokens)
         return Written(tuple(tokens), log_probs, calls, np.zeros(len(lengths), dtype=np.int64)), latents_nd
+
+    def _in_batches(
+        self, work: Callable[[list[int]], Result], lengths: Sequence[int], doing: str
+    ) -> Iterator[tuple[list[int], Result]]:
+        return in_batches(work, lengths, model=self.model, batch_tokens=self.batch_tokens, doing=doing)
 
     def _generator(self, rows: Sequence[int], seed: int) -> RowGenerator:
         numbers = torch.tensor(list(rows), dtype=torch.int64, device=self.model.device)

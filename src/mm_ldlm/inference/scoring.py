@@ -16,6 +16,7 @@ from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.inference.writing import Writer, pad
+from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.sampling.limits import MOST_DRAWS
 
 STATISTICS = 5
@@ -60,14 +61,19 @@ def score_tokens(
         length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
     nll = np.zeros((draws, len(ids)))
     statistics: dict[str, np.ndarray] = {}
+
+    def likelihood_of(batch: list[int]) -> Likelihood:
+        return model.likelihood(
+            pad([ids[row] for row in batch], model.shape.pad_id, model.device),
+            latents_Bd=None if latents_nd is None else latents_nd[batch],
+            draws=draws,
+            generator=writer.generator(batch, seed),
+        )
+
     with model.evaluating():
-        for batch in in_batches(lengths.tolist(), batch_tokens=writer.batch_tokens, doing="scoring"):
-            found = model.likelihood(
-                pad([ids[row] for row in batch], model.shape.pad_id, model.device),
-                latents_Bd=None if latents_nd is None else latents_nd[batch],
-                draws=draws,
-                generator=writer.generator(batch, seed),
-            )
+        for batch, found in in_batches(
+            likelihood_of, lengths.tolist(), model=model, batch_tokens=writer.batch_tokens, doing="scoring"
+        ):
             nll[:, batch] = found.nll_KB.cpu().numpy()
             for name in ("mask_ratio", "masked", "correct", "cross_entropy"):
                 if (value_KB := getattr(found, f"{name}_KB")) is not None:

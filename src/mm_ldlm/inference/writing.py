@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.lengths import Length, refuse_long
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-from mm_ldlm.sampling.search import search
+from mm_ldlm.sampling.search import SearchResult, search
 
+Result = TypeVar("Result")
 Cosines = Callable[[list[list[int]], list[int]], Sequence[float]]
 """(token lists, row of the request of each) → cosine of each re-embedded text to its target."""
 
@@ -86,14 +87,17 @@ class Writer:
         self._refuse_long(canvases, sampler)
         tokens: list[tuple[int, ...]] = [()] * len(canvases)
         log_probs, calls = np.zeros(len(canvases)), np.zeros(len(canvases), dtype=np.int64)
+
+        def sample_of(batch: list[int]) -> TextSample:
+            return self._sample(
+                pad([canvases[row] for row in batch], self.model.shape.pad_id, self.model.device),
+                None if latents_nd is None else latents_nd[batch],
+                sampler,
+                self.generator(batch, seed),
+            )
+
         with self.model.evaluating():
-            for batch in self._batches(canvases, "writing"):
-                sample = self._sample(
-                    pad([canvases[row] for row in batch], self.model.shape.pad_id, self.model.device),
-                    None if latents_nd is None else latents_nd[batch],
-                    sampler,
-                    self.generator(batch, seed),
-                )
+            for batch, sample in self._in_batches(sample_of, canvases, "writing"):
                 sums, costs = sample.log_probs.double().sum(dim=1).tolist(), sample.calls_per_row.tolist()
                 for place, (row, ids) in enumerate(zip(batch, sample.tokens.tolist(), strict=True)):
                     tokens[row] = self._text(ids, len(canvases[row]))
@@ -137,39 +141,35 @@ class Writer:
         tokens: list[tuple[int, ...]] = [()] * len(canvases)
         log_probs, nearest = np.zeros(len(canvases)), np.zeros(len(canvases))
         calls, encoder_calls = (np.zeros(len(canvases), dtype=np.int64) for _ in range(2))
-        with self.model.evaluating():
-            for batch in self._batches([max(row, key=len) for row in canvases], "searching"):
-                stream = self.generator(batch, seed)
-                latents_Bd = latents_nd[batch]
 
-                def write(
-                    canvas_NL: Tensor,
-                    target_N: Tensor,
-                    draws: RowGenerator,
-                    greedy: bool,
-                    latents_Bd: Tensor = latents_Bd,
-                ) -> TextSample:
-                    return self._sample(canvas_NL, latents_Bd[target_N], sampler if greedy else freer, draws)
+        def search_of(batch: list[int]) -> SearchResult:
+            latents_Bd = latents_nd[batch]
 
-                def nearness(tokens_NL: Tensor, target_N: Tensor, batch: list[int] = batch) -> Tensor:
-                    rows = [batch[target] for target in target_N.tolist()]
-                    return torch.tensor(cosines([self._trim(ids) for ids in tokens_NL.tolist()], rows))
+            def write(canvas_NL: Tensor, target_N: Tensor, draws: RowGenerator, greedy: bool) -> TextSample:
+                return self._sample(canvas_NL, latents_Bd[target_N], sampler if greedy else freer, draws)
 
-                longest = max(len(canvas) for row in batch for canvas in canvases[row])
-                room = config.rounds if config.resize > 0 else 0  # a text may grow by one token in each round
-                width = max(longest, min(longest + room, self.model.shape.max_length))
-                canvases_BKL = torch.stack(
+            def nearness(tokens_NL: Tensor, target_N: Tensor) -> Tensor:
+                rows = [batch[target] for target in target_N.tolist()]
+                return torch.tensor(cosines([self._trim(ids) for ids in tokens_NL.tolist()], rows))
+
+            longest = max(len(canvas) for row in batch for canvas in canvases[row])
+            room = config.rounds if config.resize > 0 else 0  # a text may grow by one token in each round
+            width = max(longest, min(longest + room, self.model.shape.max_length))
+            return search(
+                torch.stack(
                     [pad(canvases[row], self.model.shape.pad_id, self.model.device, length=width) for row in batch]
-                )
-                found = search(
-                    canvases_BKL,
-                    config=config,
-                    write=write,
-                    nearness=nearness,
-                    mask_id=self.model.shape.mask_id,
-                    pad_id=self.model.shape.pad_id,
-                    generator=stream,
-                )
+                ),
+                config=config,
+                write=write,
+                nearness=nearness,
+                mask_id=self.model.shape.mask_id,
+                pad_id=self.model.shape.pad_id,
+                generator=self.generator(batch, seed),
+            )
+
+        with self.model.evaluating():
+            longest_canvases = [max(row, key=len) for row in canvases]
+            for batch, found in self._in_batches(search_of, longest_canvases, "searching"):
                 sums = found.log_probs.double().sum(dim=1).tolist()
                 for place, row in enumerate(batch):
                     tokens[row] = tuple(self._trim(found.tokens[place].tolist()))
@@ -226,8 +226,11 @@ class Writer:
         """Make the generator for these rows of the request."""
         return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.model.device))
 
-    def _batches(self, canvases: Sequence[Sequence[int]], doing: str) -> Iterator[list[int]]:
-        return in_batches([len(canvas) for canvas in canvases], batch_tokens=self.batch_tokens, doing=doing)
+    def _in_batches(
+        self, work: Callable[[list[int]], Result], canvases: Sequence[Sequence[int]], doing: str
+    ) -> Iterator[tuple[list[int], Result]]:
+        lengths = [len(canvas) for canvas in canvases]
+        return in_batches(work, lengths, model=self.model, batch_tokens=self.batch_tokens, doing=doing)
 
     def _trim(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index != self.model.shape.pad_id]

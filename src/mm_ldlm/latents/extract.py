@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import shutil
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mm_ldlm.batching import lanes_of
 from mm_ldlm.corpus.record import is_decoded
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 from mm_ldlm.encoders import EncoderConfig, LocatedEncoder, locate_encoder
@@ -270,7 +270,7 @@ def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shard
         return max(1, min(config.processes or torch.cuda.device_count(), shards)), 1
     if config.processes or encoder.device not in ("auto", "cpu"):
         return max(1, min(config.processes or 1, shards)), 1
-    return 1, max(1, min(len(os.sched_getaffinity(0)) // config.threads, shards))
+    return 1, max(1, min(lanes_of("cpu", threads=config.threads), shards))
 
 
 @contextlib.contextmanager

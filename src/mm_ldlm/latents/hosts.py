@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from pathlib import Path
 
+from mm_ldlm.batching import lanes_of
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.launch import LaunchConfig, launch, with_environment
 from mm_ldlm.encoders import EncoderConfig
@@ -74,7 +74,7 @@ def processes_of(encoder: EncoderConfig, config: ExtractConfig) -> int:
         return config.processes
     if encoder.device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()
-    return max(1, len(os.sched_getaffinity(0)) // config.threads) if encoder.device in ("auto", "cpu") else 1
+    return lanes_of("cpu", threads=config.threads) if encoder.device in ("auto", "cpu") else 1
 
 
 def run_ranks(workspace: Path, *, config: LaunchConfig) -> None:

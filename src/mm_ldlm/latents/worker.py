@@ -86,7 +86,7 @@ class EncodeTexts:
             _refuse_other_encoder(self.plan, encoder)
             self._encoder = encoder
         with fixed_threads(self.plan.threads):
-            vectors = self._encoder.encode(texts)
+            vectors = self._encoder.run(self._encoder.prepare(texts))
         self._encoder.verify()
         return vectors
 

@@ -238,7 +238,7 @@ class SamplingConfig:
     device: Device | None = None
     """None: the first GPU if there is one, otherwise the CPU"""
     batch_tokens: Rows | None = None
-    """Number of tokens of one batch including pads; None: chosen by the size of the vocabulary"""
+    """Number of tokens of one batch including pads; None: chosen by the device and the size of the vocabulary"""
     split: Literal["train", "validation", "test"] = "test"
     rows: RowsOrNone = 500
     """Number of examples of the split that l2t, t2l and the tasks on images read; the same seed gives the same ones"""

@@ -69,14 +69,16 @@ def no_encoder(model: Any) -> str | None:
 def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray | None:
     """Compute the cosine of each output, encoded again, to its source latent: (n,); an empty output scores 0.
 
-    None without an encoder.
+    Each distinct text is encoded once. None without an encoder.
     """
     if no_encoder(model) is not None:
         return None
     filled = [i for i, text in enumerate(texts) if text.strip()]
     found_n = np.zeros(len(texts))
     if filled:
-        vectors = np.asarray(model.encode([texts[i] for i in filled]), dtype=np.float64)
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts[i] for i in filled))}
+        encoded_md = np.asarray(model.encode(list(distinct)), dtype=np.float64)
+        vectors = encoded_md[[distinct[texts[i]] for i in filled]]
         targets = np.asarray(latents_nd, dtype=np.float64)[filled]
         norm = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
         found_n[filled] = (vectors * targets).sum(axis=1) / norm
@@ -111,14 +113,22 @@ def sweep(
     if not points:
         return []
     latents_nd = sentences.latents
-    tables: dict[str, tuple[SweepPoint, pd.DataFrame, dict[str, float]]] = {}
+    inverted = []
     for point in tqdm(points, desc="quality against calls", disable=not progress):
         started = time.perf_counter()
         made = model.invert(latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=seed)
-        seconds = time.perf_counter() - started
-        cosine = reembedding_cosine(model, made.texts, latents_nd)
+        inverted.append((point, made, time.perf_counter() - started))
+    # Most points write most sentences alike, so their texts are encoded together.
+    texts = [text for _, made, _ in inverted for text in made.texts]
+    cosines = reembedding_cosine(model, texts, np.tile(latents_nd, (len(points), 1)))
+    tables: dict[str, tuple[SweepPoint, pd.DataFrame, dict[str, float]]] = {}
+    for number, (point, made, seconds) in enumerate(inverted):
         rows = rows_of_outputs(
-            model, ids=sentences.ids, references=sentences.tokens, outputs=made.tokens, cosine=cosine
+            model,
+            ids=sentences.ids,
+            references=sentences.tokens,
+            outputs=made.tokens,
+            cosine=None if cosines is None else cosines.reshape(len(points), -1)[number],
         )
         cost = {
             "model_calls": float(np.mean(made.model_calls)),
