@@ -118,6 +118,85 @@ def test_other_hosts_refuse_what_runs_on_one_host(name: str, tmp_path: Path, mon
     start()
 
 
+def training_parameters(monkeypatch: pytest.MonkeyPatch, data: DataCatalog, **launch: Any) -> None:
+    """Let the parameters have the section `training`, with these settings of its launch."""
+    monkeypatch.setitem(mm_ldlm.parameters.SECTIONS, "training", "mm_ldlm.training.config:TrainingConfig")
+    training = {"batch": {"examples": 8}, "max_steps": 4, "optimizer": {"warmup_steps": 0}, "launch": launch}
+    data["parameters"] = MemoryDataset({**data.load("parameters"), "training": training})
+
+
+def start_training(root: Path, data: DataCatalog, *, node_name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Begin a run of one node of training; return whether it locked the results."""
+    inputs = {"plan_training": "params:training", "run_training": "training_spec"}[node_name]
+    pipeline = Pipeline([node(lambda x: x, inputs, "out", name=node_name, tags="training")])
+    hooks = ProjectHooks()
+    hooks.after_context_created(context(root))
+    monkeypatch.setattr(ProjectHooks, "_folders", lambda self: {"results": root / "data"})
+    monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: root / "runs")
+    monkeypatch.setattr(mm_ldlm.parameters, "check_files", lambda typed, **how: None)
+    monkeypatch.setattr(mm_ldlm.parameters, "check_machine", lambda typed, **how: None)
+    monkeypatch.setattr("kedro.framework.project.pipelines", {})
+    hooks.before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+    held = bool(hooks._locks._held)
+    hooks.after_pipeline_run()
+    return held
+
+
+def test_a_training_on_several_hosts_without_their_numbers_is_refused_before_it_writes_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = catalog(tmp_path, enabled=False)
+    training_parameters(monkeypatch, data, nodes=2, rendezvous="head:29400")
+    with pytest.raises(
+        ConfigurationError, match=r"number of this host among 2 in NODE_RANK .*, found none\. Set it on"
+    ):
+        start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
+    assert list(tmp_path.glob("*")) == []
+    # The plan is made on one host, which starts no ranks.
+    assert start_training(tmp_path, data, node_name="plan_training", monkeypatch=monkeypatch)
+    monkeypatch.setenv("NODE_RANK", "0")
+    assert start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert not start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
+
+
+def test_the_only_host_records_and_locks_whatever_number_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = catalog(tmp_path, enabled=False)
+    training_parameters(monkeypatch, data, nodes=1)
+    monkeypatch.setenv("NODE_RANK", "1")  # left over from another job
+    with pytest.raises(ConfigurationError, match=r"found number 1 \(NODE_RANK\) of one host\. Set NNODES"):
+        start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
+    monkeypatch.setenv("NNODES", "1")
+    assert start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
+    assert data.load("tracking_reference") == {"tracking_uri": None, "run_id": None}
+
+
+def test_every_hook_works_on_the_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no record of the run, whose catalog entries they also load and save."""
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", "1")
+    each = node(lambda x: x, "dataset", "run", name="run_training", tags="training", namespace="training")
+    for end in (
+        ProjectHooks.after_pipeline_run,
+        lambda hooks: hooks.on_pipeline_error(error=ConfigurationError("why")),
+    ):
+        hooks, data = ProjectHooks(), catalog(tmp_path, enabled=True)
+        hooks.after_context_created(context(tmp_path))
+        hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([each]), catalog=data)
+        for name, value in (("timings", {}), ("training_spec", {"name": "run-1"}), ("dataset", {}), ("run", {})):
+            hooks.before_dataset_loaded(name, each)
+            hooks.after_dataset_loaded(name, value)
+        hooks.before_node_run(each)
+        hooks.after_node_run(each)
+        for name in ("run", "metrics", "report", "dataset"):
+            hooks.after_dataset_saved(name, {"name": "run-1"}, each)
+        end(hooks)
+        hooks._close_killed()
+    assert list(tmp_path.glob("*")) == []
+
+
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),

@@ -77,6 +77,8 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check all parameters, lock the folders, then open the MLflow run and save its address to the catalog."""
+        from mm_ldlm.distributed.environment import hosts
+        from mm_ldlm.distributed.launch import check_number, with_environment
         from mm_ldlm.parameters import check_files, check_machine, check_parameters
 
         self._locks.release()
@@ -92,6 +94,8 @@ class ProjectHooks:
         read = {name.removeprefix("params:") for name in pipeline.inputs() if name.startswith("params:")}
         check_files(typed, read=read, runs=self._runs(catalog) if "training" in read else None)
         check_machine(typed, read=read, trains=_trains(pipeline))
+        if "training" in typed and any(TRAINING_SPEC in node.inputs for node in pipeline.nodes):
+            check_number(with_environment(typed["training"].launch))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None
         self._catalog, self._run, self._started, self._counted = catalog, None, {}, set()
         self._reported, self._record, self._found_finished = set(), None, False
@@ -99,7 +103,7 @@ class ProjectHooks:
         self._seconds = dict(catalog.load(TIMINGS)) if catalog.exists(TIMINGS) else {}
         self.loading = None
 
-        if self._first_host(typed) and (folders := self._folders()) is not None:
+        if hosts().is_first and (folders := self._folders()) is not None:
             self._locks.take(pipeline, folders)
         try:
             self._begin(typed, parameters, run_params, pipeline, plan)
@@ -115,8 +119,9 @@ class ProjectHooks:
 
         assert self._catalog is not None
         catalog = self._catalog
-        if hosts().node_rank:  # several hosts run this command; the first one tracks the run and writes the outputs
-            log.info("host %s of %s: the first host records this run", hosts().node_rank, hosts().nodes)
+        found = hosts()
+        if not found.is_first:  # several hosts run this command; the first one tracks the run and writes the outputs
+            log.info("host %s of %s: the first host records this run", found.node_rank, found.nodes or "several")
             self._catalog = None
             return
         self._announce(typed, pipeline)
@@ -150,19 +155,6 @@ class ProjectHooks:
             log.info(line)
 
     # -- one run in a folder ---------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _first_host(typed: dict[str, Any]) -> bool:
-        """Return whether this is the only host of the run, or the first: the others work in the same folders."""
-        from mm_ldlm.distributed.environment import hosts
-        from mm_ldlm.distributed.launch import with_environment
-
-        if hosts().node_rank:
-            return False
-        if "training" not in typed:
-            return True
-        launch = with_environment(typed["training"].launch)
-        return launch.nodes == 1 or launch.node_rank == 0
 
     def _folders(self) -> dict[str, Path] | None:
         """Return the folder of each part; None where there is no catalog with all of them."""
@@ -441,7 +433,7 @@ def _refuse_on_other_hosts(pipeline: Pipeline) -> None:
     from mm_ldlm.distributed.environment import hosts
 
     found = hosts()
-    if found.nodes == 1 or not found.node_rank:
+    if found.is_first:
         return
     if others := sorted({name for node in pipeline.nodes for name in node.tags & _PIPELINES} - _ON_HOSTS):
         raise ConfigurationError(

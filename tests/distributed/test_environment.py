@@ -58,6 +58,29 @@ def test_a_slurm_job_numbers_its_hosts_and_counts_them_only_for_a_training() -> 
     assert not counts_hosts({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"})
 
 
+def test_the_first_host_has_the_number_0_or_no_other_beside_it() -> None:
+    assert [hosts({"NNODES": "2", "NODE_RANK": str(rank)}).is_first for rank in (0, 1)] == [True, False]
+    assert hosts({}).is_first
+    alone = {"NNODES": "1", "NODE_RANK": "3"}  # a number that is left over from another job
+    assert hosts(alone) == Hosts(1, None, None, None)
+    assert hosts({"SLURM_NNODES": "1", "SLURM_NODEID": "0"}).is_first
+    assert not hosts({"NODE_RANK": "1"}).is_first  # the number of hosts may be a parameter
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"NNODES": "2", "NODE_RANK": "2"}, r"a number from 0 to 1 of this host among 2 .*, found 2\. Set"),
+        ({"NODE_RANK": "-1"}, r"from 0 of this host in NODE_RANK, found -1"),
+        ({"NNODES": "0"}, "expected at least 1 in NNODES, found 0"),
+        ({"NPROC_PER_NODE": "-8"}, "expected at least 1 in NPROC_PER_NODE, found -8"),
+    ],
+)
+def test_numbers_that_no_host_can_have_are_refused(env: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        hosts(env)
+
+
 def test_contradictory_and_non_numeric_variables_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"expected RANK in 0\.\.1"):
         rank_info({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mm_ldlm.distributed import launch, master
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 
 @pytest.fixture
@@ -79,12 +79,6 @@ def test_the_first_host_refuses_a_port_that_is_taken(listener: socket.socket) ->
     master.probe(f"127.0.0.1:{free_port()}", node_rank=0, seconds=5)
 
 
-def test_without_a_number_a_host_with_the_address_itself_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        master.probe(f"127.0.0.1:{free_port()}", node_rank=None, seconds=300)
-    assert "waiting" not in caplog.text
-
-
 def test_a_first_host_with_the_address_of_another_is_warned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,3 +92,30 @@ def test_the_launcher_probes_before_it_starts_anything(tmp_path: Path) -> None:
     config = launch.LaunchConfig(nodes=2, rendezvous=f"127.0.0.1:{port}", node_rank=1, join_timeout=1, job="j")
     with pytest.raises(WorkerFailed, match=f"does not answer at 127.0.0.1, port {port}"):
         launch.launch("none", [], config=config, log_directory=tmp_path / "logs")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"nodes": 2, "rendezvous": "head:29400"},
+            r"number of this host among 2 in NODE_RANK .*, found none",
+        ),
+        ({"nodes": 2, "node_rank": 1}, "address of the first of 2 hosts, found none. Set MASTER_ADDR and MASTER_PORT"),
+        ({"nodes": 1, "node_rank": 1}, r"expected several hosts, found number 1 \(NODE_RANK\) of one host"),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused_before_anything_is_written(
+    settings: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    config = launch.LaunchConfig(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=words):
+        launch.launch("none", [], config=config, log_directory=tmp_path / "logs")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_number_of_a_host_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "head")
+    found = launch.with_environment(launch.RanksConfig(nodes=3, processes=4, max_restarts=2))
+    assert found == launch.LaunchConfig(nodes=3, processes=4, max_restarts=2, node_rank=1, rendezvous="head:29400")

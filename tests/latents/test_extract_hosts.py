@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mm_ldlm.config import parse
+from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.launch import HostsConfig
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.latents import hosts, worker
@@ -39,10 +40,10 @@ def test_the_variables_of_the_launcher_are_those_of_a_training(
 
     first = config()
     assert (first.nodes, first.node_rank, first.processes, first.rendezvous) == (2, 0, 1, "127.0.0.1:29511")
-    assert hosts.is_first_host()
+    assert environment.hosts().is_first
     two_hosts.setenv("NODE_RANK", "1")
     assert config().job == first.job
-    assert not hosts.is_first_host()
+    assert not environment.hosts().is_first
     two_hosts.delenv("NPROC_PER_NODE")
     two_hosts.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     two_hosts.setattr("torch.cuda.is_available", lambda: False)
@@ -51,7 +52,7 @@ def test_the_variables_of_the_launcher_are_those_of_a_training(
     assert hosts.launch_config(changed, pristine.encoder, workspace=tmp_path).processes == 3  # type: ignore[union-attr]
     two_hosts.setenv("NNODES", "1")
     assert config() is None
-    assert hosts.is_first_host()
+    assert environment.hosts().is_first
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,8 @@ def test_a_restarted_rank_skips_what_it_has_finished(
 _HOST = """
 import sys
 from pathlib import Path
+from mm_ldlm.distributed.environment import hosts
 from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.latents import hosts
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract, extract_with_first_host
 from mm_ldlm.store import ShardStore
@@ -168,7 +169,7 @@ given = {
     "config": ExtractConfig(shard_rows=50, progress=False),
     "workspace": Path(workspace),
 }
-if hosts.is_first_host():
+if hosts().is_first:
     extract(ShardStore.open(records, "records"), **given)
 else:
     extract_with_first_host(**given)

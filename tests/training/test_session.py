@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
 import helpers
@@ -56,6 +57,23 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: write_status(tmp_path / "run", "stopped", 3))
     with pytest.raises(WorkerFailed, match="was stopped before its first checkpoint"):
         run_session(spec.to_dict(), tmp_path)
+
+
+@pytest.mark.parametrize(("number", "sends"), [("0", True), ("1", False)])
+def test_of_several_hosts_the_first_alone_sends_the_log_to_mlflow(
+    number: str, sends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str]] = []
+    for name, value in (("NNODES", "2"), ("NODE_RANK", number), ("MASTER_ADDR", "head")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mm_ldlm.training.session.MlflowSink", lambda *about: made.append(about))
+    monkeypatch.setattr("mm_ldlm.training.session.Follower", lambda *_: nullcontext())
+    monkeypatch.setattr("mm_ldlm.training.session.launch", lambda *a, **k: write_status(tmp_path / "run", "stopped", 3))
+    (tmp_path / "run").mkdir()
+    spec = dataclasses.replace(helpers.spec(), tracking={"tracking_uri": "sqlite:///m.db", "run_id": "0"})
+    with pytest.raises(WorkerFailed, match="was stopped"):
+        run_session(spec.to_dict(), tmp_path)
+    assert made == [("sqlite:///m.db", "0")] * sends
 
 
 def test_a_second_session_of_a_run_starts_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +138,13 @@ def test_a_failure_belongs_to_its_launch(tmp_path: Path) -> None:
     write_failure(tmp_path, "a", PreflightError("second"))
     assert read_failure(tmp_path, "a") == "first"
     assert read_failure(tmp_path, "b") is None
+
+
+def test_a_spec_of_an_earlier_version_may_have_the_number_of_a_host() -> None:
+    spec = helpers.spec()
+    found = spec.to_dict()
+    found["training"]["launch"]["node_rank"] = None
+    assert TrainingSpec.from_dict(found) == spec
 
 
 def test_specs_are_refused_when_they_do_not_fit(tmp_path: Path) -> None:

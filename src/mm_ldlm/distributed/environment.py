@@ -29,12 +29,20 @@ class RankInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Settings of a launcher: number of hosts, number of this host, address of the first, and processes per host."""
+    """Settings of a launcher: number of hosts, number of this host, address of the first, and processes per host.
+
+    The number of this host is None if nothing sets one, and for the only host of a command.
+    """
 
     nodes: int | None = None
     node_rank: int | None = None
     endpoint: str | None = None
     processes: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this host records the run, locks its folders and commits its stores: the only host, or number 0."""
+        return not self.node_rank
 
 
 def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
@@ -81,6 +89,9 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
     """Read MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE for a launcher, else SLURM's variables.
 
     On platforms that set RANK and WORLD_SIZE per *host* (without LOCAL_RANK), these count hosts.
+
+    Raises:
+        ConfigurationError: a variable is not a number, or not one that a host can have.
     """
     env = os.environ if environment is None else environment
     nodes, rank = _maybe(env, "NNODES"), _maybe(env, "NODE_RANK")
@@ -95,7 +106,19 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
     if address is None and nodes is not None and nodes > 1 and "SLURM_JOB_NODELIST" in env:
         address = first_host(env["SLURM_JOB_NODELIST"])
     endpoint = f"{address}:{env.get('MASTER_PORT', '29400')}" if address else None
-    return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=_maybe(env, "NPROC_PER_NODE"))
+    processes = _maybe(env, "NPROC_PER_NODE")
+    for name, value in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"expected at least 1 in {name}, found {value}. Correct or unset it.")
+    if nodes == 1:  # a number may be left over from another job
+        rank = None
+    if rank is not None and not 0 <= rank < (nodes or rank + 1):
+        last, among = ("", "") if nodes is None else (f" to {nodes - 1}", f" among {nodes}")
+        raise ConfigurationError(
+            f"expected a number from 0{last} of this host{among} in NODE_RANK, found {rank}. Set it on every host, or "
+            "correct NNODES."
+        )
+    return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=processes)
 
 
 def counts_hosts(environment: Mapping[str, str] | None = None) -> bool:

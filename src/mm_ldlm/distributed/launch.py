@@ -22,7 +22,7 @@ from typing import Any
 import mm_ldlm
 from mm_ldlm.config import Duration, NonNegativeInt, PositiveInt, Workers, config
 from mm_ldlm.distributed import environment, failure, interfaces, logs, master
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 _AGENT_KILLS_AFTER = 30
 """Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
@@ -59,31 +59,71 @@ class HostsConfig:
 
 
 @config
-class LaunchConfig(HostsConfig):
+class RanksConfig(HostsConfig):
     """Parameters of the launcher: number of workers and hosts.
 
     Attributes:
         processes: worker processes per host.
-        node_rank: number of this host if the platform assigns one; null lets the rendezvous decide.
     """
 
     processes: Workers = 1
+
+
+@config
+class LaunchConfig(RanksConfig):
+    """A launch on this host. Its number is no parameter, because the parameters are those of all hosts.
+
+    Attributes:
+        node_rank: number of this host, 0 for the first of several.
+    """
+
     node_rank: NonNegativeInt | None = None
 
 
-def with_environment(config: LaunchConfig) -> LaunchConfig:
+def with_environment(config: RanksConfig) -> LaunchConfig:
     """Replace settings by those of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
     found = environment.hosts()
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    changes["node_rank"] = found.node_rank
     if found.nodes is not None:
         changes["nodes"] = found.nodes
-    if found.node_rank is not None:
-        changes["node_rank"] = found.node_rank
-    if found.endpoint is not None and changes.get("nodes", config.nodes) > 1:
+    if found.endpoint is not None and changes["nodes"] > 1:
         changes["rendezvous"] = found.endpoint
     if found.processes is not None:
         changes["processes"] = found.processes
-    return dataclasses.replace(config, **changes)
+    return LaunchConfig(**changes)
+
+
+def check_number(config: LaunchConfig) -> None:
+    """Check that it is known which host is the first, before the hosts write anything.
+
+    Raises:
+        ConfigurationError: one of several hosts has no number, or the only one is not the first.
+    """
+    if config.nodes == 1 and config.node_rank:
+        raise ConfigurationError(
+            f"expected several hosts, found number {config.node_rank} (NODE_RANK) of one host. Set NNODES on every "
+            "host, or unset NODE_RANK."
+        )
+    if config.nodes > 1 and config.node_rank is None:
+        raise ConfigurationError(
+            f"expected the number of this host among {config.nodes} in NODE_RANK (0 for the first), found none. Set it "
+            "on every host, or run on one host: `NNODES=1 kedro run`."
+        )
+
+
+def check_hosts(config: LaunchConfig) -> None:
+    """Check that the hosts of a launch can meet.
+
+    Raises:
+        ConfigurationError: one of several hosts has no number, or no address of the first.
+    """
+    check_number(config)
+    if config.nodes > 1 and config.rendezvous is None:
+        raise ConfigurationError(
+            f"expected the address of the first of {config.nodes} hosts, found none. Set MASTER_ADDR and MASTER_PORT "
+            "on every host, or launch.rendezvous of training or embedding."
+        )
 
 
 def launch(
@@ -94,6 +134,7 @@ def launch(
     The output of each rank goes to files under `log_directory`; `echo` also copies it to the output of this process.
 
     Raises:
+        ConfigurationError: one of several hosts has no number, or no address of the first.
         WorkerFailed: A rank failed, or some hosts did not join. The message names rank, step, cause and log of the rank
             that failed first; `error_class` is the class of its exception.
         KeyboardInterrupt: The user pressed Ctrl-C; the workers have ended.
@@ -108,10 +149,13 @@ def launch(
 
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):  # errors are reported below
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    check_hosts(config)
     log_directory.mkdir(parents=True, exist_ok=True)
     logs.remove_old(log_directory, keep=config.keep_logs - 1)
-    if config.nodes > 1 and config.rendezvous is not None:
-        master.probe(config.rendezvous, node_rank=config.node_rank, seconds=config.join_timeout)
+    endpoint = "localhost:0"  # a free port
+    if config.nodes > 1 and config.rendezvous is not None and config.node_rank is not None:
+        endpoint = config.rendezvous
+        master.probe(endpoint, node_rank=config.node_rank, seconds=config.join_timeout)
     started = time.time()
     everything = Std.ALL
     address = (
@@ -123,8 +167,8 @@ def launch(
         nproc_per_node=config.processes,
         run_id=config.job or uuid.uuid4().hex[:12],
         rdzv_backend="c10d",
-        rdzv_endpoint=config.rendezvous or "localhost:0",
-        rdzv_configs={"join_timeout": config.join_timeout, **_is_host(config)},
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"join_timeout": config.join_timeout, "is_host": not config.node_rank},
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=address,
@@ -166,12 +210,6 @@ def _restored_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_host(config: LaunchConfig) -> dict[str, Any]:
-    if config.nodes > 1 and config.node_rank is not None:
-        return {"is_host": config.node_rank == 0}
-    return {}
 
 
 def _worker_failed(error: Any, log_directory: Path, started: float, config: LaunchConfig) -> WorkerFailed:

@@ -14,11 +14,11 @@ _CONNECT = 5.0
 """Seconds for one connection"""
 
 
-def probe(endpoint: str, *, node_rank: int | None, seconds: float, every: float = 1.0) -> None:
+def probe(endpoint: str, *, node_rank: int, seconds: float, every: float = 1.0) -> None:
     """Check the address "host:port" where the hosts of a run meet, from this host.
 
     The first host (`node_rank` 0) checks that the port is free. Any other host waits until the first one answers, which
-    may start later. Without a `node_rank` a host that has the address itself may be the first one, and checks nothing.
+    may start later.
 
     Args:
         seconds: longest time to wait for the first host.
@@ -34,15 +34,14 @@ def probe(endpoint: str, *, node_rank: int | None, seconds: float, every: float 
             f"expected the name or the address of the first host, found {host!r} (port {port}), which this host cannot "
             f"resolve ({error.strerror or error}). Correct MASTER_ADDR or training.launch.rendezvous."
         ) from None
-    own = any(interfaces.interface_of(str(address[0])) is not None for *_, address in found)
     if node_rank == 0:
-        if not own:
+        if not any(interfaces.interface_of(str(address[0])) is not None for *_, address in found):
             log.warning(
                 "this host is the first one (NODE_RANK 0), but %s is not an address of it; the other hosts must reach "
                 "it there", host,
             )  # fmt: skip
         _refuse_taken(port)
-    elif node_rank is not None or not own:
+    else:
         _wait(host, port, seconds=seconds, every=every)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mm_ldlm.batching import lanes_of
 from mm_ldlm.distributed import environment
-from mm_ldlm.distributed.launch import LaunchConfig, launch, with_environment
+from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 from mm_ldlm.encoders import EncoderConfig
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.latents.config import ExtractConfig
@@ -23,12 +23,6 @@ from mm_ldlm.store.fingerprint import fingerprint
 logger = logging.getLogger(__name__)
 JOB = "job.json"
 _WORKER = "mm_ldlm.latents.worker"
-
-
-def is_first_host() -> bool:
-    """Return whether this host is the first of those that run this command, or the only one."""
-    found = environment.hosts()
-    return found.nodes == 1 or not found.node_rank
 
 
 def launch_config(config: ExtractConfig, encoder: EncoderConfig, *, workspace: Path) -> LaunchConfig | None:
@@ -43,7 +37,7 @@ def launch_config(config: ExtractConfig, encoder: EncoderConfig, *, workspace: P
     if config.launch.nodes == 1 and not environment.counts_hosts():
         return None
     config_of_hosts = {field.name: getattr(config.launch, field.name) for field in dataclasses.fields(config.launch)}
-    found = with_environment(LaunchConfig(**config_of_hosts, processes=processes_of(encoder, config)))
+    found = with_environment(RanksConfig(**config_of_hosts, processes=processes_of(encoder, config)))
     if found.nodes == 1:
         return None
     if not config.engine.here:
@@ -51,16 +45,7 @@ def launch_config(config: ExtractConfig, encoder: EncoderConfig, *, workspace: P
             f"parameter 'embedding.engine': expected local on {found.nodes} hosts (NNODES), found "
             f"{config.engine.kind}, which has nodes of its own. Run the command on one host: `NNODES=1 kedro run`."
         )
-    if found.node_rank is None:
-        raise ConfigurationError(
-            f"expected the number of this host among {found.nodes} in NODE_RANK (0 for the first), found none. Set it "
-            "on every host, or embed on one host: `NNODES=1 kedro run`."
-        )
-    if found.rendezvous is None:
-        raise ConfigurationError(
-            f"expected the address of the first of {found.nodes} hosts, found none. Set MASTER_ADDR and MASTER_PORT on "
-            "every host, or embedding.launch.rendezvous."
-        )
+    check_hosts(found)
     # The hosts of one store use one name, whatever path they see it under.
     name = config.launch.job or f"embedding-{fingerprint([workspace.name, found.rendezvous])[:12]}"
     return dataclasses.replace(found, job=name)

@@ -63,9 +63,9 @@ def not_needed(store: str, reason: str) -> NotNeeded:
 
 def made_by_first_host(store: str) -> NotNeeded | None:
     """Return the marker of a store that the first of several hosts makes; None on that host."""
-    from mm_ldlm.latents.hosts import is_first_host
+    from mm_ldlm.distributed.environment import hosts
 
-    return None if is_first_host() else not_needed(store, "the first host makes them")
+    return None if hosts().is_first else not_needed(store, "the first host makes them")
 
 
 def used(name: str, store: Any, needed: tuple[str, ...], *, by: str) -> Any:

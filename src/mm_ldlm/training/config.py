@@ -24,7 +24,7 @@ from mm_ldlm.config import (
     parse,
     to_dict,
 )
-from mm_ldlm.distributed.launch import LaunchConfig
+from mm_ldlm.distributed.launch import RanksConfig
 from mm_ldlm.messages import show
 
 Decay = Annotated[float, bounded(ge=0, lt=1)]
@@ -229,7 +229,7 @@ class TrainingConfig:
     precision: PrecisionConfig = dataclasses.field(default_factory=PrecisionConfig)
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
+    launch: RanksConfig = dataclasses.field(default_factory=RanksConfig)
     log_every: PositiveInt = 10
     diagnose_every: NonNegativeInt = 100
     parameter_gradients: bool = False

@@ -13,7 +13,7 @@ import numpy as np
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.legacy import is_legacy
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.distributed.environment import host_name
+from mm_ldlm.distributed.environment import host_name, hosts
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.errors import ConfigurationError, StoreError, TrainingDiverged, WorkerFailed
 from mm_ldlm.store import atomic
@@ -52,7 +52,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     sizes = _refuse_beyond_memory(typed, runs)
     sinks: list[Any] = [ProgressSink(typed.training.steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
-    if uri and run_id:
+    if uri and run_id and hosts().is_first:
         sinks.append(MlflowSink(uri, run_id))
     log.info(
         "training %s: %s steps, %s, %d × %d processes; log in %s",

@@ -114,7 +114,7 @@ class TrainingSpec:
                 shape=DataShape(**found["shape"]),
                 model=parse_kind(MODELS, found["model"], at="model"),
                 objective=parse_kind(OBJECTIVES, found["objective"], at="objective"),
-                training=parse(TrainingConfig, found["training"], at="training"),
+                training=parse(TrainingConfig, _current(found["training"]), at="training"),
                 encoder=dict(found.get("encoder") or {}),
                 tracking=dict(found.get("tracking") or {}),
             )
@@ -133,3 +133,11 @@ class TrainingSpec:
             ) from None
         except ValueError as error:
             raise ConfigurationError(f"{path}: not readable as JSON ({error}).") from None
+
+
+def _current(training: Any) -> Any:
+    """Return the parameters of training without those that earlier versions had besides."""
+    if not isinstance(training, dict) or not isinstance(training.get("launch"), dict):
+        return training
+    launch = {key: value for key, value in training["launch"].items() if key != "node_rank"}
+    return {**training, "launch": launch}

@@ -29,15 +29,15 @@ def embed_records(
     """
     if "latents" not in fields_of(objective):
         return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
+    from mm_ldlm.distributed.environment import hosts
     from mm_ldlm.encoders import given_dim, parse_encoder
     from mm_ldlm.latents import given
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract, extract_with_first_host
-    from mm_ldlm.latents.hosts import is_first_host
 
     chosen = parse_encoder(encoder)
     config = parse(ExtractConfig, embedding, at="embedding")
-    if not is_first_host():
+    if not hosts().is_first:
         if given_dim(chosen) is None:
             extract_with_first_host(encoder=chosen, config=config, workspace=latents_workspace)
         return not_needed("latents", "the first host commits them")
