@@ -1,4 +1,4 @@
-"""Target: files and arrays of vectors, given to the model that writes texts of them, and to the import of latents."""
+"""Target: files and arrays of vectors, given to the model that writes texts of them, and as latents of a layout."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ USES = (
     "interpolate",
     "score",
     "classify",
-    "import",
-    "import",
+    "layout",
+    "layout",
 )
 
 
 def prepare() -> Any:
     """Load the model of the undamaged run."""
+    from mm_ldlm.corpus.sources import layout  # noqa: F401
     from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.latents import layout  # noqa: F401
 
     return MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
 
@@ -82,8 +82,8 @@ def run(parameters: dict[str, Any], folder: Path, model: Any) -> str:
     raw, array = make(parameters["how"], draw)
     file.write_bytes(raw)
     use = parameters["use"]
-    if use == "import":
-        return _import(raw, folder)
+    if use == "layout":
+        return _of_layout(raw, folder)
     given: Any = file
     if parameters["how"] == "path":
         given = draw.choice(
@@ -160,13 +160,11 @@ def _npy(array: Any) -> bytes:
     return sink.getvalue()
 
 
-def _import(raw: bytes, folder: Path) -> str:
-    """Import a folder layout whose second latent is the damaged file."""
-    from mm_ldlm.corpus.layout_stores import import_layout
-    from mm_ldlm.encoders import LocalEncoderConfig
-    from mm_ldlm.latents.layout import import_latents
-    from mm_ldlm.latents.store import LatentStore
-    from mm_ldlm.store import ShardStore
+def _of_layout(raw: bytes, folder: Path) -> str:
+    """Read a folder layout whose second latent is the damaged file."""
+    from mm_ldlm.config import parse
+    from mm_ldlm.corpus.sources import BadRow, SourceConfig
+    from mm_ldlm.corpus.sources.registry import open_source
 
     root = folder / "layout"
     listed = []
@@ -178,9 +176,12 @@ def _import(raw: bytes, folder: Path) -> str:
         (root / names["latent_path"]).write_bytes(raw if i == 1 else _npy(np.ones(6, np.float32)))
         listed.append(names)
     (root / "train_data.json").write_text(json.dumps(listed))
-    import_layout(root, records=folder / "records")
-    records = ShardStore.open(folder / "records", "records")
-    import_latents(root, records, encoder=LocalEncoderConfig(), workspace=folder / "latents").write(folder / "latents")
-    if len(LatentStore.open(folder / "latents")) != 3:
-        raise Wrong("lost row", "three latents were written, another number was imported")
+    config = parse(SourceConfig, {"kind": "layout", "path": str(root), "latents": True}, at="source")
+    rows = list(open_source(config, seed=0, max_row_bytes=10_000).rows())
+    if len(rows) != 3:
+        raise Wrong("lost row", f"three rows were written, {len(rows)} were read")
+    if isinstance(rows[0], BadRow) or isinstance(rows[2], BadRow):
+        raise Wrong("wrong row", "the rows beside the damaged one are whole")
+    if not isinstance(rows[1], BadRow) and (rows[1].vector.ndim != 1 or rows[1].vector.dtype.kind not in "iuf"):
+        raise Wrong("no vector", f"shape {rows[1].vector.shape} and type {rows[1].vector.dtype}")
     return "success"

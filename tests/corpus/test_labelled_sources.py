@@ -14,14 +14,13 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import _fingerprints
-from mm_ldlm.corpus.layout_stores import export_layout, import_layout
+from mm_ldlm.corpus.layout_export import export_layout
 from mm_ldlm.corpus.record import record_id
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.sources.starter_pairs import longer
 from mm_ldlm.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.corpus.tokens import build_tokenizer
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.store import ShardStore
 
 ROWS = [
     {"text": "a red cat", "kind": "animal", "other": "a dog"},
@@ -118,9 +117,8 @@ def test_the_vocabulary_has_the_words_of_second_texts(tmp_path: Path, ingested: 
 def test_pairs_survive_the_folder_layout(tmp_path: Path, ingested: Any) -> None:
     out = ingested(source(tmp_path, "jsonl", ROWS[:3], pair_column="other"))
     export_layout(tmp_path / "layout", out.records)
-    import_layout(tmp_path / "layout", records=tmp_path / "again")
-    again = ShardStore.open(tmp_path / "again")
-    assert {row["id"] for row in again.take(slice(None)).to_pylist()} == {row["id"] for row in out.rows}
+    again = ingested({"kind": "layout", "path": str(tmp_path / "layout")})
+    assert {row["id"] for row in again.rows} == {row["id"] for row in out.rows}
 
 
 def test_a_source_without_labels_has_the_fingerprint_that_it_had_before_there_were_labels() -> None:

@@ -2,7 +2,7 @@
 
     texts/train/00000000.txt       UTF-8, the text and nothing else
     tokens/train/00000000.npz      array `input_ids`, int32
-    latents/train/00000000.npy     (written and read by `mm_ldlm.latents`)
+    latents/train/00000000.npy     (written by `mm_ldlm.latents.layout`)
     train_data.json                [{"id", "text_path", "token_path", "latent_path", "source", "meta"}, ...]
     validation_data.json           the same for texts/validation/…; test_data.json for texts/test/…
 
@@ -54,7 +54,6 @@ class Entry:
     latent_path: str | None = None
     id: str | None = None
     text: str | None = None
-    source: str | None = None
     meta: str | None = None
     fault: tuple[str, str] | None = None
 
@@ -238,31 +237,6 @@ def _entry(item: dict[str, Any], split: str) -> Entry:
         return Entry(split, None, fault=("wrong_type", f"'meta' contains no JSON object ({error})"))
     kept = meta if isinstance(meta, str) and is_storable(meta) else as_text
     return Entry(split=split, meta=kept if meta else None, **values)
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def read_tokens(folder: Folder, entry: Entry) -> npt.NDArray[np.int32]:
-    """Read `input_ids` of one row, (L,).
-
-    Raises:
-        SourceError: The file is missing, damaged, or has no such array.
-    """
-    name = entry.token_path or ""
-    try:
-        data = folder.read(name) if name else None
-    except FileNotFoundError:
-        data = None
-    if data is None:
-        raise SourceError(
-            f"{folder.path}: {name or 'token_path'} is missing for record {entry.id}. "
-            "Restore the file, or correct the list."
-        )
-    try:
-        return parse_tokens(data)
-    except ValueError as error:
-        raise SourceError(f"{folder.path}/{name}: {error}. Write the tokens again.") from None
 
 
 def parse_tokens(data: bytes, *, max_bytes: int = 1 << 30) -> npt.NDArray[np.int32]:

@@ -1,6 +1,7 @@
-"""Latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array per row.
+"""Export of latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array per row.
 
-See `mm_ldlm.corpus.layout`. Both directions keep every bit: rows are written and read in their stored type.
+The arrays have the type and the bits of the store. See `mm_ldlm.corpus.layout`; a source of kind `layout` with
+`latents: true` reads them.
 """
 
 from __future__ import annotations
@@ -17,15 +18,11 @@ import numpy.typing as npt
 
 from mm_ldlm.config import config
 from mm_ldlm.corpus.layout import Folder, paths_of
-from mm_ldlm.corpus.layout_stores import export_layout
+from mm_ldlm.corpus.layout_export import export_layout
 from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.encoders import EncoderConfig, locate_encoder
 from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
-from mm_ldlm.store.fingerprint import fingerprint
-from mm_ldlm.store.npy import read_npy
+from mm_ldlm.store import ShardStore
 
 _ROWS = 4096
 
@@ -110,99 +107,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def import_latents(path: str | Path, records: ShardStore, *, encoder: EncoderConfig, workspace: Path) -> Manifest:
-    """Read the layout's latents, in the order of `records`, into a latent store.
-
-    `encoder` states which encoder made them; the validation pipeline checks a sample against it. Rows are found by id
-    or, if the lists have no ids, by the record's number within its split.
-
-    Raises:
-        StoreError: A record has no latent, a file is damaged, or its dimension or type differs from the first one's.
-    """
-    located = locate_encoder(encoder)
-    with Folder(path) as folder:
-        paths = _paths(folder)
-        first = _read(folder, paths, *_first(records))
-        if first.dtype.name not in ("float32", "float16"):
-            raise StoreError(
-                f"{path}: expected latents of type float32 or float16, found {first.dtype.name}. Convert them first."
-            )
-        dtype: Any = first.dtype.name
-        writer = StoreWriter(workspace, kind=latent_store.KIND, schema=latent_store.schema(len(first), dtype))
-        numbers: Counter[str] = Counter()
-        for start in range(0, len(records), _ROWS):
-            table = records.window(start, start + _ROWS, columns=["id", "split"]).to_pydict()
-            vectors = np.empty((len(table["id"]), len(first)), first.dtype)
-            for row, (identity, split) in enumerate(zip(table["id"], table["split"], strict=True)):
-                vector = _read(folder, paths, identity, split, numbers[split])
-                numbers[split] += 1
-                if vector.shape != first.shape or vector.dtype != first.dtype:
-                    raise StoreError(
-                        f"{path}: expected {first.dtype.name} of dimension {len(first)} like the first latent, found "
-                        f"{vector.dtype.name} of dimension {len(vector)} for record {identity}. Convert it first."
-                    )
-                vectors[row] = vector
-            writer.append(latent_store.table(table["id"], vectors, dtype=dtype))
-    return writer.finish(
-        fingerprints={
-            "records": records.manifest.fingerprint,
-            "encoder": located.fingerprint,
-            "parameters": fingerprint({"imported": "layout"}),
-        },
-        meta={"dim": len(first), "dtype": dtype, "encoder": located.describe(), "imported": True},
-    )
-
-
-def _first(records: ShardStore) -> tuple[str, str, int]:
-    if not len(records):
-        raise StoreError(
-            f"{records.directory}: expected records to import latents for, found none. Import the records first."
-        )
-    table = records.window(0, 1, columns=["id", "split"]).to_pydict()
-    return table["id"][0], table["split"][0], 0
-
-
-def _paths(folder: Folder) -> dict[str, str]:
-    """Map ids to latent paths, from the lists that contain ids.
-
-    Raises:
-        StoreError: The lists name two latents for one id.
-    """
-    paths: dict[str, str] = {}
-    for entry in folder.entries():
-        if entry.id is None or entry.latent_path is None:
-            continue
-        if paths.setdefault(entry.id, entry.latent_path) != entry.latent_path:
-            raise StoreError(
-                f"{folder.path}: expected one latent for record {entry.id}, found {paths[entry.id]} and "
-                f"{entry.latent_path} in the lists. Remove the wrong one."
-            )
-    return paths
-
-
-def _read(folder: Folder, paths: dict[str, str], identity: str, split: str, number: int) -> npt.NDArray[Any]:
-    name = paths.get(identity) if paths else paths_of(split, number)["latent_path"]
-    try:
-        data = None if name is None else folder.read(name)
-    except FileNotFoundError:
-        data = None
-    if data is None:
-        raise StoreError(
-            f"{folder.path}: no latent for record {identity} ({name or 'no latent_path in the lists'}). A "
-            "missing latent is not replaced: embed the record, or remove it."
-        )
-    try:
-        found = read_npy(data)
-    except (ValueError, OSError) as error:
-        raise StoreError(f"{folder.path}/{name}: not a readable .npy array ({error}). Write it again.") from None
-    squeezed = found.reshape(-1)
-    if found.size != max(found.shape, default=0):
-        raise StoreError(
-            f"{folder.path}/{name}: expected one vector (d,) or (1, d), found shape {found.shape}. Reshape it."
-        )
-    return squeezed
 
 
 def _npy(vector: npt.NDArray[Any]) -> bytes:

@@ -1,7 +1,8 @@
 """The older folder layout (`mm_ldlm.corpus.layout`) as a source: texts, and on demand stored tokens and latents.
 
 Stored tokens are compared with those of the configured tokenizer; a text that is missing is decoded from them. Stored
-latents are the vectors of the texts. A row keeps its split, and an id of its own in `meta`, under "layout_id".
+latents are the vectors of the texts. A row keeps its split, the second text of a pair, and an id of its own in `meta`,
+under "layout_id".
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class LayoutSource:
             vector = self._latent(folder, entry) if self.config.latents else None
         except _Unusable as error:
             return BadRow(error.place or str(folder.path), error.line or number, *error.args[:3])
-        row = row._replace(split=place.splits[entry.split], tokens=tokens, vector=vector)
+        pair = meta_value(row.meta, PAIR)  # as the export writes it
+        row = row._replace(
+            split=place.splits[entry.split], tokens=tokens, vector=vector, pair=pair if isinstance(pair, str) else None
+        )
         if entry.id is not None and ((row.meta is not None and DECODED in row.meta) or not _is_own(entry, row)):
             row = row._replace(meta=_with(row.meta, {LAYOUT_ID: entry.id}))
         return row
