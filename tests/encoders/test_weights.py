@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,21 @@ def test_a_package_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch
         locate_encoder(LocalEncoderConfig())
 
 
+def test_weights_of_a_pinned_revision_have_the_pinned_digest(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_ldlm.encoders.weights._hub_folder", lambda name, source, revision: tiny("sonar"))
+    with pytest.raises(
+        EncoderError, match=r"expected .*model\.safetensors with sha256 6b9e604e8707.*, found [0-9a-f]{64}"
+    ):
+        locate_encoder(LocalEncoderConfig(name="sonar"))
+    other = locate_encoder(LocalEncoderConfig(name="sonar", revision="0" * 40))  # chosen by the user
+    assert other.describe()["revision"] == "0" * 40
+
+
+@pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if "/" in spec.source])
+def test_every_encoder_of_the_hub_is_pinned(name: str) -> None:
+    assert re.fullmatch("[0-9a-f]{40}", REGISTRY[name].revision or "")
+
+
 @pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if "/" in spec.source])
 def test_an_unreachable_hub_is_one_clear_sentence(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from huggingface_hub import constants
@@ -64,7 +80,7 @@ def test_an_unreachable_hub_is_one_clear_sentence(name: str, monkeypatch: pytest
     spec = REGISTRY[name]
     for part in (spec.source, constants.HF_HUB_CACHE, "encoder.path", f"hf download {spec.source}"):
         assert part in text
-    assert spec.revision is None or spec.revision in text
+    assert str(spec.revision) in text
 
 
 def test_the_hub_client_raises_the_same_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -52,12 +52,14 @@ _SPECS = (
     EncoderSpec(
         name="sonar",
         source="cointegrated/SONAR_200_text_encoder",
+        revision="29f2eac73636d1548c2cb227dbfb2772b31ebc4f",
         dim=1024,
         max_length=512,
         normalised=False,
         architecture="m2m100_encoder",
         language="eng_Latn",
         licence="CC-BY-NC-4.0",
+        digests=(("model.safetensors", "6b9e604e8707790fcba45add46b068d4f24fd669a2beafce77d582fa4af5f5ac"),),
     ),
     EncoderSpec(
         name="e5",

@@ -16,8 +16,8 @@ class EncoderSpec:
     Attributes:
         name: its name in the parameters.
         source: hub id, or `package:NAME` for weights inside an installed package.
-        revision: pinned commit on the hub, or None where it is unknown; the digests of the files are always part of the
-            fingerprint.
+        revision: pinned commit on the hub; None for weights of a package or a folder. The digests of the files are
+            always part of the fingerprint.
         dim: dimension of the vectors before truncation; None to read it from the folder.
         pooling: pooling of the last hidden states: masked mean, first token, or last token.
         prompt: text prepended to every sentence.
@@ -30,7 +30,7 @@ class EncoderSpec:
         final_token: token that must end every sequence (pooling reads it), appended where the tokenizer does not do so.
         language: source language code for multilingual tokenizers that need one.
         licence: licence of the weights.
-        digests: sha256 by file name, checked when the weights come from `source`.
+        digests: sha256 by file name, checked when the weights come from `source` at `revision`.
     """
 
     name: str

