@@ -248,15 +248,30 @@ def other_kinds(lower: Any, upper: Any, prefix: str = "") -> set[str]:
     return found
 
 
+def test_the_layer_test_keeps_the_data_of_the_layers_before_it(project: Path) -> None:
+    for environment in environments(project):
+        if axis(project, environment) == "Data":
+            own, small = (parameters(project, name)["ingestion"] for name in (environment, f"{environment}+test"))
+            assert small["sources"] == own["sources"], environment
+    (starter,) = parameters(project, "test")["ingestion"]["sources"]
+    assert starter == {"kind": "starter", "num_train": 240, "num_validation": 24, "num_test": 24}
+    trial = check_parameters(parameters(project, "own_csv+test", ingestion={"path": "FILE", "text_column": "review"}))
+    (source,) = trial["ingestion"].with_path_in_source().sources
+    assert (source.kind, source.paths, source.columns) == ("csv", ("FILE",), ("review",))
+    assert (trial["training"].max_steps, trial["model"].dim) == (12, 96)
+
+
 def test_every_environment_sets_the_part_of_the_paths_that_its_axis_owns(project: Path) -> None:
     """Otherwise two environments that are combined, or run one after the other, overwrite each other's artifacts."""
     taken: dict[tuple[str, str], str] = {}
-    assert set(yaml.safe_load((project / "conf/base/globals.yml").read_text())) == {"data", "features", "results"}
+    paths = {"data", "features", "results"}
+    assert set(yaml.safe_load((project / "conf/base/globals.yml").read_text())) == {*paths, "starter"}
     for environment in environments(project):
         if environment in ("base", "local"):
             continue
         file = project / "conf" / environment / "globals.yml"
-        parts = yaml.safe_load(file.read_text()) if file.exists() else {}
+        found = yaml.safe_load(file.read_text()) if file.exists() else {}
+        parts = {name: part for name, part in found.items() if name in paths}
         key = "data" if environment == "test" else AXES[axis(project, environment)]
         assert set(parts) == ({key} if key else set()), environment
         for part in parts.items():

@@ -112,8 +112,7 @@ def test_more_sentences_than_the_grammar_has_are_refused(monkeypatch: pytest.Mon
 
 def test_the_documentation_matches_the_base_configuration(project: Path) -> None:
     """docs/starter-corpus.md, row by row, against the corpus that conf/base asks for."""
-    parameters = yaml.safe_load((project / "conf/base/parameters/ingestion.yml").read_text())
-    counts = {key: parameters["ingestion"]["sources"][0][key] for key in ("num_train", "num_validation", "num_test")}
+    counts = yaml.safe_load((project / "conf/base/globals.yml").read_text())["starter"]
     made = list(generate_starter_corpus(seed=0, **counts))
     assert len({s.text for s in made}) == len(made)
     shapes = Counter(s.shape for s in made)
