@@ -29,6 +29,12 @@ def test_a_sound_configuration_passes(mode: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing of it is kept
 
 
+def test_a_configuration_that_keeps_its_best_checkpoint_is_checked(tmp_path: Path) -> None:
+    """As those of the large corpora do; the checks neither validate nor save."""
+    best = {"best_metric": "validation/perplexity", "every_steps": 4}
+    assert "overfit one batch" in checked(tmp_path, steps=1, validate_every=2, checkpoint=best)
+
+
 def test_a_parameter_outside_the_graph(tmp_path: Path) -> None:
     def wrap(parts: Any) -> None:
         mlp = parts.stepper.root.model.blocks[0].streams[0].mlp

@@ -60,6 +60,7 @@ def check_sanity(
             spec.training.optimizer, lr=config.lr or spec.training.optimizer.lr, schedule="constant", warmup_steps=0
         ),
         parallel="ddp", resume="never", preflight=False, validate_every=0,
+        checkpoint=dataclasses.replace(spec.training.checkpoint, best_metric=None),  # nothing is validated or saved
     )  # fmt: skip
     spec = dataclasses.replace(spec, training=training)
     with joined(device=training.device, threads=training.threads) as process:
