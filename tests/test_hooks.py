@@ -249,7 +249,7 @@ def test_seconds_are_counted_per_pipeline_and_stand_when_a_node_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr("mm_ldlm.hooks.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("mm_ldlm.hooks.seconds.time.perf_counter", lambda: float(next(seconds)))
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
     data.save("timings", {"training": 5.0, "embedding": 7.0})  # of an earlier run
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)

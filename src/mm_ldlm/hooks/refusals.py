@@ -1,0 +1,68 @@
+"""Runs that are refused before their first node, by what they consist of and where they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.hooks.names import PIPELINES, TRAINING_SPEC
+
+if TYPE_CHECKING:
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline import Pipeline
+
+_ON_HOSTS = {"embedding", "training"}
+"""Pipelines that several hosts run together."""
+
+
+def trains(pipeline: Pipeline) -> bool:
+    """Return whether this machine trains, so that it needs the devices and the memory."""
+    return launches(pipeline) or any("sanity" in node.tags for node in pipeline.nodes)
+
+
+def launches(pipeline: Pipeline) -> bool:
+    """Return whether the run starts the ranks of a training on this host."""
+    return any(TRAINING_SPEC in node.inputs for node in pipeline.nodes)
+
+
+def refuse_beyond_samples(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    """Refuse pipelines that would write data, or train a run, although a finished run is chosen by its path; refuse a
+    choice in an environment, which the paths of the catalog do not depend on.
+    """
+    described: Any = catalog.get("run")
+    if described._describe()["chosen"] is None:
+        raise ConfigurationError(
+            "parameter 'run': expected it on the command line (`--params run=PATH`), found it in an environment. "
+            "Remove it from the files of parameters."
+        )
+    uses = {"sampling", "evaluation", "reporting"}
+    if others := sorted({name for node in pipeline.nodes for name in node.tags & PIPELINES} - uses):
+        raise ConfigurationError(
+            f"parameter 'run': expected only pipelines that use a finished run, found {', '.join(others)}. Add "
+            "`--pipelines=sampling,evaluation,reporting`, or leave `run` out."
+        )
+
+
+def refuse_concurrent(runner: Any) -> None:
+    """Refuse the runners that run nodes at the same time (docs/decisions/0125)."""
+    if found := [name for name in ("ThreadRunner", "ParallelRunner") if name in str(runner)]:
+        raise ConfigurationError(
+            f"expected the runner SequentialRunner, found {found[0]}: the nodes use all cores themselves, share one "
+            "model, and import libraries when they start. Leave --runner out; training.launch.processes and "
+            "embedding.processes set the number of processes."
+        )
+
+
+def refuse_on_other_hosts(pipeline: Pipeline) -> None:
+    """Refuse pipelines that run on one host, where this one is not the first of several (docs/decisions/0167)."""
+    from mm_ldlm.distributed.environment import hosts
+
+    found = hosts()
+    if found.is_first:
+        return
+    if others := sorted({name for node in pipeline.nodes for name in node.tags & PIPELINES} - _ON_HOSTS):
+        raise ConfigurationError(
+            f"expected only embedding and training on host {found.node_rank} of {found.nodes or 'several'}, found "
+            f"{', '.join(others)}. Run the others on one host, before or after: `NNODES=1 kedro run --pipelines=…`; "
+            "ingestion also runs on a Ray cluster (docs/ray.md)."
+        )
