@@ -136,6 +136,7 @@ def test_the_command_line_overrides_the_file_parameter_by_parameter(
         ("run:\n  env: test\n params: 1\n", "run.yml, line 3: cannot be read as YAML"),
         ("run:\n  env: \xff\n", None),
         ("env: test\n", "run.yml: expected a mapping with the key 'run'"),
+        ("run: {env: test}\nparams: {a: 1}\n", "run.yml: expected the key 'run' alone, found 'params' beside it"),
         ("run: {parms: {a: 1}}\n", "'parms' is not a key of 'run' in {file}. Did you mean 'params'?"),
         ("run: {params: 'a=[1'}\n", "run.yml, character 3: expected ] for the ["),
     ],

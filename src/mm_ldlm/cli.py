@@ -211,7 +211,8 @@ def _options_in(file: Path) -> dict[str, Any]:
     """Return the options in a file of `--config`.
 
     Raises:
-        ConfigurationError: the file is no YAML, has no section `run`, or an option is unknown or cannot be read.
+        ConfigurationError: the file is no YAML, has no section `run` or others, or an option is unknown or cannot be
+            read.
     """
     given = parse_yaml(file.read_bytes(), file=str(file))
     section = given.get("run") if isinstance(given, Mapping) else None
@@ -219,6 +220,11 @@ def _options_in(file: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{file}: expected a mapping with the key 'run', which has the options of `kedro run`, found "
             f"{show(given)}. " + "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
+        )
+    if others := [str(name) for name in given if name != "run"]:
+        raise ConfigurationError(
+            f"{file}: expected the key 'run' alone, found {show(', '.join(others))} beside it, which nothing reads. Move "
+            "it below 'run', or remove it."
         )
     known = [str(each.name) for each in kedro_run.params if each.name != "config"]
     options = {}
