@@ -223,8 +223,8 @@ def _options_in(file: Path) -> dict[str, Any]:
         )
     if others := [str(name) for name in given if name != "run"]:
         raise ConfigurationError(
-            f"{file}: expected the key 'run' alone, found {show(', '.join(others))} beside it, which nothing reads. Move "
-            "it below 'run', or remove it."
+            f"{file}: expected the key 'run' alone, found {show(', '.join(others))} beside it, which nothing reads. "
+            "Move it below 'run', or remove it."
         )
     known = [str(each.name) for each in kedro_run.params if each.name != "config"]
     options = {}
