@@ -202,9 +202,9 @@ def of_another_model(project: Path, environment: str) -> bool:
 
 
 def of_other_vectors(project: Path, environment: str) -> bool:
-    """Whether texts with vectors of their own meet an encoder that computes others, or sources without vectors."""
+    """Whether texts with vectors of their own meet an encoder that computes others."""
     names = environment.split("+")
-    others = [name for name in names if name == "test" or axis(project, name) == "Encoder"]
+    others = [name for name in names if axis(project, name) == "Encoder"]
     return bool({"own_vectors", "layout"} & set(names)) and bool(others)
 
 

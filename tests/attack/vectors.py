@@ -182,6 +182,8 @@ def _of_layout(raw: bytes, folder: Path) -> str:
         raise Wrong("lost row", f"three rows were written, {len(rows)} were read")
     if isinstance(rows[0], BadRow) or isinstance(rows[2], BadRow):
         raise Wrong("wrong row", "the rows beside the damaged one are whole")
-    if not isinstance(rows[1], BadRow) and (rows[1].vector.ndim != 1 or rows[1].vector.dtype.kind not in "iuf"):
-        raise Wrong("no vector", f"shape {rows[1].vector.shape} and type {rows[1].vector.dtype}")
+    if not isinstance(rows[1], BadRow):
+        vector = rows[1].vector
+        if vector is None or vector.ndim != 1 or vector.dtype.kind not in "iuf":
+            raise Wrong("no vector", repr(vector)[:300])
     return "success"
