@@ -58,6 +58,7 @@ def test_activations_grow_with_the_micro_batch_of_a_rank() -> None:
     assert of(8000) == 8 * of(1000)
     assert of(8000, launch={"processes": 2}, batch={"examples": 64, "accumulation": 4}) == of(1000)
     assert of(8000, precision={"autocast": "bf16"}) == of(8000) // 2
+    assert of(8000, precision={"autocast": "auto"}) == of(8000) // 2, "the machine may choose bf16"
     assert of(8000, recompute=True) < of(8000) // 3
 
 

@@ -2,7 +2,7 @@
 
 It computes the same as `layers.QKNorm`, `layers.rotate` and two concatenations with fewer passes over memory: on the
 CPU at small dimensions these passes cost as much as the matrix products. Compiled graphs (the compiler fuses by
-itself), GPUs and autocast use the plain path; a test checks that both have the same values and gradients.
+itself), GPUs and fp16 use the plain path; a test checks that both have the same values and gradients.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def estimate(model: Any, shape: DataShape, training: TrainingConfig, *, tokens: 
     copies = 2 + (1 if training.optimizer.name == "muon" else 2) + (1 if training.ema.enabled else 0)
     states = count * copies * _FLOAT // (world if training.parallel == "fsdp" else 1)
     micro = max(1, int(tokens / (world * training.batch.accumulation)))
-    width = 2 if training.precision.autocast in ("bf16", "fp16") else _FLOAT
+    width = _FLOAT if training.precision.autocast == "fp32" else 2  # auto may become bf16
     kept = _outputs(module) // 2 // (len(module.blocks) or 1 if _recomputes(model) else 1)
     return Estimate(parameters=count, states=states, activations=micro * kept * width, tokens=micro)
 
