@@ -14,7 +14,7 @@ TYPED: dict[str, Any] = {
     "encoder": SimpleNamespace(kind="local", name="minilm"),
     "model": SimpleNamespace(kind="mmdit"),
     "objective": SimpleNamespace(kind="multimodal"),
-    "training": SimpleNamespace(max_steps=1400, epochs=None, max_tokens=None, max_minutes=None),
+    "training": SimpleNamespace(max_steps=950, epochs=None, max_tokens=None, max_minutes=None),
 }
 NODES = {"ingestion": ["a", "b"], "embedding": ["c"], "training": ["d", "e"], "reporting": ["f"]}
 
@@ -27,7 +27,7 @@ def lines(seconds: dict[str, float], executed: dict[str, list[str]] | None = Non
 def test_a_first_run_names_its_pipelines_sizes_and_results_and_invents_no_time() -> None:
     assert lines({"sampling": 9.0}) == [
         "this run: ingestion (starter) → embedding (minilm) → "
-        "training (model mmdit, objective multimodal, 1,400 steps) → reporting; 6 nodes",
+        "training (model mmdit, objective multimodal, 950 steps) → reporting; 6 nodes",
         "results: report data/08_reporting/report.html, checkpoints in /elsewhere/runs",
         "time: no run here yet; embedding and training will show an estimate after the first seconds",
     ]
