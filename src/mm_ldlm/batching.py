@@ -44,7 +44,8 @@ def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
     """
     if torch.device(device).type != "cpu":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // (threads or torch.get_num_threads()))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // (threads or torch.get_num_threads()))
 
 
 def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, lanes: int) -> Iterator[Result]:

@@ -6,6 +6,7 @@ import torch
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.layers import (
     EPSILON,
+    SHORT,
     Attention,
     Linear,
     QKNorm,
@@ -100,11 +101,13 @@ def test_linear_starts_by_its_gain():
     assert not zero.weight.any()
 
 
-def test_attention_by_hand_is_float32_under_autocast():
+@pytest.mark.parametrize("length", [5, SHORT + 1])
+def test_attention_on_the_cpu_is_float32_under_autocast(length):
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 5, 4, generator=g, requires_grad=True) for _ in range(3))
-    mask = torch.tensor([True, True, False, True, False]).expand(2, 1, 1, 5)
-    plain = short_attention(q, k, v, mask)
+    q, k, v = (torch.randn(2, 2, length, 4, generator=g, requires_grad=True) for _ in range(3))
+    mask = (torch.arange(length) % 3 != 2).expand(2, 1, 1, length)
+    plain = Attention(fused=True, softcap=None)(q, k, v, mask)
+    assert torch.allclose(plain, short_attention(q, k, v, mask), atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = Attention(fused=True, softcap=None)(q, k, v, mask)
     assert cast.dtype == torch.float32

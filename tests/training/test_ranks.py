@@ -279,6 +279,16 @@ def test_fully_sharded_equals_replicated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fully_sharded_trains_and_validates_in_bf16(tmp_path: Path) -> None:
+    """Layers that compute in float32 under autocast, and validation without autocast, find float32 parameters."""
+    spec = {"max_steps": 4, "objective": {"mode": "mixed"}, "precision": {"autocast": "bf16"}, "validate_every": 2,
+            "validation_examples": 16}  # fmt: skip
+    sharded = go(tmp_path / "fsdp", spec={**spec, "parallel": "fsdp"})
+    replicated = go(tmp_path / "ddp", spec=spec)
+    assert losses(sharded) == pytest.approx(losses(replicated), rel=1e-2)
+
+
+@pytest.mark.slow
 def test_ctrl_c_on_the_launcher_checkpoints_and_resumes_exactly(tmp_path: Path) -> None:
     spec = {"max_steps": 300, "log_every": 10, "checkpoint": {"every_steps": None, "background": False}}
     whole = go(tmp_path / "whole", spec=spec)

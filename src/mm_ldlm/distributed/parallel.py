@@ -76,21 +76,21 @@ class Parallel:
         return float(self.process.world)
 
 
-def shard(module: nn.Module, blocks: list[nn.Module], process: Process, *, low_precision: torch.dtype | None) -> None:
+def shard(module: nn.Module, blocks: list[nn.Module], process: Process) -> None:
     """Shard each block, then the rest, with FSDP2, in place.
 
-    Parameters become DTensors, so the optimizer and the EMA must be created afterwards.
+    Parameters become DTensors, so the optimizer and the EMA must be created afterwards. They are gathered in float32
+    and converted by autocast, because layers with float32 inputs under autocast, and validation, need them so.
     """
     if process.world == 1:
         return
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(process.device.type, (process.world,))
-    policy = MixedPrecisionPolicy(param_dtype=low_precision, reduce_dtype=torch.float32)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
 
 
 def full(tensor: Tensor) -> Tensor:

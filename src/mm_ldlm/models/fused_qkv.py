@@ -24,15 +24,7 @@ def _turn(rope_L2e: Tensor) -> Tensor:
 
 
 def short_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Compute softmax(QKᵀ/√E)V by two batched products: for few positions faster on the CPU than the fused kernel.
-
-    The products are float32 under autocast too: they are small, and conversions would take longer.
-    """
-    with torch.autocast("cpu", enabled=False):
-        return _short_attention(q_BHSE.float(), k_BHSE.float(), v_BHSE.float(), key_mask)
-
-
-def _short_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Compute softmax(QKᵀ/√E)V by two batched products: for few positions faster on the CPU than the fused kernel."""
     B, H, S, E = q_BHSE.shape
     q, k, v = q_BHSE.flatten(0, 1), k_BHSE.flatten(0, 1), v_BHSE.flatten(0, 1)
     if key_mask is None:

@@ -121,9 +121,14 @@ class Attention(nn.Module):
     def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
         """Compute (B, H, S, E); `key_mask` (B, 1, 1, S) is true at keys that may be read, at least one in each row."""
         if self.fused and self.softcap is None:
-            if q_BHSE.shape[2] <= SHORT and _by_hand(q_BHSE):
-                return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
-            return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
+            if not _by_hand(q_BHSE):
+                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
+            # On the CPU attention is float32 under autocast too: the gradient of torch's kernel is slow in bf16.
+            with torch.autocast("cpu", enabled=False):
+                q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
+                if q_BHSE.shape[2] <= SHORT:
+                    return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
+                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
         logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)

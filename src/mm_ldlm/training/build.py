@@ -62,13 +62,12 @@ def build(
     objective: Objective = trainable.objective
     model: Any = trainable.model
     if config.parallel == "fsdp":
-        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision.autocast)
         if isinstance(objective, nn.Module) and list(objective.parameters()):
             raise ConfigurationError(
                 "parameter 'training.parallel' is 'fsdp', which shards only the model, but this objective has "
                 "parameters of its own, whose gradients would not be reduced over ranks. Set training.parallel to ddp."
             )
-        shard(model, list(model.blocks), process, low_precision=low)
+        shard(model, list(model.blocks), process)
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=data.shape.max_length)
     if config.precision.compile:
         trainable.forward_model = _compiled(model, graphs=2 * len(plan.shapes()) * len(objective.kinds))

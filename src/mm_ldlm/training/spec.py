@@ -76,10 +76,10 @@ class TrainingSpec:
             if key not in _ADDED_TO_MODELS or _ADDED_TO_MODELS[key] != value
         }
         objective = to_dict(self.objective)
-        if process := objective.get("process"):
-            for (kind, key), default in _ADDED_TO_PROCESSES.items():
-                if process["kind"] == kind and process[key] == default:
-                    process.pop(key)
+        process = objective.get("process")
+        for (kind, key), default in _ADDED_TO_PROCESSES.items():
+            if isinstance(process, dict) and process.get("kind") == kind and process.get(key) == default:
+                process.pop(key)
         return fingerprint(
             {"seed": self.seed, "fingerprints": self.fingerprints, "model": model, "objective": objective,
              "training": training}
