@@ -93,6 +93,18 @@ def shard(module: nn.Module, blocks: list[nn.Module], process: Process) -> None:
     fully_shard(module, mesh=mesh)
 
 
+def reshard(module: nn.Module) -> None:
+    """Free the gathered parameters of FSDP modules, so that the next forward pass gathers them anew.
+
+    FSDP keeps those of the outermost module after a forward pass, for a backward pass. Without one they would be stale
+    as soon as the sharded parameters change.
+    """
+    for part in module.modules():
+        free: Any = getattr(part, "reshard", None)
+        if free is not None:
+            free()
+
+
 def full(tensor: Tensor) -> Tensor:
     """Return the full value of a sharded tensor (every rank must call it), or the tensor itself."""
     whole: Any = getattr(tensor, "full_tensor", None)

@@ -12,6 +12,7 @@ import torch
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.parallel import reshard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.capabilities import Capabilities, Use
@@ -94,6 +95,7 @@ class Validation:
                     if generative is not None:
                         both = self._negative_log_likelihood(generative, batch, draw=planned.index)
                         sums["nll"] = sums["nll"] + both if "nll" in sums else both
+            reshard(self.root)
         self.root.train()
         read = collectives.sum_(torch.stack(list(sums.values()))).tolist()
         found = {name: value / number for name, (value, number) in zip(sums, read, strict=True) if number > 0}
