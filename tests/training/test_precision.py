@@ -136,3 +136,8 @@ def test_a_run_with_auto_is_the_run_of_the_precision_that_it_chose(
             assert [event["precision"] for event in started] == [kind]
         auto, named = (helpers.tensors(tmp_path / f"{name}-{kind}" / "run", 3) for name in ("auto", kind))
         assert helpers.same_bits(auto, named)
+
+
+def test_a_torch_that_does_not_tell_what_a_cpu_can_do_means_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert resolve(PrecisionConfig(autocast="auto"), CPU).autocast == "fp32"

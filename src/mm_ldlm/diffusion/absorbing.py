@@ -20,8 +20,8 @@ from mm_ldlm.diffusion.timesteps import antithetic
 
 LossWeighting = Literal["elbo", "constant"]
 CONSTANT = 2.0
-"""Weight of a masked token under `constant`: with the log-linear schedule its mean over masked tokens is that of
-`elbo`"""
+"""Weight of a masked token under `constant`: with the log-linear schedule a token has the same weight on average as
+under `elbo`"""
 
 
 @config

@@ -14,11 +14,12 @@ from mm_ldlm.training.config import PrecisionConfig
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether the device has instructions for bf16 products; without them bf16 is slower than float32.
 
-    Of CPUs, x86 with AVX512-BF16 or AMX is known to be faster; others were not measured and count as without.
+    Of CPUs, x86 with AVX512-BF16 or AMX is known to be faster. Others were not measured and count as without, and so
+    do all under a torch that does not tell what a CPU can do.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
