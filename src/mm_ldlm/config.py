@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
-from mm_ldlm.credentials import holds_credentials, mask
+from mm_ldlm.config_errors import explain, name_keys, without_branches
+from mm_ldlm.credentials import holds_credentials
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.kinds import MARK, Kinds
 from mm_ldlm.messages import escape, nearest, show, summarise
@@ -189,7 +189,7 @@ def _in_own_words(made: Any) -> Any:
             construct(self, *args, **keys)
         except pydantic.ValidationError as error:
             name = type(self).__name__
-            lines = [_explain(type(self), name, item) for item in error.errors(include_url=False)]
+            lines = [explain(type(self), name, item) for item in error.errors(include_url=False)]
             raise ConfigurationError("\n".join(lines)) from None
 
     return __init__
@@ -215,7 +215,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     try:
         typed: T = _adapter(cast(Any, cls)).validate_python(dict(value))
     except pydantic.ValidationError as error:
-        lines = [_explain(cls, at, item) for item in _without_branches(error.errors(include_url=False))]
+        lines = [explain(cls, at, item) for item in without_branches(error.errors(include_url=False))]
         raise ConfigurationError(summarise(lines)) from None
     if lines := [
         f"parameter '{path}': expected a number, found {show(found)}." for path, found in _switches(value, typed, at)
@@ -308,72 +308,6 @@ def _switches(given: Any, typed: Any, at: str) -> list[tuple[str, bool]]:
     return [found for key, item, made in inner for found in _switches(item, made, f"{at}.{key}")]
 
 
-_QUOTED = re.compile(r"'([^']*)'")
-"""A choice in a message of pydantic."""
-_BRANCH = re.compile(r"^(str|int|float|bool|(tuple|list|dict)\[.*\])$")
-"""The last part of the location of an error in a union, as pydantic names it: the type that was tried."""
-
-
-def _without_branches(errors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Join the errors of the alternatives of a union into one whose location is that of the parameter."""
-    joined: dict[Any, dict[str, Any]] = {}
-    for place, item in enumerate(errors):
-        rest = item["loc"][:-1]
-        siblings = [each for each in errors if each["loc"][:-1] == item["loc"][:-1] and _is_branch(each)]
-        if len(siblings) < 2 or not _is_branch(item):
-            joined[place] = item
-        elif rest in joined:
-            joined[rest]["msg"] += f", or: {item['msg']}"
-        else:
-            joined[rest] = {**item, "loc": rest, "type": "union"}
-    return list(joined.values())
-
-
-def _is_branch(item: Any) -> bool:
-    return bool(item["loc"]) and bool(_BRANCH.match(str(item["loc"][-1])))
-
-
-def _explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
-    location = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "tagged-"))]
-    path = escape(".".join([at, *location]))
-    found = item.get("input")
-    if keys := getattr(item.get("ctx", {}).get("error"), "keys", ()):
-        return _name_keys(path, keys, str(item["ctx"]["error"]))
-    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        known = _known_keys(cls, location[:-1])
-        return f"parameter '{path}' is not known.{nearest(location[-1], known)} Known here: {', '.join(known)}."
-    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return f"parameter '{path}' is missing and has no default."
-    message = escape(mask(str(item["msg"]).removeprefix("Value error, ")))
-    if item["type"] == "tuple_type":
-        message = "expected a list, as in [a, b]"
-    if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
-        return f"parameter '{path}': {message}."  # an error of a whole section: the message contains the values
-    hint = nearest(found, _QUOTED.findall(item["ctx"]["expected"])) if item["type"] == "literal_error" else ""
-    return f"parameter '{path}': {message} (found {show(found)}).{hint}"
-
-
-def _name_keys(at: str, keys: Sequence[str], message: str) -> str:
-    """Return the refusal of values of the section `at` that do not fit one another."""
-    names = [f"'{at}.{key}'" for key in keys]
-    end = "" if message.endswith("?") else "."
-    return f"parameter{'s' if keys[1:] else ''} {' and '.join(names)}: {escape(mask(message))}{end}"
-
-
-def _known_keys(cls: Any, location: list[str]) -> list[str]:
-    for part in location:
-        hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-        inner = [c for c in _dataclasses_in(hints.get(part))] if part in hints else []
-        cls = inner[0] if inner else cls
-    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-
-
-def _dataclasses_in(hint: Any) -> list[Any]:
-    if dataclasses.is_dataclass(hint):
-        return [hint]
-    return [found for part in typing.get_args(hint) for found in _dataclasses_in(part)]
-
-
 def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - set(fields)):
@@ -384,7 +318,7 @@ def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
     try:
         return cls(**{name: _coerce(hints[name], item, f"{at}.{name}") for name, item in value.items()})
     except InvalidValue as error:
-        raise ConfigurationError(_name_keys(at, error.keys, str(error))) from None
+        raise ConfigurationError(name_keys(at, error.keys, str(error))) from None
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"parameter '{at}': {error}") from None
 

@@ -8,7 +8,7 @@ from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import compare as cmp
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import score_rows
-from mm_ldlm.evaluation.report.content import cards
+from mm_ldlm.evaluation.report.cards import cards
 
 FEW = BootstrapConfig(replicates=200)
 

@@ -12,7 +12,7 @@ import torch
 
 from mm_ldlm.evaluation import baselines, retrieval
 from mm_ldlm.evaluation.headline import flat_metrics
-from mm_ldlm.evaluation.report.content import cards, percent
+from mm_ldlm.evaluation.report.cards import cards, percent
 from mm_ldlm.evaluation.suites.inversion import reembedding_cosine
 from mm_ldlm.models.base import DataShape
 

@@ -23,6 +23,7 @@ from mm_ldlm.evaluation.report import (
     theme,
     training_figures,
 )
+from mm_ldlm.evaluation.report.cards import percent
 from mm_ldlm.evaluation.report.content import spelled
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 
@@ -454,9 +455,9 @@ def test_table_of_inversion(shown_page: Any) -> None:
         assert row_of(shown_page, label, columns=3) == [spelled(metrics.get(key), kind) for metrics in sources]
     memory = INVERSION["memorised"]
     for words in (
-        f"{content.percent(memory['outputs'], 2)} of the outputs are training sentences",
-        f"of the 17 outputs that are wrong, {content.percent(memory['wrong_outputs'], 1)} are",
-        f"Of the held-out sentences themselves {content.percent(memory['references'], 2)} occur",
+        f"{percent(memory['outputs'], 2)} of the outputs are training sentences",
+        f"of the 17 outputs that are wrong, {percent(memory['wrong_outputs'], 1)} are",
+        f"Of the held-out sentences themselves {percent(memory['references'], 2)} occur",
         ": the split leaks", "Inversion is measured on 1,234 held-out sentences", "(2,222 resamples, seeded)",
         "divided by that of one,",
     ):  # fmt: skip
@@ -529,9 +530,9 @@ def test_tables_of_likelihood_and_generation(shown_page: Any) -> None:
         "432 held-out sentences", "estimated from 6 draws per sentence",
         f"saves {spelled(bits['per_sentence'], 'plain')} bits per sentence and {spelled(bits['per_token'], 'plain')} "
         "bits per token",
-        f"wiki: 98 sentences with {content.percent(zero['unknown_fraction'])} unknown tokens; 21 lines were left out",
-        f"covers 77 generated texts , of which {content.percent(GENERATION['empty'])} are empty",
-        f"; {content.percent(GENERATION['memorised'])} of them are training sentences",
+        f"wiki: 98 sentences with {percent(zero['unknown_fraction'])} unknown tokens; 21 lines were left out",
+        f"covers 77 generated texts , of which {percent(GENERATION['empty'])} are empty",
+        f"; {percent(GENERATION['memorised'])} of them are training sentences",
         f"MAUVE is {GENERATION['mauve']:.3f}",
     ):  # fmt: skip
         assert words.replace(" ,", ",") in shown_page.text.replace(" ,", ","), words
@@ -540,7 +541,7 @@ def test_tables_of_likelihood_and_generation(shown_page: Any) -> None:
         assert row_of(shown_page, label, columns=10) == [
             f"{entry['entropy_sample']:.3f}", f"{entry['entropy_corpus']:.3f}",
             *(f"{entry['distinct'][n]:.3f}" for n in "1234"), f"{entry['self_bleu']:.1f}",
-            content.percent(entry["unique"]), spelled(entry["attested_bigrams"], "fraction"),
+            percent(entry["unique"]), spelled(entry["attested_bigrams"], "fraction"),
             f"{entry['perplexity']:.2f}",
         ]  # fmt: skip
 
@@ -567,7 +568,7 @@ def test_tables_of_classes_and_images(shown_page: Any) -> None:
         assert row_of(shown_page, label, columns=5) == cells
     for words in (
         "16 examples of split test, 2 classes",
-        f"{content.percent(CLASSIFICATION['model']['majority'])} of the examples",
+        f"{percent(CLASSIFICATION['model']['majority'])} of the examples",
         "fitted to 2,468 training examples", "trained on 111 real images",
         f"its accuracy on 222 real held-out images is {spelled(IMAGES['classifier']['real_accuracy'], 'fraction')}",
         f"have a distance of {spelled(near['real'], 'cosine')} to the nearest",
@@ -610,7 +611,7 @@ def test_numbers_in_words() -> None:
     assert spelled({"value": 0.5, "low": 0.5, "high": 0.5}, "points") == "0.5"
     assert spelled({"value": 0.5, "low": 0.5, "high": 0.6}, "nats") == "0.500 [0.500, 0.600]"
     assert (spelled(None, "plain"), spelled(2.346, "plain"), spelled(0.1234, "cosine")) == ("–", "2.35", "0.123")
-    assert (content.percent(0.12345), content.percent(0.12345, 2)) == ("12.3 %", "12.35 %")
+    assert (percent(0.12345), percent(0.12345, 2)) == ("12.3 %", "12.35 %")
 
 
 def test_examples_are_the_worst_and_the_nearest() -> None:

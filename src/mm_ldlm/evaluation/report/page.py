@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.evaluation.report import content
+from mm_ldlm.evaluation.report import cards, content
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure], *, made_at: s
         m=inputs,
         made_at=made_at,
         lede=content.lede(inputs),
-        cards=content.cards(inputs.metrics),
+        cards=cards.cards(inputs.metrics),
         examples=content.examples(inputs.inversion_rows, count=inputs.examples, seed=inputs.seed),
         inversion_table=content.inversion_table(inputs.inversion),
         events=content.event_lines(inputs.events),
         spikes=content.spikes(inputs.events, inputs.parameters),
         validation_losses=content.validation_losses(inputs.log),
         left_out=content.left_out(inputs),
-        likelihood_label=content.LIKELIHOODS[inputs.likelihood.get("likelihood", "bound")],
+        likelihood_label=cards.LIKELIHOODS[inputs.likelihood.get("likelihood", "bound")],
         findings=content.findings(inputs.validation_report),
         parameters=content.flatten(dict(inputs.parameters)),
         fingerprints=content.flatten(dict(inputs.run_config.get("fingerprints") or {})),
@@ -95,7 +95,7 @@ def _environment() -> Any:
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["percent"] = content.percent
+    environment.filters["percent"] = cards.percent
     environment.filters["fixed"] = lambda value, digits=3: f"{value:.{digits}f}"
     environment.filters["grouped"] = lambda value: f"{value:,}"
     return environment

@@ -142,7 +142,7 @@ def write_report(
     from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.config import ReportingConfig
     from mm_ldlm.evaluation.report import figures, inputs, page, theme
-    from mm_ldlm.evaluation.report.content import cards
+    from mm_ldlm.evaluation.report.cards import cards
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
     weights = metrics[MADE_BY]
