@@ -101,6 +101,14 @@ def test_tokens_of_a_batch_are_those_of_the_data() -> None:
     assert tokens_of_a_batch(training(), lengths[:0]) == 0
 
 
+def test_a_compiled_step_has_the_tokens_of_a_full_batch() -> None:
+    """Its batches are filled, so that few shapes occur: a small dataset does not make a large batch small."""
+    lengths, compiled = np.array([4, 2, 6]), {"precision": {"compile": True}}
+    assert tokens_of_a_batch(training(batch={"tokens": 10**8}, **compiled), lengths) == 10**8
+    assert tokens_of_a_batch(training(batch={"examples": 10**8}, **compiled), lengths) == 4 * 10**8
+    assert tokens_of_a_batch(training(batch={"examples": 2}, **compiled), lengths[:0]) == 0
+
+
 def test_the_memory_of_this_machine_is_found() -> None:
     name, found = memory.memory_of("cpu")
     assert name == "CPU"

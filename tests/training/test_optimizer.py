@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import helpers
@@ -151,3 +152,19 @@ def test_without_averages_there_is_nothing_to_keep() -> None:
     ema = Ema(nn.Linear(2, 2), EmaConfig(enabled=False))
     ema.update(0)
     assert ema.values == {}
+
+
+@pytest.mark.parametrize("entry", ["step", "exp_avg", "exp_avg_sq"])
+def test_a_state_that_lacks_an_entry_is_refused(entry: str) -> None:
+    """A later step would end in an error of torch without the name of the parameter."""
+    made = model()
+    optimization = Optimization(made, config(), max_steps=10)
+    for parameter in made.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimization.step()
+    held = optimization.tensors()
+    optimization.load(held, lambda like, value: value.clone())  # complete
+    lost = next(name for name in held if name.endswith(f"/{entry}"))
+    del held[lost]
+    with pytest.raises(ValueError, match=f"{re.escape(lost.split('/')[1])} in adamw lacks {entry}$"):
+        optimization.load(held, lambda like, value: value.clone())

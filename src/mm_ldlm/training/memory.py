@@ -115,10 +115,15 @@ def refuse_large_batch(encoder: Any) -> None:
 
 
 def tokens_of_a_batch(training: TrainingConfig, lengths: npt.NDArray[np.int64]) -> float:
-    """Return the number of tokens of a global batch of texts of these lengths, without pads."""
-    if training.batch.tokens is not None:
-        return min(training.batch.tokens, int(lengths.sum()))
-    return min(training.batch.examples or 0, len(lengths)) * (float(lengths.mean()) if len(lengths) else 0.0)
+    """Return the number of tokens of a global batch of texts of these lengths, without pads.
+
+    With `precision.compile` a batch has its full size also if there are fewer texts.
+    """
+    batch, filled = training.batch, training.precision.compile and len(lengths)
+    if batch.tokens is not None:
+        return batch.tokens if filled else min(batch.tokens, int(lengths.sum()))
+    examples = batch.examples or 0
+    return (examples if filled else min(examples, len(lengths))) * (float(lengths.mean()) if len(lengths) else 0.0)
 
 
 def memory_of(device: str) -> tuple[str, int]:

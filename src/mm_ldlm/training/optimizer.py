@@ -124,7 +124,12 @@ class Optimization:
         }
 
     def load(self, tensors: dict[str, Tensor], assign: Any) -> None:
-        """Restore the state of `tensors()`; `assign(like, value)` makes a tensor placed like the parameter."""
+        """Restore the state of `tensors()`; `assign(like, value)` makes a tensor placed like the parameter.
+
+        Raises:
+            KeyError: there is no such optimizer or parameter.
+            ValueError: a parameter has a part of the entries that others of its optimizer have.
+        """
         by_name = {name: p for group in self.groups for name, p in group["params"]}
         for optimizer in self.optimizers.values():
             optimizer.state.clear()
@@ -133,6 +138,11 @@ class Optimization:
             name, entry = rest.rsplit("/", 1)
             p = by_name[name]
             self.optimizers[kind].state[p][entry] = value.clone() if value.ndim == 0 else assign(p, value)
+        for kind, optimizer in self.optimizers.items():
+            entries = {entry for held in optimizer.state.values() for entry in held}
+            for p, held in optimizer.state.items():
+                if lacking := sorted(entries - set(held)):
+                    raise ValueError(f"the state of {self.names[id(p)]} in {kind} lacks {', '.join(lacking)}")
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe each parameter group, for the sanity table and the log."""

@@ -59,7 +59,7 @@ def preflight(parts: Run, spec: TrainingSpec, data: Data, directory: Path) -> li
     ]
     checks = _agreed(checks, process)
     if all(check.ok for check in checks):
-        checks += _agreed([dry_step(parts.stepper, plan, data)], process)
+        checks += _agreed([dry_step(parts.stepper, plan, data, filled=parts.config.precision.compile)], process)
     parts.tracker.event(parts.state.step, "preflight", checks=[str(check) for check in checks])
     if not all(check.ok for check in checks):
         table = "\n".join(str(check) for check in checks)
@@ -195,9 +195,13 @@ def batches(plan: BatchPlan, process: Process, *, epoch: int) -> Check:
     return Check("batches", found)
 
 
-def dry_step(stepper: Stepper, plan: BatchPlan, data: Data) -> Check:
-    """Run one forward and backward pass at the largest shape, without an update."""
+def dry_step(stepper: Stepper, plan: BatchPlan, data: Data, *, filled: bool) -> Check:
+    """Run one forward and backward pass at the largest shape, without an update.
+
+    Unless batches are `filled` to their full size, none has more examples than there are.
+    """
     size, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
+    size = size if filled else min(size, len(plan.lengths))
     world, accumulation = stepper.process.world, plan.config.accumulation
     try:
         _passes(stepper, data, size, length, accumulation)
