@@ -16,6 +16,7 @@ from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 SHAPE = DataShape(vocab_size=20, pad_id=0, mask_id=1, max_length=8, latent_dim=6, image_size=(4, 4, 1))
 NAMES = torch.tensor([list(name.ljust(7, b"\0")) for name in (b"first", b"second", b"similar")], dtype=torch.uint8)
@@ -264,3 +265,14 @@ def test_a_key_of_another_kind_is_refused_with_the_kinds_own_keys(kind: str) -> 
         message = rf"^parameter 'objective\.{key}' is not known\..* Known here: {re.escape(', '.join(own))}\.$"
         with pytest.raises(ConfigurationError, match=message):
             parse_kind(OBJECTIVES, {"kind": kind, key: 1}, at="objective")
+
+
+@pytest.mark.parametrize(("dropout", "fits"), [(0.1, True), (0.0, False)])
+def test_the_sampler_of_states_is_guided_without_a_latent(dropout: float, fits: bool) -> None:
+    """Its condition are the states, which it makes itself; training has to drop them."""
+    found = capabilities("ccdd", condition_dropout=dropout)
+    sampler = parse_kind(TEXT_SAMPLERS, {"kind": "joint_states", "guidance": 2.0}, at="sampler")
+    reason = found.refuse_sampler(sampler, "unconditional", given_latent=False)
+    assert (reason is None) == fits
+    plain = parse_kind(TEXT_SAMPLERS, {"kind": "ancestral", "guidance": 2.0}, at="sampler")
+    assert found.refuse_sampler(plain, "unconditional", given_latent=False) is not None

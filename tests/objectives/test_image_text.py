@@ -197,6 +197,10 @@ def test_a_single_mode_trains_every_part_that_is_not_frozen(mode: str) -> None:
         trained=False
     )
 
+    # The null image stands for the image of a caption; only the null of the modality that is never a condition rests.
+    nulls = {"caption_to_image": "null_image", "image_to_caption": "null_text"}
+    assert {part for part in made.frozen_parts(trained=True) if part.startswith("null_")} == {nulls[mode]}
+
 
 # -- learning and sampling ----------------------------------------------------------------------------------------
 
