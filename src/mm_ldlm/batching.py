@@ -58,7 +58,7 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
         return
 
     def without_gradients(batch: Batch) -> Result:
-        with torch.inference_mode():  # the mode belongs to a thread
+        with torch.inference_mode():  # every thread has a mode of its own
             return work(batch)
 
     with ThreadPoolExecutor(lanes) as pool:

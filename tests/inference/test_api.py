@@ -70,19 +70,26 @@ def test_its_text_names_the_parameters_and_the_uses_in_one_line(model):
 
 def test_words_outside_the_vocabulary_are_said(model, unit_latents, caplog):
     model.score(["w1 zebra w2", "w3"])
-    model.infill(["w1 [MASK] zebra"], latents=unit_latents(1))
+    infilled = model.infill(["w1 [MASK] zebra"], latents=unit_latents(1))
+    edited = model.edit(["w1 zebra"], targets=unit_latents(1), strength=0.0)
     model.embed(["zebra"], steps=1)
     model.invert(["w3 zebra"], steps=1)
     found = [record.getMessage() for record in caplog.records if "outside this model's vocabulary" in record.message]
-    warning = "texts contain words outside this model's vocabulary, which it reads and writes as [UNK]:"
+    warning = "texts contain words outside this model's vocabulary;"
+    read = "it reads them as [UNK]"
     assert found == [
-        f"1 of 2 {warning} 'w1 zebra w2'",
-        f"1 of 1 {warning} 'w1 [MASK] zebra'",
-        f"1 of 1 {warning} 'zebra'",
-        f"1 of 1 {warning} 'w3 zebra'",
+        f"1 of 2 {warning} {read}: 'w1 zebra w2'",
+        f"1 of 1 {warning} {read}, and the result keeps them as they are written: 'w1 [MASK] zebra'",
+        f"1 of 1 {warning} {read}, and the result keeps those that are not rewritten: 'w1 zebra'",
+        f"1 of 1 {warning} {read}: 'zebra'",
+        f"1 of 1 {warning} the encoder reads them, but the model cannot write them: 'w3 zebra'",
     ]
+    assert infilled.texts[0].startswith("w1 ")
+    assert infilled.texts[0].endswith(" zebra")
+    assert edited.texts == ("w1 zebra",)
     caplog.clear()
     model.score(["w1 w2"])
+    model._engine.edge.targets(["w3 zebra"], written=False)  # as for classes: the encoder reads every word
     assert not caplog.records
 
 

@@ -40,8 +40,8 @@ def remove_old(directory: Path, *, keep: int) -> None:
 def shorten(directory: Path, *, largest: int) -> None:
     """Empty every log of more than `largest` bytes; its last half of that size is kept under the name NAME.1.
 
-    Lines that a rank writes while they are copied are kept as well. One that it writes in the very moment between the
-    second reading and the emptying is lost.
+    Lines that a rank writes while the log is copied are kept as well; a line that it writes between the second
+    reading and the emptying is lost.
     """
     for path in directory.glob(_FILES):
         with contextlib.suppress(OSError), path.open("rb+") as file:

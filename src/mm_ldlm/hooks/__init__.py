@@ -1,7 +1,8 @@
 """Kedro hooks of a run: check the parameters, lock the data folders, track the run in MLflow, count the seconds.
 
-`project.py` has the hooks that Kedro calls. The other modules have one part each of what they do: `refusals.py` what is
-refused before the first node, `tracked.py` the MLflow run, and `seconds.py` the seconds of the pipelines.
+`project.py` contains the hooks that Kedro calls, and the other modules one part each: `refusals.py` the runs that are
+refused before the first node, `tracked.py` the MLflow run, `seconds.py` the seconds of the pipelines, and `names.py`
+the names of pipelines and catalog entries.
 """
 
 from mm_ldlm.hooks.project import ProjectHooks

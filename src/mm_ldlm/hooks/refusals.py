@@ -26,8 +26,9 @@ def launches(pipeline: Pipeline) -> bool:
 
 
 def refuse_beyond_samples(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-    """Refuse pipelines that would write data, or train a run, although a finished run is chosen by its path; refuse a
-    choice in an environment, which the paths of the catalog do not depend on.
+    """Refuse pipelines that write data or train if a finished run is chosen by its path (`run`).
+
+    A `run` in an environment is refused too, because the paths of the catalog depend on the command line only.
     """
     described: Any = catalog.get("run")
     if described._describe()["chosen"] is None:

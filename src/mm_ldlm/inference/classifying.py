@@ -32,7 +32,7 @@ def classify(engine: Engine, items: Any, *, second: Any, too_long: TooLong) -> C
     inputs.check_choice(too_long, get_args(TooLong), name="too_long")
     refuse_second(engine.capabilities.classifies, given=second is not None)
     if engine.capabilities.classifies == "latents":
-        sources, raw_nd = engine.edge.targets(items)
+        sources, raw_nd = engine.edge.targets(items, written=False)
         return latents(engine, raw_nd, sources)
     listed = inputs.check_texts(items)
     ids = engine.edge.ids(listed, too_long=too_long)

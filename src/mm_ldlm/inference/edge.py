@@ -126,16 +126,20 @@ class Edge:
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
-    def targets(self, targets: Any) -> tuple[list[str | None], Floats]:
-        """Convert texts, a `.npy` path or vectors to (source texts or None, raw latents)."""
+    def targets(self, targets: Any, *, written: bool = True) -> tuple[list[str | None], Floats]:
+        """Convert texts, a `.npy` path or vectors to (source texts or None, raw latents).
+
+        `written` is whether texts are written from the latents; words that the model cannot write then cause a warning.
+        """
         if isinstance(targets, Path) or (isinstance(targets, str) and targets.endswith(".npy")):
             raw_nd = inputs.read_npy(targets, dim=self.dim)
             return [None] * len(raw_nd), raw_nd
         several = isinstance(targets, Sequence) and not isinstance(targets, (bytes, range))
         if isinstance(targets, str) or (several and len(targets) > 0 and isinstance(targets[0], str)):
             listed = inputs.check_texts(targets)
-            # The encoder reads every word, but the model can only write words of its vocabulary.
-            inputs.warn_of_unknown(self.tokenizer.encode(listed), listed, unk_id=self.tokenizer.unk_id)
+            if written:
+                ids = self.tokenizer.encode(listed)
+                inputs.warn_of_unknown(ids, listed, unk_id=self.tokenizer.unk_id, effect=inputs.ENCODED)
             return list(listed), self.encoded(listed)
         raw_nd = inputs.check_latents(targets, dim=self.dim)
         return [None] * len(raw_nd), raw_nd
@@ -157,13 +161,13 @@ class Edge:
             raise SamplingError(f"expected one latent for each of {rows} texts, found {len(raw_nd)} latents.")
         return raw_nd
 
-    def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse") -> list[list[int]]:
-        """Tokenise texts; each must have 1 to `max_length` ids."""
+    def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = inputs.READ) -> list[list[int]]:
+        """Tokenise texts; each must have 1 to `max_length` ids. Unknown words cause a warning that states `effect`."""
         ids = self.tokenizer.encode(list(texts))
         if too_long == "truncate":
             ids = [row[: self.shape.max_length] for row in ids]
         inputs.check_lengths([len(row) for row in ids], texts, max_length=self.shape.max_length)
-        inputs.warn_of_unknown(ids, texts, unk_id=self.tokenizer.unk_id)
+        inputs.warn_of_unknown(ids, texts, unk_id=self.tokenizer.unk_id, effect=effect)
         return ids
 
     def standardised(self, raw_nd: Floats) -> torch.Tensor:

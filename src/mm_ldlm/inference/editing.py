@@ -37,7 +37,7 @@ def infill(engine: Engine, texts: Any, *, latents: Any, sampler: Any, steps: int
         )
     templates, canvases = zip(*(with_masks(text, mask, engine.tokenizer) for text in listed), strict=True)
     inputs.check_lengths([len(canvas) for canvas in canvases], listed, max_length=engine.shape.max_length)
-    inputs.warn_of_unknown(canvases, listed, unk_id=engine.tokenizer.unk_id)
+    inputs.warn_of_unknown(canvases, listed, unk_id=engine.tokenizer.unk_id, effect=inputs.INFILLED)
     raw_nd = engine.edge.given(latents, rows=len(listed))
     latents_nd = None if raw_nd is None else engine.edge.standardised(raw_nd)
     config = engine.text_sampler(sampler, steps)
@@ -72,7 +72,7 @@ def edit(
             f"edit: expected one target, or one for each of {len(listed)} sources, found {len(raw_nd)} targets."
         )
     latents_nd = engine.edge.standardised(raw_nd)
-    ids = engine.edge.ids(listed)
+    ids = engine.edge.ids(listed, effect=inputs.EDITED)
     masked, calls = remask(engine.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
     written = engine.writer.write(masked, latents_nd=latents_nd, sampler=config, seed=seed)
     written = replace(written, model_calls=written.model_calls + calls)

@@ -22,6 +22,15 @@ Floats = npt.NDArray[np.float32]
 
 log = logging.getLogger(__name__)
 
+READ = "it reads them as [UNK]"
+"""What happens to words outside the vocabulary: the model reads them."""
+INFILLED = f"{READ}, and the result keeps them as they are written"
+"""The same for texts with gaps, of which only the gaps are written."""
+EDITED = f"{READ}, and the result keeps those that are not rewritten"
+"""The same for texts of which a part is rewritten."""
+ENCODED = "the encoder reads them, but the model cannot write them"
+"""The same for texts whose latents are the targets."""
+
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
     """Return a list of non-empty strings; a single string becomes a list of one."""
@@ -71,12 +80,12 @@ def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: i
             )
 
 
-def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_id: int) -> None:
-    """Warn about texts with words outside the model's vocabulary, which the model reads and writes as [UNK]."""
+def warn_of_unknown(ids: Sequence[Sequence[int]], texts: Sequence[str], *, unk_id: int, effect: str = READ) -> None:
+    """Warn about texts with words outside the model's vocabulary; `effect` states what happens to these words."""
     if rows := [row for row, tokens in enumerate(ids) if unk_id in tokens]:
         log.warning(
-            "%d of %d texts contain words outside this model's vocabulary, which it reads and writes as [UNK]: %s",
-            len(rows), len(texts), ", ".join(show(texts[row], 60) for row in rows[:3]),
+            "%d of %d texts contain words outside this model's vocabulary; %s: %s",
+            len(rows), len(texts), effect, ", ".join(show(texts[row], 60) for row in rows[:3]),
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Curriculum of adaptive masking (ATAT): which tokens count more in the loss, as training proceeds.
 
 Three stages, easy, medium and hard, emphasise the tokens of low, middle and high importance. The factors have mean 1
-over the tokens of each text and multiply the loss. They never touch a mask probability (pitfalls row 21).
+over the tokens of each text and multiply the loss. They never change a mask probability.
 
 B examples, L positions.
 """

@@ -14,8 +14,8 @@ from mm_ldlm.training.config import PrecisionConfig
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether the device has instructions for bf16 products; without them bf16 is slower than float32.
 
-    Of CPUs, x86 with AVX512-BF16 or AMX is known to be faster. Others were not measured and count as without, and so
-    do all under a torch that does not tell what a CPU can do.
+    Of CPUs, these are x86 with AVX512-BF16 or AMX. Other CPUs were not measured and count as CPUs without, and so do
+    all CPUs under a version of torch that does not report their capabilities.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
