@@ -17,7 +17,8 @@ import yaml
 from omegaconf import OmegaConf
 
 import mm_ldlm.parameters
-from mm_ldlm.config import PositiveInt, _dataclasses_in, config
+from mm_ldlm.config import PositiveInt, config
+from mm_ldlm.config_errors import dataclasses_in
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.kinds import Kinds
@@ -470,7 +471,7 @@ def configurations(section: Any, found: set[Any]) -> set[Any]:
     else:
         found = found | {section}
         hints = typing.get_type_hints(section, include_extras=True)
-        inner = [each for field in dataclasses.fields(section) for each in _dataclasses_in(hints[field.name])]
+        inner = [each for field in dataclasses.fields(section) for each in dataclasses_in(hints[field.name])]
     for each in inner:
         found = configurations(each, found)
     return found

@@ -67,12 +67,13 @@ def name_keys(at: str, keys: Sequence[str], message: str) -> str:
 def _known_keys(cls: Any, location: list[str]) -> list[str]:
     for part in location:
         hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-        inner = [c for c in _dataclasses_in(hints.get(part))] if part in hints else []
+        inner = [c for c in dataclasses_in(hints.get(part))] if part in hints else []
         cls = inner[0] if inner else cls
     return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
 
 
-def _dataclasses_in(hint: Any) -> list[Any]:
+def dataclasses_in(hint: Any) -> list[Any]:
+    """List the dataclasses that a type contains, at any depth."""
     if dataclasses.is_dataclass(hint):
         return [hint]
-    return [found for part in typing.get_args(hint) for found in _dataclasses_in(part)]
+    return [found for part in typing.get_args(hint) for found in dataclasses_in(part)]
