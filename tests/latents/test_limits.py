@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,11 @@ import pytest
 
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents import spot_check
+from mm_ldlm.latents.alignment import check_tokens
 from mm_ldlm.latents.checks import check_vectors
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.latents.findings import Findings
+from mm_ldlm.latents.statistics import measure
 from mm_ldlm.store import ShardStore, StoreWriter
 
 
@@ -46,6 +50,25 @@ def test_a_norm_fails_above_and_below_the_quartiles() -> None:
     narrow = [100 + norm / 10 for norm in middle]
     assert failing_norms([*narrow, 50.0, 160.0], normalised=False, norm_outlier_iqrs=3.0) == [11, 12]
     assert failing_norms([*narrow, 50.0], normalised=False, norm_outlier_iqrs=3.0) == [11]
+
+
+@pytest.mark.parametrize(("unknown", "warns"), [(0, False), (10, False), (11, True), (500, True)])
+def test_more_than_one_percent_of_unknown_tokens_is_a_warning(pristine: Any, unknown: int, warns: bool) -> None:
+    meta = {**pristine.tokens.manifest.meta, "splits": {"test": {"tokens": 1000, "unknown": unknown}}}
+    tokens = copy.copy(pristine.tokens)
+    tokens.manifest = dataclasses.replace(tokens.manifest, meta=meta)
+    found = Findings()
+    check_tokens(found, tokens, tokenizer=pristine.tokenizer)
+    messages = [item["message"] for item in found.plain() if item["check"] == "unknown tokens"]
+    assert messages == ([f"{unknown / 10:.2f} % of the tokens of split 'test' are unknown."] if warns else [])
+
+
+def test_the_plotted_rows_are_those_of_the_seed(pristine: Any) -> None:
+    def spectrum(seed: int) -> Any:
+        return measure(pristine.latents, plot_rows=20, seed=seed).spectrum
+
+    np.testing.assert_array_equal(spectrum(1), spectrum(1))
+    assert not np.array_equal(spectrum(1), spectrum(2))
 
 
 @pytest.fixture
@@ -87,20 +110,20 @@ def test_a_vector_fails_the_spot_check_just_above_the_tolerance(
     factor: float, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vectors have norm 3, and one of the stored ones lies at `factor` times the tolerance of them."""
-    encoded = np.zeros((4, 2))
+    encoded = np.zeros((8, 2))
     encoded[:, 0] = 3.0
     stored = encoded.copy()
-    stored[2, 1] = 3.0 * 0.01 * factor
+    stored[5, 1] = 3.0 * 0.01 * factor
     names = SimpleNamespace(take=lambda rows: [str(row) for row in rows])
     column = SimpleNamespace(take=lambda rows: stored[rows], dtype=np.dtype("float32"))
     records = SimpleNamespace(strings=lambda name: names, take=lambda rows: {"meta": pa.nulls(len(rows))})
     latents = SimpleNamespace(strings=lambda name: names, fixed=lambda name: column)
-    monkeypatch.setattr(spot_check, "sample", lambda *_, **__: np.arange(4))
-    encoder = SimpleNamespace(encode=lambda texts: encoded)
+    monkeypatch.setattr(spot_check, "sample", lambda *_, **__: np.array([1, 3, 5, 7]))
+    encoder = SimpleNamespace(encode=lambda texts: encoded[:4])
     monkeypatch.setattr(spot_check, "load_encoder", lambda *_, **__: encoder)
     found = Findings()
     config = ValidationConfig(spot_tolerance=0.01)
     spot_check.check_spots(
         found, records, latents, encoder=None, located=SimpleNamespace(dtype="float32"), config=config, seed=0  # type: ignore[arg-type]
     )  # fmt: skip
-    assert np.asarray(found.rows.get("spot re-encoding", [])).tolist() == ([2] if fails else [])
+    assert np.asarray(found.rows.get("spot re-encoding", [])).tolist() == ([5] if fails else [])

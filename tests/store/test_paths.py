@@ -25,6 +25,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "a/b/file").write_text("fine")
     (root / "a/good").symlink_to(root / "a/b/file")
     (root / "out").symlink_to(outside)
+    sibling = root.with_name(f"{root.name}-2")  # a folder whose name begins like the root's
+    sibling.mkdir()
+    (sibling / "secret").write_text("secret")
+    (root / "beside").symlink_to(sibling)
     (root / "a/leak").symlink_to(outside / "secret")
     (root / "a/nothing").symlink_to(outside / "nothing")
     (root / "a/up").symlink_to("../..")
@@ -40,6 +44,7 @@ PARTS = st.sampled_from(
         "file",
         "good",
         "out",
+        "beside",
         "leak",
         "nothing",
         "up",
@@ -62,6 +67,7 @@ PARTS = st.sampled_from(
 @example(name="/etc/hostname")
 @example(name="../secret")
 @example(name="a/../a/b/file")
+@example(name="beside/secret")
 @example(name="a/good")
 @example(name="a/b/file")
 @example(name="a/b")
