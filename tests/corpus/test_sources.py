@@ -66,7 +66,7 @@ def test_line_ends_of_windows_and_the_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_jsonl_with_meta_and_a_split_column(tmp_path: Path) -> None:
-    splits = ["train", "dev", "test"]
+    splits = ["Train", "dev", "TEST"]  # in any capitals
     lines = [{"body": text, "where": splits[i], "n": i} for i, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     rows = read(
