@@ -25,7 +25,7 @@ from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.store.paths import inside
+from mm_ldlm.store.paths import inside, problem
 from mm_ldlm.store.verified import RECORD
 
 FORMAT_VERSION = 2
@@ -292,12 +292,15 @@ def pointer(directory: Path, name: str) -> str | None:
     Raises:
         CheckpointError: The pointer names a folder elsewhere, or is no readable text file.
     """
+    path = directory / name
+    if path.exists() and (fault := problem(path)) is not None:  # reading a pipe would wait for a writer
+        raise CheckpointError(f"{path}: not readable (it {fault}). Remove it.")
     try:
-        target = (directory / name).read_text(encoding="utf-8").strip()
+        target = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory / name}: not readable ({error}). Remove it.") from None
+        raise CheckpointError(f"{path}: not readable ({error}). Remove it.") from None
     return target if (_own(directory, target) / MARKER).is_file() else None
 
 

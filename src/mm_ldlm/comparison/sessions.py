@@ -6,7 +6,6 @@ is finished for the same parameters and the same data is not run again, and an i
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from mm_ldlm.comparison.members import PIPELINES, Session
 from mm_ldlm.data import Dataset
 from mm_ldlm.distributed.process import die_with_parent
 from mm_ldlm.errors import MMLDLMError
-from mm_ldlm.store.atomic import write_json
+from mm_ldlm.store.atomic import read_json, write_json
 from mm_ldlm.store.manifest import NAME as MANIFEST
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ def run_sessions(
 def finished_before(session: Session) -> Outcome | None:
     """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
     try:
-        record = json.loads((Path(session.folder) / RECORD).read_text(encoding="utf-8"))
+        record = read_json(Path(session.folder) / RECORD)
     except (FileNotFoundError, ValueError):
         return None
     if record.get("status") != "finished" or record.get("fingerprint") != session.fingerprint:

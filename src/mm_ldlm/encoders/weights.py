@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from mm_ldlm.encoders.registry import REGISTRY
 from mm_ldlm.encoders.spec import EncoderSpec, Pooling
 from mm_ldlm.errors import EncoderError
+from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -249,7 +249,7 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return atomic.read_json(path)
     except (OSError, ValueError) as error:
         raise EncoderError(
             f"{path} cannot be read as JSON ({error}). The folder of the model is damaged: fetch it again."

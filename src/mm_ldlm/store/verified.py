@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mm_ldlm.errors import MissingShardError, StoreError
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.paths import refuse_no_file
 
 RECORD = ".verified"
 _known: dict[str, set[str]] = {}
@@ -70,7 +71,8 @@ def _lines(directory: Path) -> set[str]:
     key = os.path.abspath(directory)
     if key not in _known:
         try:
+            refuse_no_file(directory / RECORD)
             _known[key] = set((directory / RECORD).read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError):
+        except (OSError, UnicodeDecodeError, StoreError):
             _known[key] = set()
     return _known[key]

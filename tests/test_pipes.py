@@ -1,0 +1,56 @@
+"""A pipe in the place of a file is refused: reading it would wait for a writer that never comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mm_ldlm.checkpoints import folder
+from mm_ldlm.comparison.sessions import finished_before
+from mm_ldlm.corpus import pretrained
+from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.store import verified
+
+PATIENCE = 10.0
+"""Seconds after which a test fails instead of waiting for ever."""
+
+
+@pytest.fixture(autouse=True)
+def _limited() -> Iterator[None]:
+    def waits(*_: Any) -> None:
+        raise TimeoutError("the pipe is read")
+
+    before = signal.signal(signal.SIGALRM, waits)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "tokenizer of the data": ("tokenizer.json", TextTokenizer.load),
+    "own tokenizer": ("own.json", lambda where: pretrained.from_path(where / "own.json", lowercase=True)),
+    "own vocabulary": ("vocab.txt", lambda where: pretrained.from_path(where / "vocab.txt", lowercase=True)),
+    "pointer of a run": ("best", lambda where: folder.pointer(where, "best")),
+    "session of a comparison": ("session.json", lambda where: finished_before(SimpleNamespace(folder=where))),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    file, read = READERS[name]
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(MMLDLMError, match=f"{file}.* is a named pipe"):
+        read(tmp_path)
+
+
+def test_a_pipe_as_the_record_of_digests_is_no_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / verified.RECORD)
+    assert verified._lines(tmp_path) == set()
