@@ -11,10 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
-from kedro.io import DatasetError
+from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm import cli
+from mm_ldlm.datasets import FolderDataset
 from mm_ldlm.errors import ConfigurationError, SourceError, StoreError
 
 
@@ -61,6 +62,19 @@ def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
     assert found.startswith(message)
     assert found.endswith("first: `kedro run --pipeline=training`.")
     assert cli.unreadable(error, None) is None
+
+
+def test_a_folder_that_is_missing_names_its_pipeline(project: Path, tmp_path: Path) -> None:
+    bootstrap_project(project)
+    catalog = DataCatalog(
+        {"tokenizer_files": FolderDataset(filepath=str(tmp_path), holds="mm_ldlm.x:X", marker="vocabulary.json")}
+    )
+    with pytest.raises(DatasetError) as caught:
+        catalog.load("tokenizer_files")
+    assert str(cli.unreadable(caught.value, "tokenizer_files")) == (
+        f"'tokenizer_files' ({tmp_path / 'vocabulary.json'}) does not exist yet. "
+        "Run the pipeline that writes it first: `kedro run --pipeline=ingestion`."
+    )
 
 
 def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
