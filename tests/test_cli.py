@@ -49,6 +49,7 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
             FileNotFoundError(2, "no", "run.json"),
             "'run' (run.json) does not exist yet. Run the pipeline that writes it ",
         ),
+        (FileNotFoundError("no file below this folder"), "'run' does not exist yet. Run the pipeline that writes it "),
         (json.JSONDecodeError("Expecting value", "[", 1), "'run' cannot be read (Expecting value"),
     ],
 )
@@ -104,6 +105,24 @@ def test_suggested_commands_carry_the_environment(message: str, expected: str, m
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
     assert CliRunner().invoke(cli.cli, ["run", "--env=mdlm+test"]).output == f"Error: {expected}\n"
     assert CliRunner().invoke(cli.cli, ["run"]).output == f"Error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("first: `kedro run --pipeline=sampling`.",
+         "first: `kedro run --pipeline=sampling --params data=d/x,run=runs/a`."),
+        ("Run `kedro run --pipeline=validation`.", "Run `kedro run --pipeline=validation --params data=d/x`."),
+        ("or `kedro run --params 'ingestion.replace=true'`",
+         "or `kedro run --params 'data=d/x,ingestion.replace=true'`"),
+        ("`kedro run --params data=FOLDER` chooses another", "`kedro run --params data=FOLDER` chooses another"),
+        ("set `--params data=FOLDER`", "set `--params data=FOLDER`"),
+    ],
+)  # fmt: skip
+def test_suggested_commands_act_on_the_same_artifacts(message: str, expected: str) -> None:
+    options = {"params": {"data": "d/x", "run": "runs/a", "training": {"seed": 1}, "results": None}}
+    assert cli.on_the_same_artifacts(message, options) == expected
+    assert cli.on_the_same_artifacts(message, {"params": {"data": "with a space"}}) == message
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

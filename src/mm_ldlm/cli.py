@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
+PLACES = ("data", "results", "run")
+"""Parameters that choose the artifacts of a run."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
@@ -74,14 +76,35 @@ def run(**options: Any) -> Any:
         if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
-        raise click.ClickException(mask(with_environment(str(known), options.get("env")))) from None
+        raise click.ClickException(mask(on_the_same_artifacts(str(known), options))) from None
 
 
-def with_environment(message: str, environment: str | None) -> str:
-    """Add `--env` to the commands that a message suggests, so that they act on the same artifacts as this run."""
-    if environment is None:
-        return message
-    return re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
+def on_the_same_artifacts(message: str, options: Mapping[str, Any]) -> str:
+    """Add `--env`, and `data`, `results` and `run` of `--params`, to the commands that a message suggests.
+
+    The commands then act on the artifacts of this run. `run` is added only where it is accepted.
+    """
+    if (environment := options.get("env")) is not None:
+        message = re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
+    params = options.get("params")
+    places = {name: str(params[name]) for name in PLACES if params.get(name)} if isinstance(params, Mapping) else {}
+    return re.sub(r"(?<=`)kedro run(?: [^`\n]*)?(?=`)", lambda command: _with_places(command[0], places), message)
+
+
+def _with_places(command: str, places: Mapping[str, str]) -> str:
+    """Add the parameters `places` to a suggested command, except those that it has or that need quotes."""
+    found = re.search(r"--pipelines?=([\w,]+)", command)
+    reads = found is not None and set(found[1].split(",")) <= {"sampling", "evaluation", "reporting"}
+    added = [
+        f"{name}={value}"
+        for name, value in places.items()
+        if re.fullmatch(r"[\w./+-]+", value) and f"{name}=" not in command and (reads or name != "run")
+    ]
+    if not added:
+        return command
+    if "--params" in command:
+        return re.sub(r"(--params[ =]['\"]?)", rf"\g<1>{','.join(added)},", command, count=1)
+    return f"{command} --params {','.join(added)}"
 
 
 def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +194,7 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
 
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     what = "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({first})"
-    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) else ""
+    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
     commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
     return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
 
