@@ -11,12 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
-from kedro.io import DataCatalog, DatasetError
+from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm import cli
 from mm_ldlm.datasets import FolderDataset
-from mm_ldlm.errors import ConfigurationError, SourceError, StoreError
+from mm_ldlm.errors import ConfigurationError, SourceError, StoreError, purposeful
 
 
 def wrapped() -> Exception:
@@ -27,8 +27,8 @@ def wrapped() -> Exception:
 
 
 def test_purposeful_errors_are_found_below_kedros_wrapping() -> None:
-    assert str(cli.purposeful(wrapped())) == "this shard is missing"
-    assert cli.purposeful(ValueError("a defect")) is None
+    assert str(purposeful(wrapped())) == "this shard is missing"
+    assert purposeful(ValueError("a defect")) is None
 
 
 @pytest.mark.parametrize("error", [SourceError("no such file: corpus.txt"), wrapped()])
@@ -39,7 +39,7 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
     result = CliRunner().invoke(cli.cli, ["run"])
     assert result.exit_code == 1
-    assert result.output.splitlines() == [f"Error: {cli.purposeful(error)}"]
+    assert result.output.splitlines() == [f"Error: {purposeful(error)}"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,14 @@ def test_a_folder_that_is_missing_names_its_pipeline(project: Path, tmp_path: Pa
         f"'tokenizer_files' ({tmp_path / 'vocabulary.json'}) does not exist yet. "
         "Run the pipeline that writes it first: `kedro run --pipeline=ingestion`."
     )
+
+
+def test_an_artifact_in_memory_names_the_node_that_makes_it(project: Path) -> None:
+    bootstrap_project(project)
+    with pytest.raises(DatasetError) as caught:
+        DataCatalog({"evaluation_model": MemoryDataset()}).load("evaluation_model")
+    message = str(cli.unreadable(caught.value, "evaluation_model"))
+    assert message.endswith("has to run too. Add it: `--nodes=evaluation.load_model,…`.")
 
 
 def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..., Any], tmp_path: Path) -> None:

@@ -199,9 +199,11 @@ def test_every_hook_works_on_the_other_hosts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:
+    wrapped = DatasetError("tokens: Failed while loading data")
+    wrapped.__cause__ = ConfigurationError("why")
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),
-        "FAILED": lambda hooks: hooks.on_pipeline_error(error=ConfigurationError("why")),
+        "FAILED": lambda hooks: hooks.on_pipeline_error(error=wrapped),
         "KILLED": lambda hooks: hooks._close_killed(),  # what the interpreter calls on its way out
     }
     for status, end in ends.items():
@@ -219,6 +221,7 @@ def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> No
         assert run.data.metrics == {"1_headline/l2t.bleu": 0.25}
         assert run.data.params["tracking.experiment"] == "e"
         assert run.data.tags["environment"] == "test"
+        assert run.data.tags.get("reason") == ("ConfigurationError: why" if status == "FAILED" else None)
     assert run.info.run_name == "training,reporting@test"
 
 

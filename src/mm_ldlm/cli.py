@@ -20,7 +20,7 @@ from kedro.pipeline import Pipeline
 from mm_ldlm.config_loader import merge, parse_yaml
 from mm_ldlm.console import messages_only
 from mm_ldlm.credentials import mask
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
+from mm_ldlm.errors import ConfigurationError, StoreError, purposeful
 from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.messages import nearest, show
 from mm_ldlm.overrides import nested, parse_params
@@ -164,18 +164,8 @@ def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
         raise ConfigurationError(f"'{name}' is not a {what}.{hint} Choose one of: {', '.join(known)}.")
 
 
-def purposeful(error: BaseException) -> MMLDLMError | None:
-    """Find the error raised on purpose: `error` itself or a cause that Kedro wrapped; None if it is a defect."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, MMLDLMError):
-            return link
-        link = link.__cause__
-    return None
-
-
 def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
-    """Make the error for a plain artifact (JSON, table) of the catalog that is missing or damaged.
+    """Make the error for an artifact of the catalog that is missing or damaged (JSON, table), or only made in memory.
 
     Args:
         dataset: the catalog entry that was being loaded when `error` was raised.
@@ -188,10 +178,16 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
-    if not isinstance(first, (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError)):
-        return None
     from kedro.framework.project import pipelines
 
+    if isinstance(first, DatasetError) and "MemoryDataset" in str(first):  # made by a node that does not run
+        makers = {node.name for graph in pipelines.values() for node in graph.nodes if dataset in node.outputs}
+        return StoreError(
+            f"'{dataset}' is kept in memory alone, so the node that makes it has to run too. Add it: "
+            f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
+        )
+    if not isinstance(first, (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError)):
+        return None
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     what = "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({first})"
     place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
