@@ -10,8 +10,7 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
-from mm_ldlm.cli import purposeful
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError
+from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError, purposeful
 
 
 @pytest.fixture

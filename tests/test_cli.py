@@ -11,11 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
-from kedro.io import DatasetError
+from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm import cli
-from mm_ldlm.errors import ConfigurationError, SourceError, StoreError
+from mm_ldlm.datasets import FolderDataset
+from mm_ldlm.errors import ConfigurationError, SourceError, StoreError, purposeful
 
 
 def wrapped() -> Exception:
@@ -26,8 +27,8 @@ def wrapped() -> Exception:
 
 
 def test_purposeful_errors_are_found_below_kedros_wrapping() -> None:
-    assert str(cli.purposeful(wrapped())) == "this shard is missing"
-    assert cli.purposeful(ValueError("a defect")) is None
+    assert str(purposeful(wrapped())) == "this shard is missing"
+    assert purposeful(ValueError("a defect")) is None
 
 
 @pytest.mark.parametrize("error", [SourceError("no such file: corpus.txt"), wrapped()])
@@ -38,7 +39,7 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
     result = CliRunner().invoke(cli.cli, ["run"])
     assert result.exit_code == 1
-    assert result.output.splitlines() == [f"Error: {cli.purposeful(error)}"]
+    assert result.output.splitlines() == [f"Error: {purposeful(error)}"]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,7 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
             FileNotFoundError(2, "no", "run.json"),
             "'run' (run.json) does not exist yet. Run the pipeline that writes it ",
         ),
+        (FileNotFoundError("no file below this folder"), "'run' does not exist yet. Run the pipeline that writes it "),
         (json.JSONDecodeError("Expecting value", "[", 1), "'run' cannot be read (Expecting value"),
     ],
 )
@@ -61,6 +63,27 @@ def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
     assert found.startswith(message)
     assert found.endswith("first: `kedro run --pipeline=training`.")
     assert cli.unreadable(error, None) is None
+
+
+def test_a_folder_that_is_missing_names_its_pipeline(project: Path, tmp_path: Path) -> None:
+    bootstrap_project(project)
+    catalog = DataCatalog(
+        {"tokenizer_files": FolderDataset(filepath=str(tmp_path), holds="mm_ldlm.x:X", marker="vocabulary.json")}
+    )
+    with pytest.raises(DatasetError) as caught:
+        catalog.load("tokenizer_files")
+    assert str(cli.unreadable(caught.value, "tokenizer_files")) == (
+        f"'tokenizer_files' ({tmp_path / 'vocabulary.json'}) does not exist yet. "
+        "Run the pipeline that writes it first: `kedro run --pipeline=ingestion`."
+    )
+
+
+def test_an_artifact_in_memory_names_the_node_that_makes_it(project: Path) -> None:
+    bootstrap_project(project)
+    with pytest.raises(DatasetError) as caught:
+        DataCatalog({"evaluation_model": MemoryDataset()}).load("evaluation_model")
+    message = str(cli.unreadable(caught.value, "evaluation_model"))
+    assert message.endswith("has to run too. Add it: `--nodes=evaluation.load_model,…`.")
 
 
 def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
@@ -90,6 +113,24 @@ def test_suggested_commands_carry_the_environment(message: str, expected: str, m
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
     assert CliRunner().invoke(cli.cli, ["run", "--env=mdlm+test"]).output == f"Error: {expected}\n"
     assert CliRunner().invoke(cli.cli, ["run"]).output == f"Error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("first: `kedro run --pipeline=sampling`.",
+         "first: `kedro run --pipeline=sampling --params data=d/x,run=runs/a`."),
+        ("Run `kedro run --pipeline=validation`.", "Run `kedro run --pipeline=validation --params data=d/x`."),
+        ("or `kedro run --params 'ingestion.replace=true'`",
+         "or `kedro run --params 'data=d/x,ingestion.replace=true'`"),
+        ("`kedro run --params data=FOLDER` chooses another", "`kedro run --params data=FOLDER` chooses another"),
+        ("set `--params data=FOLDER`", "set `--params data=FOLDER`"),
+    ],
+)  # fmt: skip
+def test_suggested_commands_act_on_the_same_artifacts(message: str, expected: str) -> None:
+    options = {"params": {"data": "d/x", "run": "runs/a", "training": {"seed": 1}, "results": None}}
+    assert cli.on_the_same_artifacts(message, options) == expected
+    assert cli.on_the_same_artifacts(message, {"params": {"data": "with a space"}}) == message
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,9 +199,11 @@ def test_every_hook_works_on_the_other_hosts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> None:
+    wrapped = DatasetError("tokens: Failed while loading data")
+    wrapped.__cause__ = ConfigurationError("why")
     ends = {
         "FINISHED": lambda hooks: hooks.after_pipeline_run(),
-        "FAILED": lambda hooks: hooks.on_pipeline_error(error=ConfigurationError("why")),
+        "FAILED": lambda hooks: hooks.on_pipeline_error(error=wrapped),
         "KILLED": lambda hooks: hooks._close_killed(),  # what the interpreter calls on its way out
     }
     for status, end in ends.items():
@@ -218,6 +221,7 @@ def test_one_mlflow_run_for_one_kedro_run_with_its_true_end(project: Path) -> No
         assert run.data.metrics == {"1_headline/l2t.bleu": 0.25}
         assert run.data.params["tracking.experiment"] == "e"
         assert run.data.tags["environment"] == "test"
+        assert run.data.tags.get("reason") == ("ConfigurationError: why" if status == "FAILED" else None)
     assert run.info.run_name == "training,reporting@test"
 
 
@@ -307,6 +311,34 @@ def test_a_run_by_its_path_is_refused_where_it_would_be_ignored(
     pipeline = Pipeline([node(lambda: 1, None, "out", name="n", tags=tags)])
     with pytest.raises(ConfigurationError, match=message):
         ProjectHooks().before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_finished_run_that_goes_back_is_trained_here(
+    goes_back: bool, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the run shows it, because a finished run that goes back to a checkpoint is trained again."""
+    folder = project / "runs" / "big"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "status.json").write_text('{"status": "finished", "step": 9}')
+    (folder / "training_log.jsonl").write_text("{}\n")
+    os.utime(folder / "training_log.jsonl", (1, 1))
+    monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: project / "runs")
+    monkeypatch.setattr("kedro.framework.project.pipelines", {})
+    hooks, data = ProjectHooks(), catalog(project, enabled=True)
+    hooks.after_context_created(context(project))
+    train = node(lambda x: x, "training_spec", "run", name="run_training", tags="training", namespace="training")
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([train]), catalog=data)
+    place = data.load("tracking_reference")
+    tags = lambda: tracking.client(place["tracking_uri"]).get_run(place["run_id"]).data.tags  # noqa: E731
+    hooks.after_dataset_loaded("training_spec", {"name": "big"})
+    assert tags()["run_folder"] == "big", "a training that fails leads to its folder too"
+    if goes_back:
+        (folder / "training_log.jsonl").write_text("{}\n{}\n")
+    hooks.after_dataset_saved("run", {"name": "big", "step": 9, "checkpoint": "step-00000009"}, train)
+    assert tags()["trained_here"] == str(goes_back).lower()
+    hooks.after_pipeline_run()
 
 
 def test_the_mlflow_run_leads_back_to_run_folder_data_and_command(

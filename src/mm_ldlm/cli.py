@@ -20,7 +20,7 @@ from kedro.pipeline import Pipeline
 from mm_ldlm.config_loader import merge, parse_yaml
 from mm_ldlm.console import messages_only
 from mm_ldlm.credentials import mask
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
+from mm_ldlm.errors import ConfigurationError, StoreError, purposeful
 from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.messages import nearest, show
 from mm_ldlm.overrides import nested, parse_params
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
+PLACES = ("data", "results", "run")
+"""Parameters that choose the artifacts of a run."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
@@ -74,14 +76,35 @@ def run(**options: Any) -> Any:
         if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
-        raise click.ClickException(mask(with_environment(str(known), options.get("env")))) from None
+        raise click.ClickException(mask(on_the_same_artifacts(str(known), options))) from None
 
 
-def with_environment(message: str, environment: str | None) -> str:
-    """Add `--env` to the commands that a message suggests, so that they act on the same artifacts as this run."""
-    if environment is None:
-        return message
-    return re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
+def on_the_same_artifacts(message: str, options: Mapping[str, Any]) -> str:
+    """Add `--env`, and `data`, `results` and `run` of `--params`, to the commands that a message suggests.
+
+    The commands then act on the artifacts of this run. `run` is added only where it is accepted.
+    """
+    if (environment := options.get("env")) is not None:
+        message = re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
+    params = options.get("params")
+    places = {name: str(params[name]) for name in PLACES if params.get(name)} if isinstance(params, Mapping) else {}
+    return re.sub(r"(?<=`)kedro run(?: [^`\n]*)?(?=`)", lambda command: _with_places(command[0], places), message)
+
+
+def _with_places(command: str, places: Mapping[str, str]) -> str:
+    """Add the parameters `places` to a suggested command, except those that it has or that need quotes."""
+    found = re.search(r"--pipelines?=([\w,]+)", command)
+    reads = found is not None and set(found[1].split(",")) <= {"sampling", "evaluation", "reporting"}
+    added = [
+        f"{name}={value}"
+        for name, value in places.items()
+        if re.fullmatch(r"[\w./+-]+", value) and f"{name}=" not in command and (reads or name != "run")
+    ]
+    if not added:
+        return command
+    if "--params" in command:
+        return re.sub(r"(--params[ =]['\"]?)", rf"\g<1>{','.join(added)},", command, count=1)
+    return f"{command} --params {','.join(added)}"
 
 
 def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,18 +164,8 @@ def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
         raise ConfigurationError(f"'{name}' is not a {what}.{hint} Choose one of: {', '.join(known)}.")
 
 
-def purposeful(error: BaseException) -> MMLDLMError | None:
-    """Find the error raised on purpose: `error` itself or a cause that Kedro wrapped; None if it is a defect."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, MMLDLMError):
-            return link
-        link = link.__cause__
-    return None
-
-
 def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
-    """Make the error for a plain artifact (JSON, table) of the catalog that is missing or damaged.
+    """Make the error for an artifact of the catalog that is missing or damaged (JSON, table), or only made in memory.
 
     Args:
         dataset: the catalog entry that was being loaded when `error` was raised.
@@ -165,13 +178,19 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
-    if not isinstance(first, (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError)):
-        return None
     from kedro.framework.project import pipelines
 
+    if isinstance(first, DatasetError) and "MemoryDataset" in str(first):  # made by a node that does not run
+        makers = {node.name for graph in pipelines.values() for node in graph.nodes if dataset in node.outputs}
+        return StoreError(
+            f"'{dataset}' is kept in memory alone, so the node that makes it has to run too. Add it: "
+            f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
+        )
+    if not isinstance(first, (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError)):
+        return None
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     what = "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({first})"
-    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) else ""
+    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
     commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
     return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
 

@@ -184,9 +184,13 @@ def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> Non
 
 
 def _load(*, run: str, checkpoint: str, device: str | None, seed: int) -> tuple[MMLDLM, int]:
+    from mm_ldlm.checkpoints.folder import newest_run
     from mm_ldlm.inference import MMLDLM
 
-    return MMLDLM.from_run(run, checkpoint=checkpoint, device=device), seed
+    model = MMLDLM.from_run(run, checkpoint=checkpoint, device=device)
+    if (newest := newest_run(Path(run))) != Path(run):
+        click.echo(f"run {newest}, the newest in {run}; --run chooses another", err=True)
+    return model, seed
 
 
 def _line(text: str) -> str:

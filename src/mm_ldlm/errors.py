@@ -115,3 +115,13 @@ class SamplingError(MMLDLMError):
 
 class EvaluationError(MMLDLMError):
     """An evaluation cannot be computed from its inputs."""
+
+
+def purposeful(error: BaseException) -> MMLDLMError | None:
+    """Find the error raised on purpose: `error` itself or a cause that Kedro wrapped; None if it is a defect."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, MMLDLMError):
+            return link
+        link = link.__cause__
+    return None

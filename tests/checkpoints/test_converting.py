@@ -242,6 +242,8 @@ def test_a_mapping_renames_and_leaves_out() -> None:
     }  # fmt: skip
     partial = rename(GIVEN, SIZES, Names({**MAPPING, "layer.{n}.y": None}, ("blocks.{n}.b",)), source=SOURCE)
     assert set(partial.tensors) == {"a.weight"}
+    several = Names({"x.*": "a.*", "*r.{n}.y": "blocks.{n}.b", "extra.*": None})
+    assert rename(GIVEN, SIZES, several, source=SOURCE).tensors.keys() == SIZES.keys(), "* carries its text over"
 
 
 @pytest.mark.parametrize(
@@ -251,6 +253,7 @@ def test_a_mapping_renames_and_leaves_out() -> None:
         ({"x.wieght": "a.weight"}, r"'x\.wieght': no such name in the checkpoint\. Did you mean 'x\.weight'"),
         ({"layer.{n}.y": "blocks.0.b"}, r"a second tensor for 'blocks\.0\.b'.*without a name .*: blocks\.1\.b"),
         ({"x.weight": "blocks.0.b", "layer.0.y": None}, r"expected shape \(3,\), found \(2,\)"),
+        ({"x.weight": "q"}, r"no parameter 'q' here; without"),
         ({"x.weight": None}, r"without a name in the checkpoint: a\.weight"),
     ],
 )

@@ -32,6 +32,8 @@ def test_invert_prints_a_text_for_each_latent(
     assert result.stdout.splitlines() == list(texts)
     several = ("--samples", 3, "--temperature", 1.0, "--table")
     table = call("invert", tmp_path / "a.npy", "--run", run_folder.parent, "--keep", "all", *several)
+    assert table.stderr.startswith(f"run {run_folder}, the newest in {run_folder.parent}; --run")
+    assert "newest" not in result.stderr, "the run was named"
     header, *lines = [line.split("\t") for line in table.stdout.splitlines()]
     assert tuple(header) == console.COLUMNS
     assert [(line[0], line[1]) for line in lines] == [(str(i), str(k)) for i in range(3) for k in range(3)]

@@ -79,3 +79,6 @@ def test_texts_carry_the_fraction_of_their_words_that_the_run_does_not_know(mode
         assert parts.make_classifier(pairs=False).classify(texts).unknown.tolist() == expected
     assert "2 of 3 texts contain words outside this model's vocabulary" in caplog.text
     assert model.generate(2, steps=1).unknown is None
+    canvases = ["w1 [MASK]", "news ___ w1 w2"]
+    assert model.infill(canvases[:1], steps=1).unknown.tolist() == [0.0], "the mark of a gap is no unknown word"
+    assert model.infill(canvases[1:], mask="___", steps=1).unknown.tolist() == [0.25]

@@ -57,3 +57,8 @@ def test_every_limit_of_the_training_is_named() -> None:
         {"training": ["d"]}, {**TYPED, "training": limits}, seconds={}, results={"in": PROJECT}, project=PROJECT
     )
     assert "3 epochs or 1,000,000,000 tokens or 1.5 minutes" in first
+    limits.epochs = 1
+    (first, *_) = outlook(
+        {"training": ["d"]}, {**TYPED, "training": limits}, seconds={}, results={"in": PROJECT}, project=PROJECT
+    )
+    assert "1 epoch or" in first

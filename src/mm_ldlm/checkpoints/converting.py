@@ -7,6 +7,7 @@ entry that says so.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
 """Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
 NEVER = -1e4
 """Logit of tokens that a checkpoint has no row for, so that they are never written."""
+
+MARKS = r"\{n\}|\*"
+"""What stands for a number or for any text in an entry of a mapping."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +119,7 @@ def rename(
         if ours is None:
             left_out.append(name)
         elif ours not in targets:
-            problems.append(f"{show(name, 100)}: no parameter {show(ours, 100)} here.{nearest(ours, targets)}")
+            problems.append(f"{show(name, 100)}: no parameter {show(ours, 100)} here{_hint(ours, targets)}")
         elif ours in made:
             problems.append(f"{show(name, 100)}: a second tensor for {show(ours, 100)}")
         elif value.shape != targets[ours]:
@@ -124,9 +128,7 @@ def rename(
             problems.append(f"{show(name, 100)}: expected floating-point numbers, found {value.dtype}")
         else:
             made[ours] = value
-    problems += [
-        f"{show(entry, 100)}: no such name in the checkpoint.{nearest(entry, found)}" for entry in sorted(unused)
-    ]
+    problems += [f"{show(entry, 100)}: no such name in the checkpoint{_hint(entry, found)}" for entry in sorted(unused)]
     kept = {name for name in targets if any(matches(pattern, name) for pattern in names.initial)}
     if missing := set(targets) - set(made) - kept:
         problems.append(f"without a name in the checkpoint: {summary(missing)}")
@@ -242,10 +244,17 @@ def _fitted(value: Tensor, target: Size, *, name: str, added: int, source: Path)
     )
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    hint = nearest(name, known)
+    return f".{hint}" if hint else ""
+
+
 def _renamed(entry: str, target: str | None, name: str) -> str | None:
-    if target is None:
-        return None
-    hit = matches(entry, name)
-    for number in hit.groups() if hit else ():
-        target = target.replace("{n}", number, 1)
-    return target
+    """Return the target of an entry with the numbers and texts for which `{n}` and `*` stand in the name, in order."""
+    if target is None or (hit := matches(entry, name, star="(.*)")) is None:
+        return target
+    marks = zip(re.findall(MARKS, entry), hit.groups(), strict=True)
+    found: dict[str, list[str]] = {"{n}": [], "*": []}
+    for mark, text in marks:
+        found[mark].append(text)
+    return re.sub(MARKS, lambda mark: found[mark[0]].pop(0) if found[mark[0]] else mark[0], target)

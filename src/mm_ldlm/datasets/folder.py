@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,10 @@ class FolderDataset(AbstractDataset[Any, Any]):
         if not self._exists():
             if self._optional:
                 return None
-            raise DatasetError(f"{self._path}: no {self._marker} found. Run the pipeline that writes it first.")
+            marker = str(self._path / self._marker)
+            raise DatasetError(
+                f"{self._path}: no {self._marker} found. Run the pipeline that writes it first."
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), marker)
         return self._class().load(self._path)
 
     def save(self, data: Any) -> None:

@@ -12,7 +12,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import DatasetError
 
 from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import ConfigurationError, purposeful
 from mm_ldlm.hooks.names import (
     COMPARISON_PLAN,
     COMPARISON_REPORT,
@@ -253,7 +253,8 @@ class ProjectHooks:
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
-        self._close("FAILED", reason=f"{type(error).__name__}: {error}")
+        known = purposeful(error) or error  # without Kedro's words around it
+        self._close("FAILED", reason=f"{type(known).__name__}: {known}")
 
     def _close_killed(self) -> None:
         # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.

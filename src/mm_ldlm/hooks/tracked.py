@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.credentials import mask
-from mm_ldlm.errors import MMLDLMError, TrackingError
+from mm_ldlm.errors import TrackingError
 from mm_ldlm.hooks.names import DATASET, FILES, METRICS, ORDER, RUN, TRAINING_SPEC
 from mm_ldlm.pipelines import MAIN
 
@@ -34,7 +34,8 @@ class TrackedRun:
         self.address: tuple[str, str] | None = None
         """Tracking URI and run id of the open MLflow run."""
         self._record: Record | None = None
-        self._found_finished = False  # the run that this session is to train
+        self._spec: Mapping[str, Any] = {}  # of the run that this session is to train
+        self._log_before: int | None = None  # when its log was last written, before this session
 
     def open(
         self, tracking: Any, parameters: Mapping[str, Any], run_params: Mapping[str, Any], pipeline: Pipeline
@@ -74,12 +75,14 @@ class TrackedRun:
     def loaded(self, dataset_name: str, data: Any) -> None:
         """Add what a node has loaded."""
         if self._record is not None and dataset_name == TRAINING_SPEC and isinstance(data, dict):
-            self._found_finished = self._is_finished(data)
+            self._spec, self._log_before = data, self._last_written(data)
+            self._name_folder(str(data.get("name", "")))
         self._add(dataset_name, data, trained=False)
 
     def saved(self, dataset_name: str, data: Any) -> None:
         """Add what a node has saved; send a report."""
-        self._add(dataset_name, data, trained=not self._found_finished)
+        trained = dataset_name == RUN and (not self._spec or self._last_written(self._spec) != self._log_before)
+        self._add(dataset_name, data, trained=trained)
         if self.address is None or dataset_name not in FILES:
             return
         from mm_ldlm.tracking.mlflow import log_text
@@ -123,14 +126,20 @@ class TrackedRun:
 
         _send(record.uri, call)
 
-    def _is_finished(self, spec: dict[str, Any]) -> bool:
-        """Return whether the run of a spec is finished, so that nothing will be trained."""
-        from mm_ldlm.training.status import read_status
+    def _name_folder(self, name: str) -> None:
+        """Tag the MLflow run with the folder that it trains, so that one that fails leads to it as well."""
+        from mm_ldlm.tracking.mlflow import annotate
 
-        try:
-            return bool(read_status(self._runs() / str(spec["name"]))["status"] == "finished")
-        except (KeyError, MMLDLMError):  # the node that trains reports it
-            return False
+        if self.address is not None and name:
+            uri, run_id = self.address
+            _send(uri, lambda: annotate(uri, run_id, {"run_folder": name}))
+
+    def _last_written(self, spec: Mapping[str, Any]) -> int | None:
+        """Return when the log of the run of a spec was last written, in nanoseconds. A training writes it."""
+        from mm_ldlm.training.status import LOG
+
+        file = self._runs() / str(spec.get("name")) / LOG
+        return file.stat().st_mtime_ns if file.is_file() else None
 
 
 def _send(uri: str, call: Callable[[], None]) -> None:

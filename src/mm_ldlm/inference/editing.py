@@ -13,6 +13,7 @@ import torch
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import inputs
 from mm_ldlm.inference.batching import in_batches
+from mm_ldlm.inference.edge import fraction_of
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.own_words import rewritten, with_masks
@@ -42,7 +43,9 @@ def infill(engine: Engine, texts: Any, *, latents: Any, sampler: Any, steps: int
     latents_nd = None if raw_nd is None else engine.edge.standardised(raw_nd)
     config = engine.text_sampler(sampler, steps)
     written = engine.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
-    return engine.texts(written, listed, raw_nd, reembed=False, templates=templates)
+    made = engine.texts(written, listed, raw_nd, reembed=False, templates=templates)
+    # of the canvas, because the marks of the gaps are no words of the text
+    return replace(made, unknown=np.array([fraction_of(engine.tokenizer.unk_id, canvas) for canvas in canvases]))
 
 
 def edit(

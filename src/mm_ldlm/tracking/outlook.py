@@ -49,7 +49,8 @@ def _details(pipeline: str, typed: Mapping[str, Any]) -> str:
     if pipeline == "training" and {"model", "objective", "training"} <= typed.keys():
         limits = {"steps": "max_steps", "epochs": "epochs", "tokens": "max_tokens", "minutes": "max_minutes"}
         found = {name: getattr(typed["training"], key) for name, key in limits.items()}
-        most = " or ".join(f"{value:,} {name}" for name, value in found.items() if value is not None)
+        set_ones = {name: value for name, value in found.items() if value is not None}
+        most = " or ".join(f"{value:,} {name[:-1] if value == 1 else name}" for name, value in set_ones.items())
         return f"model {typed['model'].kind}, objective {typed['objective'].kind}, {most}"
     return ""
 
