@@ -21,6 +21,7 @@ DECISIONS: list[tuple[str, Any, str]] = [
     ("sampling.length", "argmax", "an inversion has the most probable length"),
     ("sampling.unconditional.length", "sample", "unconditional texts have the lengths of the corpus"),
     ("sampling.unconditional.text.temperature", 1.0, "unconditional texts follow the distribution of the model"),
+    ("sampling.latent.draws", 4, "the mean of four draws is nearer to the latent of a text than one draw"),
     ("sampling.tasks", None, "every task that has an input and that the run supports"),
     ("evaluation.sts.too_long", "truncate", "encoders truncate, and the comparison is with them"),
     ("evaluation.bootstrap.level", 0.95, "the usual confidence level"),

@@ -14,7 +14,7 @@ from kedro_datasets.json import JSONDataset
 import mm_ldlm.parameters
 from mm_ldlm.datasets import RunDataset
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.hooks import ProjectHooks, seconds
 from mm_ldlm.tracking import mlflow as tracking
 
 RUN = {"run_id": "2026", "env": "test", "pipeline_names": ["training", "reporting"]}
@@ -172,6 +172,39 @@ def test_the_only_host_records_and_locks_whatever_number_it_has(
     monkeypatch.setenv("NNODES", "1")
     assert start_training(tmp_path, data, node_name="run_training", monkeypatch=monkeypatch)
     assert data.load("tracking_reference") == {"tracking_uri": None, "run_id": None}
+
+
+def test_a_run_that_cannot_begin_gives_its_locks_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook lives on; other runs on the data would be refused until it ends."""
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+    hooks.after_context_created(context(tmp_path))
+    monkeypatch.setattr(ProjectHooks, "_folders", lambda self: {"results": tmp_path / "data"})
+    held = []
+
+    def fail(self: ProjectHooks, *_: Any) -> None:
+        held.append(bool(self._locks._held))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProjectHooks, "_begin", fail)
+    pipeline = Pipeline([node(lambda: 1, None, "out", name="a", tags="training")])
+    with pytest.raises(KeyboardInterrupt):
+        hooks.before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
+    assert held == [True]
+    assert not hooks._locks._held
+
+
+def test_the_seconds_of_a_pipeline_are_those_of_all_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(seconds.time, "perf_counter", lambda: now)
+    counted = seconds.PipelineSeconds({"training": 50.0, "ingestion": 7.0})
+    for name, lasts in (("a", 3.0), ("b", 4.0)):
+        each = node(lambda: 1, None, name, name=name, tags="training")
+        counted.count(each)  # as it loads
+        now += lasts
+        counted.count(each)  # as it has saved
+        now += 10.0  # of other pipelines
+    assert counted.finished() == {"training": 7.0, "ingestion": 7.0}
+    assert counted.of_this_run() == {"training": 7.0}
 
 
 def test_every_hook_works_on_the_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,11 +45,12 @@ def test_invert_prints_a_text_for_each_latent(
 def test_embed_writes_the_latents_of_texts(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("w1 w2\n\nw3\n")
     result = call(
-        "embed", tmp_path / "a.txt", tmp_path / "b" / "a.npy", "--run", run_folder, "--draws", 2, "--steps", 3
-    )
+        "embed", tmp_path / "a.txt", tmp_path / "b" / "a.npy", "--run", run_folder, "--draws", 2, "--steps", 3,
+        "--seed", 5,
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
-    expected = MMLDLM.from_run(run_folder).embed(["w1 w2", "w3"], draws=2, steps=3).latents
+    expected = MMLDLM.from_run(run_folder).embed(["w1 w2", "w3"], draws=2, steps=3, seed=5).latents
     np.testing.assert_array_equal(np.load(tmp_path / "b" / "a.npy"), expected)
     assert call("invert", tmp_path / "b" / "a.npy", "--run", run_folder).exit_code == 0
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_lines_of_a_log_get_the_names_of_their_groups(uri: str) -> None:
     assert found.metrics == {"1_headline/loss": 2.0, "5_diagnostics/grad_norm/block0": 1.0}
     assert "…/c" in found.tags["last_event"]
     assert tracking.read_metrics(uri, run_id) == {"loss": 2.0, "grad_norm/block0": 1.0}
+
+
+def test_metrics_have_the_time_at_which_they_were_logged(uri: str) -> None:
+    """MLflow counts milliseconds."""
+    run_id = tracking.open_run(uri, experiment="e", name="n", parameters={}, tags={})
+    before = time.time()
+    tracking.log_lines(uri, run_id, [{"step": 1, "loss": 2.0}])
+    tracking.log_metrics(uri, run_id, {"sts": 0.5}, first=["sts"])
+    after = time.time()
+    client = tracking.client(uri)
+    names = client.get_run(run_id).data.metrics
+    assert len(names) == 2
+    for name in names:
+        (found,) = client.get_metric_history(run_id, name)
+        assert before - 1 <= found.timestamp / 1000 <= after + 1
 
 
 def test_an_unreachable_store_is_one_sentence(tmp_path: Path) -> None:
