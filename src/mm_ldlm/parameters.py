@@ -23,7 +23,7 @@ from mm_ldlm.kinds import Kinds
 from mm_ldlm.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
-from mm_ldlm.store.needs import needed_stores
+from mm_ldlm.store.needs import FROM_ENCODER, needed_stores
 
 SECTIONS = {
     "tracking": "mm_ldlm.tracking.config:TrackingConfig",
@@ -244,7 +244,7 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
         ]
     if "embedding" in read and "encoder" in typed:
         needed = needed_stores(model=typed["model"], objective=typed["objective"])
-        lacking = typed["encoder"].missing() if needed & {"latents", "token_vectors", "token_states"} else None
+        lacking = typed["encoder"].missing() if needed & FROM_ENCODER else None
         missing += [lacking] if lacking else []
     missing += [
         f"parameter '{section}.engine.kind': {lacking}"

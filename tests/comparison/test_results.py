@@ -195,7 +195,7 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
     figures = comparison_page.figures(results, smoothing=0.5)
     named = {f"plot_members_{name}": figure for name, figure in figures.items()}
     page = comparison_page.render(results, named, title="T", made_at="now")
-    assert "4 of 5 runs are finished" in page
+    assert "4 of 5 runs are finished, with 1 to 2 seeds for each model" in page
     for text in ("Error: &lt;why&gt;", "mdlm − ar", "Paired over the seeds 0, 1", "1,234", "2,000"):
         assert text in page, text
     assert all(f'data-plot="plot_members_{name}"' in page for name in ("scores", "curves", "differences"))

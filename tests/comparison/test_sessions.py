@@ -103,8 +103,8 @@ if member == "killed": os.kill(os.getpid(), 9)
 """
     found = run([session("refused"), session("killed"), session("good")], body=body)
     assert [outcome.status for outcome in found] == ["failed", "failed", "finished"]
-    assert "too few" in found[0].reason
-    assert "exit code 1" in found[0].reason
+    assert found[0].reason == "Error: parameter 'training.max_tokens': too few\n(exit code 1)", "from the error on"
+    assert found[1].reason.startswith("training killed")
     assert "ended by signal 9" in found[1].reason
     assert found[2].reason == ""
     for outcome in found:

@@ -232,7 +232,7 @@ def test_headline_examples_and_provenance_are_there(html):
         "with the objective “some_objective”",
         "parts.backbone.frozen: 34000",
         "NELBO (upper bound)",
-        "sentences of starter",
+        "examples of starter",
         "7 min 01 s",
         "123",
         "norms",
@@ -412,6 +412,33 @@ def test_a_text_only_run_reads_as_a_language_model(text_only_inputs):
     ):
         assert words not in text, words
     assert text.count("Left out: ") == 3
+
+
+def test_the_first_sentence_names_the_process_and_counts_the_parameters_of_the_model(text_only_inputs):
+    config = {"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion", "process": {"kind": "sedd"}}}
+    event = {"event": "trains", "step": 0, "parameters": 2_200_000, "objective_parameters": 1_800_000}
+    inputs = dataclasses.replace(text_only_inputs, run_config=config, events=[event])
+    assert content.lede(inputs).startswith(
+        "A model of kind “dit” with 0.4 M parameters was trained with the objective “text_diffusion” and the process "
+        "“sedd” (1.8 M further parameters) on "
+    )
+    head = dataclasses.replace(inputs, events=[event | {"objective_parameters": 900}])
+    assert "further parameters" not in content.lede(head)
+
+
+def test_sentences_about_numbers_that_a_run_lacks_are_left_out(report_inputs):
+    """Generative perplexity without a causal model, one draw, the label of a classifier."""
+    one = dataclasses.replace(
+        report_inputs,
+        generation={key: value for key, value in report_inputs.generation.items() if key != "generated"}
+        | {"generated": {k: v for k, v in report_inputs.generation["generated"].items() if k != "perplexity"}},
+        likelihood=report_inputs.likelihood | {"draws": 1},
+        run_config=report_inputs.run_config | {"objective": {"kind": "classification", "label": "a.b:<words>"}},
+    )
+    html = without_library(page.render(one, {}))
+    assert "Generative perplexity" not in html
+    assert "1 draw per sentence" in html
+    assert "The label is <code>a.b:&lt;words&gt;</code>." in html
 
 
 def test_the_report_names_no_component():

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from mm_ldlm.evaluation.report import (
+    cards,
     classification_figures,
     comparison_page,
     content,
@@ -330,6 +331,31 @@ def test_figures_of_training() -> None:
     assert training_figures.smoothed([1.0, 3.0, 2.0], 0.5) == pytest.approx([1.0, 3.5 / 1.5, 3.75 / 1.75])
     plain = training_figures.training(log[:20], smoothing=0.5)
     assert sum(trace.name == "loss" for trace in plain.data) == 1, "few points are not smoothed"
+
+
+def test_the_noise_and_the_statistics_that_an_objective_logs_have_panels() -> None:
+    line = {"masking_rate": 0.5, "noise_level": 0.4, "curriculum_stage": 1.0, "importance_mean": 0.5,
+            "importance_std": 0.1, "grad_norm_max": 2.0, "mixed/importance_mean": 9.0}  # fmt: skip
+    figure = training_figures.training([{"step": step, **line} for step in (1, 2)])
+    titles = [annotation.text.split("<br>")[0] for annotation in figure.layout.annotations]
+    assert titles == ["noise", "stage", "importance"]
+    assert {trace.name: trace.yaxis for trace in figure.data} == {
+        "noise_level": "y", "masking_rate": "y", "curriculum_stage": "y2", "importance_mean": "y3",
+        "importance_std": "y3",
+    }  # fmt: skip
+
+
+def test_the_noise_is_not_called_a_mask_ratio() -> None:
+    """Half of the processes have other noise than [MASK]."""
+    assert figures.mask_ratio(LIKELIHOOD).layout.xaxis.title.text == "noise level"
+
+
+def test_fractions_beside_a_headline_have_a_space_before_the_sign() -> None:
+    metrics = {"classification.accuracy": 0.5, "baseline.logistic_regression.accuracy": 0.417,
+               "caption_to_image.accuracy": 0.5, "images.classifier_accuracy": 0.993}  # fmt: skip
+    first, second = cards.cards(metrics)
+    assert first.note.endswith("logistic regression on the latents 41.7 %")
+    assert second.note.endswith("real held-out images 99.3 %")
 
 
 def test_bars_reach_from_low_to_high() -> None:

@@ -45,7 +45,7 @@ def test_every_use_of_a_latent_is_refused_in_the_words_of_the_capabilities(use, 
     ],
 )
 def test_what_needs_a_latent_is_refused_without_latents(call, text_model):
-    with pytest.raises(SamplingError, match="this run has no latents: it was trained on texts alone"):
+    with pytest.raises(SamplingError, match="this run has no latents: its objective reads none"):
         call(text_model)
 
 

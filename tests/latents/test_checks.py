@@ -440,6 +440,7 @@ def test_plots_hold_what_was_measured(pristine: Any) -> None:
     assert sum(figures.length_histogram(np.array([1, 1, 4])).data[0].y) == 3
     for figure in (figures.norm_histogram(None), figures.spectrum(None), figures.neighbour_cosine(None)):
         assert figure.to_json()
+        assert not figure.data, "the report leaves out a figure without data"
 
 
 def test_statistics_are_those_of_numpy(pristine: Any) -> None:

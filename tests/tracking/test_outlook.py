@@ -12,8 +12,10 @@ PROJECT = Path("/projects/here")
 TYPED: dict[str, Any] = {
     "ingestion": SimpleNamespace(sources=(SimpleNamespace(kind="starter"), SimpleNamespace(kind="starter"))),
     "encoder": SimpleNamespace(kind="local", name="minilm"),
-    "model": SimpleNamespace(kind="mmdit"),
-    "objective": SimpleNamespace(kind="multimodal"),
+    "model": SimpleNamespace(kind="mmdit", stores=()),
+    "objective": SimpleNamespace(
+        kind="multimodal", process=SimpleNamespace(kind="gidd"), fields=("latents",), stores=()
+    ),
     "training": SimpleNamespace(max_steps=950, epochs=None, max_tokens=None, max_minutes=None),
 }
 NODES = {"ingestion": ["a", "b"], "embedding": ["c"], "training": ["d", "e"], "reporting": ["f"]}
@@ -27,10 +29,21 @@ def lines(seconds: dict[str, float], executed: dict[str, list[str]] | None = Non
 def test_a_first_run_names_its_pipelines_sizes_and_results_and_invents_no_time() -> None:
     assert lines({"sampling": 9.0}) == [
         "this run: ingestion (starter) → embedding (minilm) → "
-        "training (model mmdit, objective multimodal, 950 steps) → reporting; 6 nodes",
+        "training (model mmdit, objective multimodal, process gidd, 950 steps) → reporting; 6 nodes",
         "results: report data/08_reporting/report.html, checkpoints in /elsewhere/runs",
         "time: no run here yet; embedding and training will show an estimate after the first seconds",
     ]
+
+
+def test_an_encoder_is_named_only_where_something_is_embedded() -> None:
+    text_only = SimpleNamespace(kind="autoregressive", fields=(), stores=())
+    for objective, model_stores, words in (
+        (text_only, (), "embedding (needs no encoder) → training (model mmdit, objective autoregressive, 950 steps)"),
+        (text_only, ("token_vectors",), "embedding (minilm) → "),
+        (SimpleNamespace(kind="x", fields=(), stores=("token_clusters",)), (), "embedding (minilm) → "),
+    ):
+        typed = {**TYPED, "objective": objective, "model": SimpleNamespace(kind="mmdit", stores=model_stores)}
+        assert words in outlook(NODES, typed, seconds={}, results={"in": PROJECT}, project=PROJECT)[0]
 
 
 def test_a_later_run_reports_what_the_last_one_took_the_longest_first() -> None:

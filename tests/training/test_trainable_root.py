@@ -88,7 +88,8 @@ def test_pitfall_31_it_is_frozen_by_its_part(tmp_path: Path, monkeypatch: pytest
     assert torch.equal(scale(tmp_path, 10), torch.ones(3))
     (event,) = read_events(tmp_path / "run" / "training_log.jsonl", "trains")
     assert event["parts"]["objective"] == {"trains": 0, "frozen": 3}
-    assert set(event) == {"event", "step", "time", "parameters", "parts"}, "each number once"
+    assert set(event) == {"event", "step", "time", "parameters", "objective_parameters", "parts"}, "each number once"
+    assert event["objective_parameters"] == 3
 
     class Moves(Planted):
         def forward(self, *arguments: Any, **named: Any) -> Any:

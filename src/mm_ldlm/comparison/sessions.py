@@ -190,10 +190,12 @@ def _end(running: _Running) -> Outcome:
 
 
 def _reason(file: Path, code: int) -> str:
-    """The last lines of a log, and the exit code or the signal."""
+    """The last lines of a log, from its last error if it names one, and the exit code or the signal."""
     lines = [line.rstrip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-    return "\n".join([*lines[-LAST_LINES:], f"({ended})"])
+    last = lines[-LAST_LINES:]
+    errors = [place for place, line in enumerate(last) if line.startswith("Error: ")]
+    return "\n".join([*last[errors[-1] if errors else 0 :], f"({ended})"])
 
 
 def _record(session: Session, status: str, **more: Any) -> None:

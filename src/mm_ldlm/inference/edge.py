@@ -92,7 +92,10 @@ class Edge:
             SamplingError: the run has no latents.
         """
         if self.shape.latent_dim is None:
-            raise SamplingError("this run has no latents: it was trained on texts alone. Choose a multimodal run.")
+            raise SamplingError(
+                "this run has no latents: its objective reads none. Choose a run whose objective reads latents "
+                "(docs/models.md), such as one of base."
+            )
         return self.shape.latent_dim
 
     @property

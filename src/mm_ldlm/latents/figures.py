@@ -34,8 +34,10 @@ def spectrum(statistics: Statistics | None) -> go.Figure:
     """Plot the eigenvalues of the covariance as fractions of the variance, on a logarithmic axis."""
     import plotly.graph_objects as go
 
+    figure = go.Figure()
     fractions = statistics.spectrum if statistics is not None else np.zeros(0)
-    figure = go.Figure(go.Scatter(x=list(range(1, len(fractions) + 1)), y=fractions.tolist(), mode="lines"))
+    if len(fractions):
+        figure.add_trace(go.Scatter(x=list(range(1, len(fractions) + 1)), y=fractions.tolist(), mode="lines"))
     figure.update_yaxes(type="log")
     return _with_titles(figure, title="Spectrum of the covariance", x="component", y="fraction of the variance")
 

@@ -6,6 +6,8 @@ from typing import Any
 
 MADE_FROM = {"token_clusters": "token_vectors"}
 """Store → the store that it is made from."""
+FROM_ENCODER = frozenset({"latents", "token_vectors", "token_states"})
+"""Stores that an encoder makes"""
 
 
 def needed_stores(*, model: Any, objective: Any) -> frozenset[str]:

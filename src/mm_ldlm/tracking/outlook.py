@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.messages import duration, escape, shorten
+from mm_ldlm.store.needs import FROM_ENCODER, needed_stores
 
 _MEASURED = ("embedding", "training")
 """Pipelines that measure their own speed and show how long they take"""
@@ -45,13 +46,19 @@ def _details(pipeline: str, typed: Mapping[str, Any]) -> str:
         return _name(", ".join(dict.fromkeys(source.kind for source in typed["ingestion"].sources)))
     if pipeline == "embedding" and "encoder" in typed:
         encoder = typed["encoder"]
+        if {"model", "objective"} <= typed.keys() and not FROM_ENCODER & needed_stores(
+            model=typed["model"], objective=typed["objective"]
+        ):
+            return "needs no encoder"
         return _name(getattr(encoder, "name", None) or encoder.kind)
     if pipeline == "training" and {"model", "objective", "training"} <= typed.keys():
         limits = {"steps": "max_steps", "epochs": "epochs", "tokens": "max_tokens", "minutes": "max_minutes"}
         found = {name: getattr(typed["training"], key) for name, key in limits.items()}
         set_ones = {name: value for name, value in found.items() if value is not None}
         most = " or ".join(f"{value:,} {name[:-1] if value == 1 else name}" for name, value in set_ones.items())
-        return f"model {typed['model'].kind}, objective {typed['objective'].kind}, {most}"
+        process = getattr(typed["objective"], "process", None)
+        kinds = f"model {typed['model'].kind}, objective {typed['objective'].kind}"
+        return f"{kinds}, {f'process {process.kind}, ' if process is not None else ''}{most}"
     return ""
 
 

@@ -124,7 +124,8 @@ def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> str:
         lengths = np.zeros(0, np.int64)
     tokens = tokens_of_a_batch(spec.training, lengths)
     needed = refuse_beyond_memory(spec.model, spec.shape, spec.training, tokens=tokens)
-    return f"{needed.parameters:,} parameters, {len(lengths):,} training examples of {int(lengths.sum()):,} tokens"
+    examples = f"{len(lengths):,} training examples of {int(lengths.sum()):,} tokens"
+    return f"{needed.parameters:,} parameters of the model, {examples}"
 
 
 def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:

@@ -119,14 +119,14 @@ def _beside(metrics: Mapping[str, float], name: str, note: str, form: Callable[[
 def _beside_baseline(metrics: Mapping[str, float]) -> str:
     """Describe the accuracy of a classifier beside that of logistic regression on the latents."""
     note, baseline = "of held-out examples", metrics.get("baseline.logistic_regression.accuracy")
-    return note if baseline is None else f"{note}; logistic regression on the latents {baseline:.1%}"
+    return note if baseline is None else f"{note}; logistic regression on the latents {percent(baseline)}"
 
 
 def _classified(metrics: Mapping[str, float]) -> str:
     """Note beside the accuracy of generated images."""
     real = metrics.get("images.classifier_accuracy")
     note = "recognised by a classifier trained on real images"
-    return note if real is None else f"{note}; real held-out images {real:.1%}"
+    return note if real is None else f"{note}; real held-out images {percent(real)}"
 
 
 def _fraction(metrics: Mapping[str, float], key: str, label: str, note: str, *, digits: int = 1) -> Card | None:

@@ -5,6 +5,7 @@ Its input is what `mm_ldlm.comparison.results.collect` returns; tables and theme
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,16 @@ def render(results: Mapping[str, Any], figures: Mapping[str, go.Figure], *, titl
         c=results,
         members=list(dict.fromkeys(row["member"] for row in rows)),
         sessions=len(results["runs"]) + len(results["failed"]),
+        seeds=_seeds(rows),
         rows=[_shown(row, results["baseline"]) for row in rows],
     )
+
+
+def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the number of seeds of each model, as in "2 seeds" or "1 to 3 seeds"."""
+    counts = Counter(row["member"] for row in rows if row["seed"] != "all").values()
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"{f'{least} to ' if least < most else ''}{most} seed{'s' if most > 1 else ''}"
 
 
 def figures(results: Mapping[str, Any], *, smoothing: float) -> dict[str, go.Figure]:

@@ -23,19 +23,22 @@ def lede(inputs: ReportInputs) -> str:
     config, counts = inputs.run_config, inputs.ingestion_report
     model, objective = config.get("model") or {}, config.get("objective") or {}
     encoder = (config.get("encoder") or {}).get("name") or (config.get("encoder") or {}).get("path")
-    size = parameter_count(inputs.events)
+    size, own = parameter_count(inputs.events), _parameters_of_objective(inputs.events)
     words = ["A model"]
     if kind := model.get("kind"):
         words.append(f"of kind “{kind}”")
     if size:
-        words.append(f"with {size / 1e6:.1f} M parameters")
+        words.append(f"with {(size - own) / 1e6:.1f} M parameters")
     if shape := [f"{key} {model[key]}" for key in ("depth", "dim", "heads") if key in model]:
         words.append(f"({', '.join(shape)})")
     words.append("was trained")
     if kind := objective.get("kind"):
-        words.append(f"with the objective “{kind}”")
+        process = (objective.get("process") or {}).get("kind")
+        words.append(f"with the objective “{kind}”" + (f" and the process “{process}”" if process else ""))
+        if own >= 50_000:  # smaller ones, such as a head, would be 0.0 M
+            words[-1] += f" ({own / 1e6:.1f} M further parameters)"
     if train := (counts.get("splits") or {}).get("train"):
-        words.append(f"on {train:,} sentences of {', '.join(source_names(inputs)) or 'text'}")
+        words.append(f"on {train:,} examples of {', '.join(source_names(inputs)) or 'text'}")
     if encoder:
         words.append(f"and their latents by the encoder {encoder}")
     if step := inputs.run.get("step") or (inputs.log[-1].get("step") if inputs.log else None):
@@ -49,6 +52,12 @@ def parameter_count(events: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the number of trained and frozen parameters by the last event "trains"; None if there is no such event."""
     counts = [event.get("parameters") for event in events if event.get("event") == "trains"]
     return int(counts[-1]) if counts and counts[-1] else None
+
+
+def _parameters_of_objective(events: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of parameters of the objective, which are outside the model, by the last event "trains"."""
+    last = next((event for event in reversed(events) if event.get("event") == "trains"), {})
+    return int(last.get("objective_parameters", 0))
 
 
 def left_out(inputs: ReportInputs) -> list[tuple[str, str]]:

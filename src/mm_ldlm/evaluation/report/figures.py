@@ -77,7 +77,7 @@ def mask_ratio(likelihood: Mapping[str, Any]) -> go.Figure | None:
             )
         )
         drawn = True
-    figure.update_xaxes(title="noise level (mask ratio)", tickformat=".0%", range=[0, 1])
+    figure.update_xaxes(title="noise level", tickformat=".0%", range=[0, 1])
     figure.update_yaxes(title="nats per scored token", rangemode="tozero")
     return figure if drawn else None
 

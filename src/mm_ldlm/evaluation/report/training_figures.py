@@ -22,6 +22,8 @@ PANELS = (
     ("gradient norm", "norm before clipping", ("grad_norm",), "log"),
     ("learning rate", "learning rate", ("lr",), "linear"),
     ("speed", "tokens per second", ("tokens_per_second",), "linear"),
+    ("noise", "noise level; fraction of masks", ("noise_level", "masking_rate"), "linear"),
+    ("stage", "stage", ("*_stage",), "linear"),
 )
 """Title, axis, patterns of keys of the training log, scale. A pattern with '*' matches keys without '/'."""
 DIAGNOSTICS = {
@@ -34,6 +36,8 @@ DIAGNOSTICS = {
 _NAMES_PER_LINE = 5
 _BY_NOISE = re.compile(r"(?P<prefix>[a-z][a-z0-9_]*_)t\d+$")
 """A metric by noise level, as in text_nll_t0."""
+_STATISTIC = re.compile(r"(?P<prefix>[a-z][a-z0-9_]*_)(mean|std|min|max)$")
+"""A statistic of a quantity, which has a panel if two or more of them are logged."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,13 @@ def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.
     """Plot the training log over steps; thin lines are logged values, thick lines are smoothed."""
     keys = _keys(log)
     panels = [Panel(title, axis, "", list(_matching(keys, patterns)), scale) for title, axis, patterns, scale in PANELS]
+    quantities: dict[str, Panel] = {}
+    for key in keys:
+        if found := _STATISTIC.match(key):
+            prefix = found["prefix"]
+            name = prefix.replace("_", " ").strip()
+            quantities.setdefault(prefix, Panel(name, name, prefix, [], "linear")).keys.append(key)
+    panels += [panel for panel in quantities.values() if len(panel.keys) > 1]
     return _panels(log, [panel for panel in panels if panel.keys], smoothing=smoothing)
 
 
@@ -120,7 +131,7 @@ def _panels(log: Sequence[Mapping[str, Any]], panels: Sequence[Panel], *, smooth
         for key, colour in zip(panel.keys, panel.colours(), strict=True):
             _curve(figure, log, key, colour, smoothing, where, positive=panel.scale == "log")
         ticks = {"tickformat": "~g", "nticks": 5} if panel.scale == "log" else {}
-        figure.update_xaxes(title="step", **where)
+        figure.update_xaxes(title={"text": "step", "standoff": 2}, **where)
         figure.update_yaxes(title=panel.axis, type=panel.scale, **ticks, **where)
     theme.style(figure, height=height * rows)
     figure.update_layout(showlegend=False, hovermode="closest")
