@@ -370,6 +370,7 @@ def test_other_runs_are_compared_in_the_report(report_inputs):
 def text_only_inputs(report_inputs):
     """A run without latents: it scores texts exactly and generates."""
     cost = {key: value for key, value in report_inputs.likelihood["unconditional"].items() if key != "by_mask_ratio"}
+    cost |= {"length_per_sentence": {"value": 0.0, "standard_error": 0.0, "low": 0.0, "high": 0.0}}  # an end token
     likelihood = {"likelihood": "exact", "sentences": 500, "draws": None, "left_out": [], "unconditional": cost}
     diversity = report_inputs.generation["generated"] | {"attested_bigrams": interval(0.8)}
     generation = {"texts": 20, "empty": 0.1, "memorised": 0.05, "generated": diversity, "real": diversity}
@@ -394,6 +395,7 @@ def test_a_text_only_run_reads_as_a_language_model(text_only_inputs):
         "exact negative log-likelihood; perplexity 3.32",
         "Attested word pairs",
         "10.0 % are empty",
+        '<td class="n">in the tokens</td>',
         "<b>From latent to text.</b> Left out: this run cannot write texts from latents (l2t)",
         "It can: score.</p>",
         'href="#likelihood"',

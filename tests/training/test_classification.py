@@ -9,6 +9,7 @@ import helpers
 import pytest
 import torch
 
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
 from mm_ldlm.training.worker import train
 
@@ -70,3 +71,11 @@ def test_one_non_finite_latent_changes_no_parameter(tmp_path: Path) -> None:
     log = (run.directory / "training_log.jsonl").read_text().splitlines()
     assert sum('"event": "skip' in line or '"skip' in line for line in log) >= 1
     assert run.step == 2
+
+
+def test_labels_of_another_key_are_refused_before_training(tmp_path: Path) -> None:
+    """The store has the labels that validation read; a changed `objective.label` alone does not change them."""
+    helpers.write_stores(tmp_path)
+    model, objective = CASES["latents"]
+    with pytest.raises(ConfigurationError, match=r"'objective\.label' is 'shape'.* are those of 'label'"):
+        helpers.planned(tmp_path, model=model, objective={**objective, "label": "shape"})

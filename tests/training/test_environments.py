@@ -48,9 +48,9 @@ STEPS, KILLED_AFTER = 6, 4
 """Steps of the run, which has a checkpoint after every second one, and those done when it is killed."""
 SMALL: dict[str, Any] = {
     "model": {"dim": 16, "depth": 2, "heads": 2, "conditioning_dim": 16, "length_hidden_dim": 16, "latent_tokens": 2},
-    "objective": {"estimator": {"dim": 16, "depth": 1, "heads": 2}},
+    "objective": {"estimator": {"dim": 16, "depth": 1, "heads": 2}, "label": "label"},
 }
-"""Sizes; only those that the kind has are set."""
+"""Sizes, and the label of the synthetic task; only those that the kind has are set."""
 QUICK: dict[str, Any] = {
     "max_steps": STEPS, "max_minutes": None, "max_tokens": None, "batch": {"tokens": None, "examples": 16},
     "checkpoint": {"every_steps": 2, "every_minutes": None, "background": False, "keep_last": 5,

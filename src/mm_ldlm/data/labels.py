@@ -17,6 +17,7 @@ import pyarrow as pa
 from mm_ldlm.corpus.filters import describe_function, load_function
 from mm_ldlm.corpus.record import PAIR, label_text, meta_value
 from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.latents.checks import Outcome
 from mm_ldlm.latents.findings import Finding
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
@@ -127,8 +128,29 @@ def write_labels(records: ShardStore, index: ShardStore, labels: Labels, workspa
         writer.append(_table(ids, labels.number_n[start:stop, None], LABEL_SCHEMA))
     return writer.finish(
         fingerprints={"records": records.manifest.fingerprint, "index": index.manifest.fingerprint},
-        meta={"classes": list(labels.names), "key": describe_function(key) if ":" in key else key},
+        meta={"classes": list(labels.names), "key": _described(key)},
     )
+
+
+def refuse_other_labels(store: ShardStore, *, key: str) -> None:
+    """Refuse to train on labels of another key, or of a function whose code has changed.
+
+    Raises:
+        ConfigurationError: the store was written with other labels than those of `key`.
+    """
+    if (written := store.manifest.meta.get("key")) == _described(key):
+        return
+    found = written["name"] if isinstance(written, dict) else written
+    changed = ", but the code of its module has changed" if found == key else ""
+    raise ConfigurationError(
+        f"parameter 'objective.label' is '{key}'; the labels of the validated dataset are those of '{found}'{changed}. "
+        "Run `kedro run --pipeline=validation` with this label first, or restore the other label."
+    )
+
+
+def _described(key: str) -> str | dict[str, str]:
+    """Describe the origin of labels: a key of `meta`, or the name and the digest of a function."""
+    return describe_function(key) if ":" in key else key
 
 
 def write_label_names(labels: Labels, workspace: Path) -> Manifest:

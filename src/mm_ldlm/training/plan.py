@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from mm_ldlm.config import parse, parse_kind, to_dict
+from mm_ldlm.corpus.record import LABEL
 from mm_ldlm.data.dataset import Dataset, values
+from mm_ldlm.data.labels import refuse_other_labels
 from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
@@ -39,7 +41,7 @@ def plan(
     """Make the spec, which contains everything that a worker needs, with paths relative to `runs`.
 
     Raises:
-        ConfigurationError: model, objective and data do not fit together, or the name of the run is that of a file.
+        ConfigurationError: model, objective, labels and data do not fit together, or the name of the run is that of a file.
         StoreError: the dataset lacks a store that the objective or the model reads.
         CheckpointError: the checkpoint of `init_from` is damaged, or has another vocabulary.
     """
@@ -50,6 +52,8 @@ def plan(
     stores = ("index", "tokens", *read, *typed_model.stores, *typed_objective.stores)
     for name in stores:
         dataset.require(name)
+    if "labels" in read:
+        refuse_other_labels(dataset.require("labels"), key=getattr(typed_objective, "label", LABEL))
     own = {name: torch.from_numpy(values(dataset.require(name))) for name in typed_objective.stores}
     noise_ids = typed_objective.noise_ids(dataset.shape, **own)
     typed_training = parse(TrainingConfig, training, at="training")
