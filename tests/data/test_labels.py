@@ -56,7 +56,7 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     manifest = labels.write_labels(records, records, found, tmp_path / "labels", key=key)
     assert manifest.meta["key"]["name"] == key
     labels.refuse_other_labels(ShardStore.open(tmp_path / "labels"), key=key)
-    with pytest.raises(ConfigurationError, match=r"'objective\.label' is 'shape'.* those of '.*:num_words'\. Run `kedro"):
+    with pytest.raises(ConfigurationError, match=r"'objective\.label' is 'shape'.* those of '.*:num_words'\. Run"):
         labels.refuse_other_labels(ShardStore.open(tmp_path / "labels"), key="shape")
     with pytest.raises(ConfigurationError, match=r"'objective\.label'.*no callable 'colour'"):
         labels.read_labels(records, key="mm_ldlm.corpus.text_labels:colour")

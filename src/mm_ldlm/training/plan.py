@@ -41,7 +41,7 @@ def plan(
     """Make the spec, which contains everything that a worker needs, with paths relative to `runs`.
 
     Raises:
-        ConfigurationError: model, objective, labels and data do not fit together, or the name of the run is that of a file.
+        ConfigurationError: model, objective, labels and data do not fit together, or the run has the name of a file.
         StoreError: the dataset lacks a store that the objective or the model reads.
         CheckpointError: the checkpoint of `init_from` is damaged, or has another vocabulary.
     """

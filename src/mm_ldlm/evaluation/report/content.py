@@ -56,7 +56,7 @@ def parameter_count(events: Sequence[Mapping[str, Any]]) -> int | None:
 
 def _parameters_of_objective(events: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of parameters of the objective, which are outside the model, by the last event "trains"."""
-    last = next((event for event in reversed(events) if event.get("event") == "trains"), {})
+    last: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "trains"), {})
     return int(last.get("objective_parameters", 0))
 
 
