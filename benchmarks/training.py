@@ -55,9 +55,10 @@ def _shape() -> Any:
 
 
 def _spec(steps: int) -> Any:
+    from mm_ldlm.distributed.launch import LaunchConfig
     from mm_ldlm.models.mmdit import MMDiTConfig
     from mm_ldlm.objectives.multimodal import MultimodalConfig
-    from mm_ldlm.training.config import CheckpointConfig, LaunchConfig, TrainingConfig
+    from mm_ldlm.training.config import CheckpointConfig, TrainingConfig
     from mm_ldlm.training.spec import TrainingSpec
 
     return TrainingSpec(
