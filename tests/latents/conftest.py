@@ -58,6 +58,12 @@ def write_records(folder: Path, texts: list[str], *, shard_rows: int = 1000) -> 
     return ShardStore.open(folder, "records")
 
 
+@pytest.fixture
+def new_records() -> Callable[..., ShardStore]:
+    """Return `write_records`; `from conftest import` could find the one of another folder."""
+    return write_records
+
+
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers and dimension 24 with the real bert-base-uncased tokenizer."""

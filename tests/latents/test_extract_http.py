@@ -239,13 +239,11 @@ def test_a_key_in_the_wrong_place_never_reaches_a_store(
 
 @pytest.mark.slow
 def test_twenty_thousand_sentences_through_a_service_that_fails(
-    new_data: Callable[..., Any], service: Service, tmp_path: Path, files: Files
+    new_records: Callable[..., Any], service: Service, tmp_path: Path, files: Files
 ) -> None:
     """One request in twenty fails: nothing lost, nothing twice, the bytes of a run without failures."""
-    from conftest import write_records
-
     texts = [f"sentence {number} of twenty thousand" for number in range(20_000)]
-    records = write_records(tmp_path / "records", texts)
+    records = new_records(tmp_path / "records", texts)
     encoder = http_encoder(service, batch_rows=16)
     config = parse(ExtractConfig, {"progress": False}, at="embedding")
     extract(records, encoder=encoder, config=config, workspace=tmp_path / "calm")
