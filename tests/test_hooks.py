@@ -75,6 +75,22 @@ def test_of_several_hosts_only_the_first_records(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.glob("*")) == []
 
 
+def test_a_parameter_without_effect_in_this_run_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    readers = {"validation": Pipeline([node(lambda value: value, "params:normaliser", "fitted")])}
+    monkeypatch.setattr("mm_ldlm.hooks.project.pipelines", readers)
+    for given in ({"normaliser": {"kind": "standard"}}, {"tracking": {"enabled": False}}, None):
+        caplog.clear()
+        hooks = ProjectHooks()
+        hooks.after_context_created(context(tmp_path))
+        run = RUN | {"runtime_params": given}
+        hooks.before_pipeline_run(run_params=run, pipeline=Pipeline([]), catalog=catalog(tmp_path, enabled=False))
+        hooks.after_pipeline_run()
+        warned = [record.message for record in caplog.records if "without effect" in record.message]
+        assert len(warned) == ("normaliser" in (given or {}))
+
+
 def test_a_run_is_announced_before_its_first_node_on_the_first_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

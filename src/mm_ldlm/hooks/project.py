@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
 from kedro.io import DatasetError
 
 from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
@@ -29,6 +30,7 @@ from mm_ldlm.hooks.names import (
 from mm_ldlm.hooks.refusals import launches, refuse_beyond_samples, refuse_concurrent, refuse_on_other_hosts, trains
 from mm_ldlm.hooks.seconds import PipelineSeconds
 from mm_ldlm.hooks.tracked import TrackedRun
+from mm_ldlm.hooks.unread import unread
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -111,6 +113,8 @@ class ProjectHooks:
             self._catalog = None
             return
         self._announce(typed, pipeline, catalog)
+        if words := unread(run_params.get("runtime_params") or {}, pipeline, pipelines):
+            log.warning(words)
         self._tracked = TrackedRun(project=self._project, runs=lambda: self._runs(catalog))
         if typed["tracking"].enabled:
             self._tracked.open(typed["tracking"], parameters, run_params, pipeline)
