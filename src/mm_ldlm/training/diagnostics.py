@@ -133,6 +133,8 @@ class Diagnostics:
     def after_update(self, step: int, *, applied: bool) -> None:
         """Collect the update ratios after the optimizer step, then read all statistics at once.
 
+        A part whose weights were all 0 before the step has no ratio.
+
         Args:
             step: number of this step, counted from 1.
         """
@@ -141,13 +143,13 @@ class Diagnostics:
             for part, parameter, before in self._held:
                 moved.setdefault(part, []).append(parameter.detach() - before)
             for part, differences in moved.items():
-                norm = self._numbers[f"param_norm/{part}"].clamp(min=1e-12)
-                self._numbers[f"update_ratio/{part}"] = _norm(differences) / norm
+                self._numbers[f"update_ratio/{part}"] = _norm(differences) / self._numbers[f"param_norm/{part}"]
         self._held = []
         numbers = {**self._numbers, **self._seen}
         self._numbers, self._seen = {}, {}
         values = torch.stack([_whole(value).double() for value in numbers.values()]).tolist()
-        self._line |= dict(zip(numbers, values, strict=True))
+        found = zip(numbers, values, strict=True)
+        self._line |= {name: x for name, x in found if math.isfinite(x) or not name.startswith("update_ratio/")}
         if self.gradients is not None and self._by_parameter is not None and self.writes:
             names, rows = self._by_parameter
             append(self.gradients, step, names, rows.tolist())
