@@ -416,6 +416,16 @@ def test_a_text_only_run_reads_as_a_language_model(text_only_inputs):
     assert text.count("Left out: ") == 3
 
 
+def test_the_sampler_of_the_texts_from_noise_is_that_of_their_table(text_only_inputs):
+    sampler = {"kind": "remdm<i>", "steps": 37, "temperature": 0.9, "top_k": None}
+    parameters = {"text": {"kind": "confidence", "steps": 4}, "unconditional": {"count": 64, "text": sampler}}
+    drawn = text_only_inputs.unconditional.copy()
+    drawn.attrs = {"made_by": {"run": "run-1", "parameters": parameters}}
+    html = without_library(page.render(dataclasses.replace(text_only_inputs, unconditional=drawn), {}))
+    assert "Text sampler: remdm&lt;i&gt; (steps 37, temperature 0.9).</p>" in html
+    assert "Text sampler" not in without_library(page.render(text_only_inputs, {}))
+
+
 def test_the_first_sentence_names_the_process_and_counts_the_parameters_of_the_model(text_only_inputs):
     config = {"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion", "process": {"kind": "sedd"}}}
     event = {"event": "trains", "step": 0, "parameters": 2_200_000, "objective_parameters": 1_800_000}

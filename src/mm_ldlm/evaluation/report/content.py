@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.checkpoints.provenance import MADE_BY
 from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.report.cards import percent
 from mm_ldlm.evaluation.report.inputs import ReportInputs
@@ -94,6 +95,16 @@ def source_names(inputs: ReportInputs) -> list[str]:
     """List the names of the text sources in the parameters."""
     sources = (inputs.parameters.get("ingestion") or {}).get("sources") or []
     return [str(s.get("name") or s.get("path") or s.get("kind")) for s in sources if isinstance(s, Mapping)]
+
+
+def unconditional_sampler(inputs: ReportInputs) -> str | None:
+    """Describe the text sampler of the unconditional samples by the parameters that their table carries."""
+    parameters = (inputs.unconditional.attrs.get(MADE_BY) or {}).get("parameters") or {}
+    sampler = dict((parameters.get("unconditional") or {}).get("text") or {})
+    if (kind := sampler.pop("kind", None)) is None:
+        return None
+    options = ", ".join(f"{name} {value}" for name, value in sampler.items() if value is not None)
+    return f"{kind} ({options})" if options else str(kind)
 
 
 # -- examples --------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure], *, made_at: s
         spikes=content.spikes(inputs.events, inputs.parameters),
         validation_losses=content.validation_losses(inputs.log),
         left_out=content.left_out(inputs),
+        sampler=content.unconditional_sampler(inputs),
         label=(inputs.run_config.get("objective") or {}).get("label"),
         likelihood_label=cards.LIKELIHOODS[inputs.likelihood.get("likelihood", "bound")],
         findings=content.findings(inputs.validation_report),
