@@ -144,9 +144,10 @@ def test_retention_keeps_the_last_the_best_and_the_multiples(
 @pytest.mark.parametrize("background", [True, False])
 def test_the_writer_points_reports_and_keeps_its_error(background: bool, tmp_path: Path) -> None:
     reported: list[tuple[int, Any]] = []
+    taken: list[float] = []
     writer = Writer(
         tmp_path, keep_last=1, keep_every=None, background=background,
-        report=lambda step, seconds, error: reported.append((step, error)),
+        report=lambda step, seconds, error: (reported.append((step, error)), taken.append(seconds)),  # type: ignore[func-returns-value]
     )  # fmt: skip
     contents = Contents({"model.safetensors": {"w": torch.ones(2)}}, {})
     for step, best in ((1, True), (2, False), (3, False)):
@@ -162,6 +163,10 @@ def test_the_writer_points_reports_and_keeps_its_error(background: bool, tmp_pat
     writer.save(5, contents, best=False)
     writer.wait()
     assert writer.failed is None
+    assert all(0 < seconds < 60 for seconds in taken), "of this checkpoint alone"
+    writer.save(6, contents, best=True)
+    writer.wait()
+    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [6], "the former best is not kept"
 
 
 def test_the_size_of_a_checkpoint_is_that_of_its_tensors_and_folders(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm.checkpoints.converting import NEVER, Names, convert, head_dim_of, rename
-from mm_ldlm.checkpoints.formats import FORMATS, matches, recognise, summary
+from mm_ldlm.checkpoints.formats import DDIT, FORMATS, matches, recognise, summary
 from mm_ldlm.checkpoints.weights import load_tensors
 from mm_ldlm.config import to_dict
 from mm_ldlm.errors import CheckpointError
@@ -265,3 +265,44 @@ def test_faults_of_a_mapping_are_listed_with_the_nearest_names(change: dict[str,
 def test_lists_of_names_are_short() -> None:
     assert summary([f"blocks.{n}.a.weight" for n in range(24)] + ["b"]) == "b, blocks.{n}.a.weight (24)"
     assert summary(f"p{n}" for n in range(20)).endswith("and 8 more")
+
+
+@pytest.mark.parametrize("rule", [rule for rule in DDIT.rules if len(rule.theirs) == 1], ids=lambda rule: rule.ours)
+def test_only_rows_of_tokens_are_left_out(rule: Any) -> None:
+    """A parameter with a row more than the model's keeps it, and is refused when it is loaded."""
+    theirs, ours = rule.theirs[0].replace("{n}", "0"), rule.ours.replace("{n}", "0")
+    found, shapes = ddit(), targets()[1]
+    more = 3 if "qkv" in ours else 1  # Q, K and V together
+    found[theirs] = torch.cat([found[theirs], found[theirs][:more]])
+    try:
+        made = converted(found).tensors[ours]
+    except CheckpointError:
+        assert "qkv" in ours, "a head is cut"
+        return
+    assert len(made) == shapes[ours][0] + (0 if ours in TOKENS else more)
+
+
+TOKENS = {"text_embedding.weight", "text_head.linear.weight", "text_head.linear.bias"}
+
+PARTS = {
+    "left_out": {
+        "rotary_emb.inv_freq", "logit_bias", "importance_estimator.a.b", "masking_scheduler.x", "noise", "noise.sigma",
+        "text_noise_schedule.x", "pad_id", "mask_id", "t0", "t1",
+    },
+    "obstacles": {
+        "blocks.3.latent_adaLN_modulation.weight", "blocks.3.cross_attn_q.weight", "latent_encoder.0.weight",
+        "latent_projection.0.weight", "latent_prediction_head.0.bias", "output_layer_clusters.weight",
+        "blocks.3.attn.q.weight", "blocks.3.mixer.in.weight",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PARTS["left_out"]))
+def test_every_name_that_sampling_does_not_read_is_left_out(name: str) -> None:
+    assert converted(ddit(**{name: torch.ones(D // H // 2)})).left_out == [name]
+
+
+@pytest.mark.parametrize("name", sorted(PARTS["obstacles"]))
+def test_every_part_that_no_model_has_is_an_obstacle(name: str) -> None:
+    with pytest.raises(CheckpointError, match="no model here can express it"):
+        converted(ddit(**{name: torch.ones(1)}))

@@ -141,3 +141,14 @@ def test_a_pointer_names_a_folder_beside_it(pointer: str, tmp_path: Path) -> Non
     (tmp_path / pointer).write_text("elsewhere/step-00000005\n")
     with pytest.raises(CheckpointError, match="the name 'elsewhere/step-00000005' contains a folder"):
         folder.pointer(tmp_path, pointer)
+
+
+@pytest.mark.parametrize("name", ["more.safetensors", "more.json", "tokenizer/more.json", "token_clusters/more.arrow"])
+def test_every_file_that_is_read_has_a_checksum(name: str, tmp_path: Path) -> None:
+    path = folder.write(tmp_path, 5, contents())
+    (path / "notes.txt").touch()  # is not read
+    folder.check(path)
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"expected the checksum of {name} in COMPLETE, found none"):
+        folder.check(path)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mm_ldlm.checkpoints.identity import differences
+import re
+from pathlib import Path
+
+import pytest
+
+from mm_ldlm.checkpoints.identity import differences, refuse_other
+from mm_ldlm.config import parse_kind, to_dict
+from mm_ldlm.errors import CheckpointError
+from mm_ldlm.models.registry import MODELS
 
 
 def test_what_only_one_side_has_is_a_difference() -> None:
@@ -15,3 +23,19 @@ def test_what_only_one_side_has_is_a_difference() -> None:
         "model.dim: checkpoint has 8, this run 9",
         "tokenizer: checkpoint has 't', this run 'u'",
     ]
+
+
+@pytest.mark.parametrize("key", ["mlp_bias", "mlp_activation", "time_factor", "dropout"])
+def test_a_parameter_that_an_earlier_version_lacked_has_its_default(key: str) -> None:
+    """A checkpoint without it fits a run with the default, and no other run."""
+    mine = to_dict(parse_kind(MODELS, {"kind": "dit"}, at="model"))
+    theirs = {"model": {name: value for name, value in mine.items() if name != key}, "tokenizer": "t"}
+    refuse_other({"model": mine, "tokenizer": "t"}, theirs, Path("c"), remedy="")
+    changed = {"mlp_bias": True, "mlp_activation": "gelu_tanh", "time_factor": 1.0, "dropout": 0.5}[key]
+    words = re.escape(
+        f"c belongs to another model:\n  model.{key}: checkpoint has {mine[key]!r}, this run {changed!r}\nDo"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        refuse_other({"model": {**mine, key: changed}, "tokenizer": "t"}, theirs, Path("c"), remedy="Do it")
+    with pytest.raises(CheckpointError, match="expected the identity of its run, found None"):
+        refuse_other({}, None, Path("c"), remedy="")

@@ -55,6 +55,20 @@ def test_files_that_contain_more_than_the_weights(key: str, name: str, tmp_path:
         assert (list(found.tensors), found.step) == (["a"], 7)
 
 
+def test_of_several_files_and_steps_the_first_of_their_order_counts(tmp_path: Path) -> None:
+    for number, name in enumerate(legacy.FILES):
+        saved(tmp_path, {"state_dict": {"a": torch.full((1,), float(number))}, "global_step": 5}, name)
+    (tmp_path / "training_state.json").write_text('{"state": {"step": 6}, "step": 7}')
+    for number, name in enumerate(("model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin")):
+        found = legacy.read(tmp_path)
+        assert (found.file.name, found.tensors["a"].item(), found.step) == (name, number, 5)
+        (tmp_path / name).unlink()
+    assert not legacy.is_legacy(tmp_path)
+    both = {"model_state_dict": {"module.model.a": torch.ones(1)}, "model": {"b": torch.ones(1)}}
+    found = legacy.read(saved(tmp_path, both))
+    assert (list(found.tensors), found.step) == (["a"], 7), "beside the file, if it has no step itself"
+
+
 def test_safetensors_are_read_by_their_path(tmp_path: Path) -> None:
     save_file({"backbone.a": torch.ones(2)}, tmp_path / "weights.safetensors")
     assert legacy.is_legacy(tmp_path / "weights.safetensors")
