@@ -24,10 +24,9 @@ def test_without_variables_there_is_one_process() -> None:
 
 def test_slurm_with_a_task_per_process() -> None:
     env = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "gpu[03-04]",
-           "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "77"}  # fmt: skip
-    found = rank_info(env)
-    assert (found.rank, found.local_rank, found.world, found.local_world) == (5, 1, 8, 4)
-    assert (found.master_address, found.master_port) == ("gpu03", 10077)
+           "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "20077", "SLURM_RESTART_COUNT": "3"}  # fmt: skip
+    assert rank_info(env) == RankInfo(5, 1, 8, 4, "gpu03", 10077, 3, "20077", False)
+    assert rank_info({**env, "SLURM_NTASKS": "1"}) == RankInfo(), "a task that starts the ranks itself"
     assert rank_info({**env, "MASTER_ADDR": "here", "MASTER_PORT": "1234"}).master_port == 1234
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import random
+import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,3 +214,111 @@ def test_a_node_with_other_versions_is_refused() -> None:
     torch = mine["torch"].replace("+", ".")
     with pytest.raises(ConfigurationError, match=rf"found on 10.0.0.7: torch 1.0 \(here {torch}\), numpy missing"):
         ray_task.refuse_other_versions(mine, other, node="10.0.0.7")
+
+
+class _Gpus(_Ray):
+    """A node with four cores and a GPU, one with eight cores and none, and one that was lost."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        found = [(4.0, 1.0, True), (8.0, 0.0, True), (64.0, 8.0, False)]
+        return [{"Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}} for cpus, gpus, alive in found]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 12.0, "GPU": 3.0}
+
+
+def test_every_option_reaches_ray_and_places_have_what_a_task_needs() -> None:
+    ray = _Gpus()
+    engine = RayEngine(ray, RayEngineConfig(max_retries=9))
+    assert (engine.gpus, engine.size()) == (3, (2, 12.0, 3))
+    assert [engine._places(cpus, gpus) for cpus, gpus in ((1, 0), (2, 0), (3, 0), (1, 1), (5, 1))] == [12, 6, 3, 1, 0]
+    assert dict(engine.run(str, range(5), ordered=False, cpus=2, gpus=1)) == {n: str(n) for n in range(5)}
+    assert ray.most <= 2, "two tasks for the only place"
+    assert ray.options == {
+        "num_cpus": 2, "num_gpus": 1, "max_retries": 9, "retry_exceptions": False, "scheduling_strategy": "SPREAD",
+    }  # fmt: skip
+    with pytest.raises(WorkerFailed, match="task 0 was lost 10 times"):
+        list(engine.run(raising(_RayError("gone")), [1], ordered=True))
+
+
+def test_a_node_fetches_the_function_of_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+
+    def get(reference: str) -> Callable[[Any], Any]:
+        fetched.append(reference)
+        return lambda task: (reference, task, os.getcwd())
+
+    here = os.getcwd()
+    fake = SimpleNamespace(get=get, util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7"))
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(ray_task, "_functions", {})
+    monkeypatch.chdir(here)
+    mine = ray_task.versions()
+    with pytest.raises(ConfigurationError, match=r"found on 10\.0\.0\.7: torch"):
+        ray_task.call("a", ["f"], {**mine, "torch": "1.0"}, str(tmp_path), 1)
+    assert ray_task.call("a", ["f"], mine, "/no/such/folder", 1) == ("f", 1, here)
+    assert ray_task.call("a", ["f"], mine, str(tmp_path), 2) == ("f", 2, here)
+    assert ray_task.call("b", ["g"], mine, str(tmp_path), 3) == ("g", 3, str(tmp_path))
+    assert fetched == ["f", "g"]
+    assert list(ray_task._functions) == ["b"], "the encoder of the earlier run is given back"
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "expected"),
+    [("auto", None, "auto"), ("auto", "head:6379", "head:6379"), ("other:1", "head:6379", "other:1")],
+)
+def test_the_address_of_the_cluster_is_that_of_the_parameters_or_of_the_variable(
+    address: str, variable: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(ray_engine._ATTEMPTS, raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray_engine, "_wait_for_head", lambda *place, seconds: seen.append((place, seconds)))
+    fake = SimpleNamespace(init=lambda **given: seen.append((given["address"], os.environ[ray_engine._ATTEMPTS])))
+    RayEngineConfig(address=address, wait_seconds=7)._connect(fake)
+    waited = [((expected.split(":")[0], int(expected.split(":")[1])), 7.0)] if ":" in expected else []
+    assert seen == [*waited, (expected, "1")]
+    assert ray_engine._ATTEMPTS not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (ConnectionError("none\nmore"), WorkerFailed, r"running Ray cluster at auto, found none \(none\)"),
+        (RuntimeError("Version\nmismatch."), ConfigurationError, "at auto: Version mismatch. Python and Ray"),
+        (ValueError("bad"), ConfigurationError, "at auto: bad"),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_is_explained(
+    error: Exception, expected: type, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**given: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv(ray_engine._ATTEMPTS, "9")
+    with pytest.raises(expected, match=words):
+        RayEngineConfig()._connect(SimpleNamespace(init=init))
+    assert os.environ[ray_engine._ATTEMPTS] == "9", "the user's own value stays"
+
+
+def test_the_connection_is_closed_and_the_signal_handler_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fake: Any = _Gpus()
+    fake.is_initialized = lambda: False
+    fake.init = lambda **given: signal.signal(signal.SIGTERM, lambda *_: None) and None
+    fake.shutdown = lambda: calls.append("shutdown")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(RayEngineConfig, "missing", lambda self: None)
+    before = signal.getsignal(signal.SIGTERM)
+    with RayEngineConfig().started() as engine:
+        assert (engine.gpus, calls) == (3, [])
+        assert signal.getsignal(signal.SIGTERM) == before
+    assert calls == ["shutdown"]
+    fake.is_initialized = lambda: True
+    with pytest.raises(ConfigurationError, match="no connection to a Ray cluster"), RayEngineConfig().started():
+        pass
+    assert calls == ["shutdown"], "that of someone else stays open"

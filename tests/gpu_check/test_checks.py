@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ import torch._dynamo
 import yaml
 
 from mm_ldlm.config import parse_kind
-from mm_ldlm.distributed.process import joined
-from mm_ldlm.gpu_check import compiling, extraction, flops, kernels, models, precision, rank, ranks, throughput
+from mm_ldlm.distributed.environment import RankInfo
+from mm_ldlm.distributed.process import Process, joined
+from mm_ldlm.gpu_check import compiling, extraction, flops, kernels, models, precision, rank, ranks, task, throughput
 from mm_ldlm.gpu_check.outcome import Finding, Setting
 from mm_ldlm.models import layers
 from mm_ldlm.models.base import DataShape
@@ -234,8 +237,11 @@ def test_a_resumed_run_that_differs_is_found(setting: Setting, monkeypatch: pyte
 
 
 def test_extraction_equals_the_cpu_and_repeats(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    extract, seconds = extraction.extract, iter([5.0, 2.0, 1.0, 1.0])
+    monkeypatch.setattr(extraction, "extract", lambda *given: extract(*given) and next(seconds))
     numbers = passed(extraction.extraction(setting))
     assert numbers["repeated bytes"] is True
+    assert numbers["sentences per second"] == 96 / 2, "of the second time, when everything is loaded"
     plain, made = extraction.RandomEncoder.run, []
 
     def drifting(self: extraction.RandomEncoder, prepared: Any) -> Any:
@@ -321,6 +327,59 @@ def test_a_utilisation_above_one_and_losses_that_are_not_finite_are_faults() -> 
     assert not throughput.implausible([1.0], 0.4)
     assert "between 0 and 1, found 1.2" in throughput.implausible([1.0], 1.2)[0]
     assert "expected finite losses" in throughput.implausible([float("nan")], None)[0]
+
+
+class Timed:
+    """A session whose steps take a known time, and whose losses are known."""
+
+    def __init__(self, first: float, others: float, losses: list[float]) -> None:
+        self.seconds, self._losses, self.steps = iter([first, others]), losses, []  # type: ignore[var-annotated]
+        self.log = SimpleNamespace(losses=lambda: self._losses, lines=[{"masking_rate": 0.5}, {"masking_rate": 0.25}])
+
+    def train(self, steps: int) -> float:
+        self.steps.append(steps)
+        return steps * next(self.seconds)
+
+
+def test_a_throughput_is_that_of_the_timed_steps_in_the_units_of_its_name(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six texts of 12 tokens in two micro-batches take a quarter of a second; the two warm-up steps are not timed."""
+    run = Timed(9.0, 0.25, [2.0, 1.0])
+    monkeypatch.setattr(throughput, "session", lambda *_, **__: contextlib.nullcontext(run))
+    numbers = passed(throughput.measure(setting, throughput.SMALL, task.TINY, examples=6, accumulation=2, steps=3))
+    assert run.steps == [2, 3]
+    operations = 3 * flops.forward_flops(
+        throughput.SMALL, task.TINY, examples=6, length=12, logits=27, heads=("text", "length")
+    )  # fmt: skip
+    assert numbers == {
+        "parameters": throughput.sum_of_parameters(throughput.SMALL, task.TINY), "tokens per second": 6 * 12 / 0.25,
+        "ms per step": 250.0, "TFLOP per second": pytest.approx(operations / 0.25 / 1e12),
+        "peak TFLOP per second": None, "utilisation": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "faults"), [(1.0 + 0.9e-3, 0), (1.0 + 1.1e-3, 1), (float("nan"), 1)])
+def test_the_times_with_and_without_compilation_keep_their_names(
+    last: float, faults: int, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {False: Timed(1.0, 0.3, [2.0, 1.0]), True: Timed(10.0, 0.2, [2.0, last])}
+    monkeypatch.setattr(
+        compiling, "session", lambda spec, *_, **__: contextlib.nullcontext(runs[spec.training.precision.compile])
+    )
+    found = compiling.compiled(setting)
+    assert [run.steps for run in runs.values()] == [[1, compiling.STEPS - 1]] * 2
+    times = {name: found.numbers[name] for name in ("seconds of compiling", "ms per step", "ms per step without")}
+    assert times == pytest.approx({"seconds of compiling": 9.8, "ms per step": 200.0, "ms per step without": 300.0})
+    assert len(found.faults) == faults
+
+
+def test_the_speed_of_an_all_reduce_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 MiB in each of ten repeats, which take three seconds together."""
+    monkeypatch.setattr(rank, "time", SimpleNamespace(perf_counter=iter([50.0, 53.0]).__next__))
+    found = rank.check_collectives(Process(RankInfo(), torch.device("cpu"), None), megabytes=2.0)
+    assert found["gigabytes_per_second"] == pytest.approx(2 * 2**20 / 0.3 / 1e9)
+    assert (found["world"], found["active"]) == (1, False)
 
 
 @pytest.mark.parametrize(

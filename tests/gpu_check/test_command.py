@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from mm_ldlm import gpu_check as package
 from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import child
-from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting
+from mm_ldlm.gpu_check import child, report
+from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting, text
 from mm_ldlm.gpu_check.registry import CHECKS, Entry
 from mm_ldlm.gpu_check.runner import CHILD, run_checks
 
@@ -155,3 +160,65 @@ def test_a_bare_host_is_enough(tmp_path: Path) -> None:
         [sys.executable, "-c", _BARE, str(tmp_path), *names], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_options_of_the_command_reach_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+
+    def run(names: list[str], **given: Any) -> list[Outcome]:
+        seen.append((names, {name: value for name, value in given.items() if name != "show"}))
+        return [
+            Outcome.of(name, Finding({}, faults), seconds=3.5) for name, faults in zip(names, ((), ("x",)), strict=True)
+        ]
+
+    monkeypatch.setattr(command, "run_checks", run)
+    options = ["--device", "cpu", "--seconds", "77", "--out", str(tmp_path), "--only", "flops", "attention"]
+    assert command.main(options) == 1
+    assert seen == [(["attention", "flops"], {"device": "cpu", "out": tmp_path, "seconds": 77.0})]
+    assert "1 passed, 1 failed" in capsys.readouterr().out
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert [(check["name"], check["status"], check["seconds"]) for check in found["checks"]] == [
+        ("attention", "passed", 3.5), ("flops", "failed", 3.5)
+    ]  # fmt: skip
+    assert found["command"] == f"python -m mm_ldlm.gpu_check {' '.join(options)}"
+
+
+def test_a_gpu_is_described_in_the_units_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(name="NVIDIA H100 PCIe", total_memory=85 * 2**30, major=9, minor=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: about.name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)))
+    found = report.machine("cuda")
+    assert {name: found[name] for name in ("device", "devices", "memory_gib", "capability", "peak_tflops", "nccl")} == {
+        "device": "NVIDIA H100 PCIe", "devices": 3, "memory_gib": 85.0, "capability": "9.1", "peak_tflops": 756.0,
+        "nccl": "2.27.5",
+    }  # fmt: skip
+    cpu = report.machine("cpu")
+    assert (cpu["device"], cpu["devices"], cpu["memory_gib"]) == ("CPU", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(True, "yes"), (False, "no"), (None, "unknown"), ("nccl", "nccl"), (1234567, "1,234,567"),
+     (0.00012345, "0.000123"), (999.4, "999"), (1234.5, "1,234"), (-1234.5, "-1,234"), (0.5, "0.5")],
+)  # fmt: skip
+def test_numbers_of_the_table_have_three_digits(value: Any, shown: str) -> None:
+    assert text(value) == shown
+
+
+def test_every_check_of_a_setting_is_in_the_registry() -> None:
+    """A function that takes a setting and returns a finding, in any module; only one needs a GPU."""
+    names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.name != "__main__"]
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    checks = {
+        f"{module.__name__.rpartition('.')[2]}:{name}"
+        for module in modules
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+        and inspect.signature(function).parameters.keys() == {"setting"}
+    }  # fmt: skip
+    assert {entry.path for entry in CHECKS.values()} == checks
+    assert [name for name, entry in CHECKS.items() if not entry.cpu] == ["compile"]
