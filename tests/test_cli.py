@@ -167,6 +167,8 @@ def test_both_spellings_name_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None
     for arguments in (["--pipeline=training"], ["--pipelines=training"]):
         assert CliRunner().invoke(cli.cli, ["run", *arguments]).exit_code == 0
     assert seen == [(None, ["training"])] * 2
+    CliRunner().invoke(cli.cli, ["run", "--pipeline=training", "--pipelines=sampling"])
+    assert seen[2:] == [("training", ["sampling"])], "Kedro refuses both together"
     assert isinstance(cli.cli, click.Group)
 
 

@@ -150,6 +150,8 @@ def test_runtime_parameters_follow_the_same_rule(load: Load) -> None:
     assert load("base", model={"dim": 64})["parameters"]["model"]["latent_tokens"] == 4
     assert load("base", model={"kind": "dit", "dim": 64})["parameters"]["model"] == {"kind": "dit", "dim": 64}
     assert load("dit", model={"kind": "dit", "dim": 64})["parameters"]["model"]["heads"] == 4
+    above = load("dit", model={"kind": "mmdit", "dim": 64})["parameters"]["model"]
+    assert above == {"kind": "mmdit", "dim": 64}, "over the layer, which has replaced that of base"
     training = load("base", training={"optimizer": {"betas": [0.5]}})["parameters"]["training"]
     assert training["optimizer"] == {"betas": [0.5], "decay": 0.01}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import mm_ldlm.settings
+from mm_ldlm.config import parse
 from mm_ldlm.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.encoders import parse_encoder
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import check_files, check_machine, check_parameters
@@ -165,3 +170,30 @@ def test_a_model_beyond_the_memory_is_refused_before_the_first_node(
         check_machine(large, read={"training", "model"}, trains=True)
     check_machine(large, read={"training", "model"}, trains=False)
     check_machine(changed("training", {}), read={"training", "model"}, trains=True)
+
+
+@pytest.mark.parametrize(("vectors", "missing"), [(ABSENT, True), (__file__, False), ("beside", False), (None, False)])
+def test_the_vectors_of_a_source_are_looked_for(vectors: str | None, missing: bool) -> None:
+    source = {"kind": "text", "path": __file__, "vectors": vectors}
+    typed = {"ingestion": parse(IngestionConfig, {"sources": [source]}, at="ingestion")}
+    if missing:
+        with pytest.raises(ConfigurationError, match=r"^parameter 'ingestion\.sources\.0\.vectors': "):
+            check_files(typed, read={"ingestion"})
+    else:
+        check_files(typed, read={"ingestion"})
+
+
+@pytest.mark.parametrize("own", [None, "77"])
+def test_settings_of_the_user_stay_and_telemetry_is_off(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = {"TIMEOUT": "4", "MAX_RETRIES": "1", "BACKOFF_FACTOR": "1"}
+    usual = {f"MLFLOW_HTTP_REQUEST_{name}": value for name, value in defaults.items()}
+    usual["TOKENIZERS_PARALLELISM"] = "false"
+    off = {"KEDRO_DISABLE_TELEMETRY": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1",
+           "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+    for name in usual:
+        monkeypatch.delenv(name, raising=False) if own is None else monkeypatch.setenv(name, own)
+    for name in off:
+        monkeypatch.setenv(name, "0")
+    runpy.run_path(str(Path(mm_ldlm.settings.__file__)))
+    assert {name: os.environ[name] for name in usual} == (dict.fromkeys(usual, own) if own else usual)
+    assert {name: os.environ[name] for name in off} == off

@@ -13,9 +13,11 @@ from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
 from mm_ldlm.datasets import RunDataset
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks, seconds
+from mm_ldlm.errors import ConfigurationError, TrackingError
+from mm_ldlm.hooks import ProjectHooks, seconds, tracked
+from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.tracking.config import TrackingConfig
 
 RUN = {"run_id": "2026", "env": "test", "pipeline_names": ["training", "reporting"]}
 
@@ -428,3 +430,74 @@ def test_the_mlflow_run_leads_back_to_run_folder_data_and_command(
         assert words in tags["mlflow.note.content"]
     assert [item.dataset.digest for item in run.inputs.dataset_inputs] == ["d", "t"]
     assert run.data.metrics == {"1_headline/perplexity": 2.5}
+
+
+@pytest.mark.parametrize("chosen", [None, "mine"])
+def test_the_section_of_tracking_and_the_command_decide_the_mlflow_run(
+    chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def open_somewhere(uri: str, **run: Any) -> tuple[str, str]:
+        seen.update(uri=uri, **run)
+        return "sqlite:///opened.db", "an id"
+
+    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", open_somewhere)
+    monkeypatch.setattr("mm_ldlm.tracking.record.Record", lambda *place, **given: seen.update(record=(place, given)))
+    monkeypatch.setattr("mm_ldlm.hooks.tracked._executed", lambda pipeline: "training,sampling")
+    monkeypatch.setattr("sys.argv", ["kedro", "run", "--env=e5+mdlm"])
+    section = TrackingConfig(enabled=True, uri="http://h:1", experiment="x", run_name=chosen, parent_run="above")
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path / "runs")
+    run.open(section, {"model": {"dim": 3}, "seed": 4}, {"run_id": "2026", "env": "e5+mdlm"}, Pipeline([]))
+    assert run.address == ("sqlite:///opened.db", "an id")
+    name = chosen or "training,sampling@e5+mdlm"
+    assert seen == {
+        "uri": "http://h:1", "root": tmp_path, "experiment": "x", "name": name, "parent": "above",
+        "parameters": {"model.dim": 3, "seed": 4},
+        "tags": {"pipelines": "training,sampling", "command": "kedro run --env=e5+mdlm", "environment": "e5+mdlm",
+                 "kedro_run": "2026"},
+        "record": (("sqlite:///opened.db", "an id"), {
+            "project": tmp_path, "name": None if chosen else name, "pipelines": "training,sampling",
+            "command": "kedro run --env=e5+mdlm",
+        }),
+    }  # fmt: skip
+    monkeypatch.setattr("mm_ldlm.hooks.tracked._executed", lambda pipeline: "")
+    run.open(section, {}, {"run_id": "2026", "env": None, "pipeline_names": None}, Pipeline([]))
+    assert (seen["name"], seen["tags"]["environment"]) == (chosen or "all@local", "local")
+
+
+def test_a_second_run_of_the_process_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a notebook: the report and the seconds of the first run are not those of the second."""
+    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
+    data["report"] = JSONDataset(filepath=str(tmp_path / "report.html"))
+    hooks.after_context_created(context(tmp_path))
+    for tag in ("reporting", "training"):
+        caplog.clear()
+        each = node(lambda: 1, None, "out", name=tag, tags=tag, namespace=tag)
+        hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([each]), catalog=data)
+        hooks.before_node_run(each)
+        if tag == "reporting":
+            hooks.after_dataset_saved("report", "<html>", each)
+        hooks.after_pipeline_run()
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line for line in lines if line.startswith("seconds")] == [f"seconds: {tag} 0.0; together 0"]
+        assert [line for line in lines if line.startswith("report: ")] == (
+            [f"report: {tmp_path / 'report.html'}"] if tag == "reporting" else []
+        )
+
+
+def test_a_tracking_store_that_does_not_answer_is_a_warning_and_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds: list[float] = []
+
+    def within(call: Any, *, seconds_: list[float] = seconds, **given: float) -> None:
+        seconds_.append(given["seconds"])
+        raise TrackingError("no answer within 12 s")
+
+    monkeypatch.setattr("mm_ldlm.tracking.opening.within", within)
+    for uri in ("http://h:1", "sqlite:///x.db"):
+        tracked._send(uri, lambda: None)
+    assert seconds == [12.0, 120.0]
+    assert caplog.text.count("MLflow does not answer (no answer within 12 s); the run goes on") == 2

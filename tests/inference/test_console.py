@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from mm_ldlm import MMLDLM, __main__, console
+from mm_ldlm.checkpoints.converting import Names
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.results import Texts
+from mm_ldlm.training.importing import Given
 
 WARM = {"kind": "confidence", "steps": 4, "temperature": 1.0}
 
@@ -129,3 +132,87 @@ def test_equal_texts_are_named(
 def test_a_wrong_number_is_refused(wrong: dict[str, Any], run_folder: Path, unit_latents: Callable[[int], Any]) -> None:
     with pytest.raises(SamplingError, match=next(iter(wrong))):
         MMLDLM.from_run(run_folder).invert(unit_latents(2), **wrong)
+
+
+class Asked:
+    """A run that notes how it was loaded and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+        self.model = SimpleNamespace(default_sampler=self.sampler)
+
+    def from_run(self, run: str, **given: Any) -> Asked:
+        self.seen.update(run=run, **given)
+        return self
+
+    def sampler(self, *, conditional: bool) -> Any:
+        return SimpleNamespace(override=lambda **changes: ("sampler", conditional, changes))
+
+    def invert(self, file: Path, **given: Any) -> Any:
+        self.seen.update(file=file, **given)
+        return Texts(
+            ("a  b\tc", "d"), ((1,), (2,)), np.array([-1.25, -2.5]), np.array([4, 4]), np.array([0, 0]), (None, None),
+            cosines=np.array([0.5, 0.25]), rows=np.array([0, 0]), samples=np.array([0, 3]),
+        )  # fmt: skip
+
+    def embed(self, texts: Any, **given: Any) -> Any:
+        self.seen.update(texts=list(texts), **given)
+        return Latents(len(texts))
+
+
+class Latents(list[int]):
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.latents = np.ones((count, 7))
+
+
+OPTIONS = ("--run", "R", "--checkpoint", "best", "--device", "cpu", "--seed", 11, "--steps", 9)
+LOADED = {"run": "R", "checkpoint": "best", "device": "cpu", "steps": 9, "seed": 11}
+
+
+def test_every_option_reaches_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_ldlm.inference.MMLDLM", asked := Asked())
+    result = call("invert", "l.npy", *OPTIONS, "--samples", 3, "--keep", "all", "--temperature", 0.7, "--cosine",
+                  "--table")  # fmt: skip
+    assert asked.seen == {
+        **LOADED, "file": Path("l.npy"), "samples": 3, "keep": "all", "reembed": True,
+        "sampler": ("sampler", True, {"temperature": 0.7}),
+    }  # fmt: skip
+    assert [line.split("\t") for line in result.stdout.splitlines()[1:]] == [
+        ["0", "0", "0.5000", "-1.250", "a b c"], ["0", "3", "0.2500", "-2.500", "d"]
+    ]  # fmt: skip
+    assert len(call("invert", "l.npy", "--run", "R", "--table").stdout.splitlines()) == 3
+    usual = {"checkpoint": "latest", "device": None, "steps": None, "seed": 0}
+    assert asked.seen == {**LOADED, **usual, "file": Path("l.npy"), "samples": 1, "keep": "best", "reembed": False,
+                          "sampler": None}  # fmt: skip
+    asked.seen.clear()
+    (tmp_path / "t.txt").write_text("one\ntwo\n")
+    result = call("embed", tmp_path / "t.txt", tmp_path / "o.npy", *OPTIONS, "--draws", 6)
+    assert asked.seen == {**LOADED, "texts": ["one", "two"], "draws": 6}
+    assert "2 latents of dimension 7" in result.stderr
+    assert np.load(tmp_path / "o.npy").dtype == np.float32
+    call("embed", tmp_path / "t.txt", tmp_path / "o.npy", "--run", "R")
+    assert asked.seen == {**LOADED, **usual, "texts": ["one", "two"], "draws": 4}
+
+
+def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "mm_ldlm.training.exporting.export_checkpoint", lambda *places, **given: seen.append((places, given)) or "C"
+    )
+    made = SimpleNamespace(tensors={"a": 1}, format="ddit", left_out=["b"])
+    monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", lambda *given: seen.append(given) or made)
+    for options, given, words in (
+        ((), {"checkpoint": "latest", "use_ema": True}, "the averaged weights of C"),
+        (("--checkpoint", "40", "--last"), {"checkpoint": "40", "use_ema": False}, "the last weights of C"),
+    ):
+        assert words in call("export-checkpoint", "R", "F", *options).output
+        assert seen.pop() == ((Path("R"), Path("F")), given)
+    (tmp_path / "n.yml").write_text("names: {a: b}")
+    result = call("import-checkpoint", "S", "R", "--tokenizer", "T", "--like", "L", "--names", tmp_path / "n.yml",
+                  "--heads", 3, "--max-length", 5, "--timesteps", "plain")  # fmt: skip
+    given = Given(tokenizer="T", like=Path("L"), names=Names({"a": "b"}), heads=3, max_length=5, timesteps="plain")
+    assert seen.pop() == (Path("S"), Path("R"), given)
+    assert "R: 1 parameters of the format ddit; left out: b" in result.output
+    call("import-checkpoint", "S", "R")
+    assert seen.pop() == (Path("S"), Path("R"), Given())

@@ -129,3 +129,11 @@ def test_lines_reach_mlflow_with_their_steps(uri: str) -> None:
     assert "skip" in run.data.tags["last_event"]
     assert run.data.tags["preview"] == "a bird → a cat"
     assert run.data.metrics.keys() == {"1_headline/loss", "2_training/l2t/text_loss"}
+
+
+def test_a_broken_sink_is_removed_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    follower = Follower(tmp_path / "log.jsonl", [Sink(breaks=True), good := Sink()])
+    for step in range(3):
+        follower._pass_on([{"step": step}])
+    assert [record.getMessage().partition(" follows ")[0] for record in caplog.records] == ["Sink no longer"]
+    assert len(good.lines) == 3

@@ -4,17 +4,21 @@ import logging
 import shutil
 import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mm_ldlm.errors import TrackingError
 from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.tracking import opening
 from mm_ldlm.tracking.opening import LOCAL, open_somewhere, within
+from mm_ldlm.tracking.source import commit
 
 RUN: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {"a": 1}, "tags": {}, "parent": "of the server"}
 
@@ -130,3 +134,103 @@ def test_lines_that_a_server_did_not_take_are_sent_when_it_is_back(monkeypatch: 
     assert sent == [1, 2, 3]
     sink.close()
     assert sent == [1, 2, 3, 4, 5]
+
+
+def test_a_server_that_is_away_is_asked_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question takes seconds, for which the log is not followed."""
+    now, asked, away = [500.0], [], [True]
+
+    def log_lines(uri: str, run_id: str, lines: Any) -> None:
+        asked.append((now[0] - 500, [line["step"] for line in lines]))
+        if away[0]:
+            raise ConnectionError("away")
+
+    monkeypatch.setattr(tracking, "log_lines", log_lines)
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(tracking.MlflowSink, "KEPT", 3)
+    sink = tracking.MlflowSink("uri", "run")
+    for second in (0, 1, 59, 61, 120, 122):
+        now[0] = 500.0 + second
+        away[0] = second < 100
+        sink.take([{"step": second}])
+    sink.take([])
+    assert asked == [(0, [0]), (61, [1, 59, 61]), (122, [61, 120, 122])], "the newest lines are kept"
+
+
+def test_a_run_in_the_local_database_has_no_parent_on_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_with: list[tuple[str, Any]] = []
+
+    def open_run(uri: str, **run: Any) -> str:
+        opened_with.append((uri, dict(run)))
+        if uri.startswith("http"):
+            raise OSError("away")
+        return "an id"
+
+    monkeypatch.setattr(opening, "open_run", open_run)
+    monkeypatch.setattr(opening, "load", lambda: None)
+    local = tracking.resolve_uri(LOCAL, root=tmp_path)
+    assert opened("http://host:1", tmp_path) == (local, "an id")
+    assert opened_with == [("http://host:1", RUN), (local, {**RUN, "parent": None})]
+    assert opened("sqlite:///x.db", tmp_path) == (f"sqlite:///{tmp_path}/x.db", "an id")
+    assert opened_with[2:] == [(f"sqlite:///{tmp_path}/x.db", RUN)]
+
+
+def test_a_database_in_a_file_has_the_time_to_make_its_tables() -> None:
+    assert [opening.longest(uri) for uri in ("sqlite:///x.db", "http://host", "databricks")] == [120.0, 12.0, 12.0]
+
+
+def test_the_commit_of_the_sources_is_recorded_and_whether_they_differ(tmp_path: Path) -> None:
+    assert commit(tmp_path) == {}, "no checkout"
+
+    def git(*words: str) -> str:
+        line = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    head = {"mlflow.source.git.commit": git("rev-parse", "HEAD")}
+    assert commit(tmp_path) == {**head, "git.dirty": "false"}
+    (tmp_path / "new").touch()
+    assert commit(tmp_path) == {**head, "git.dirty": "true"}
+
+
+def test_lines_that_a_server_never_took_are_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def log_lines(*given: Any) -> None:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(tracking, "log_lines", log_lines)
+    sink = tracking.MlflowSink("uri", "run")
+    sink.take([{"step": 1}, {"step": 2}])
+    sink.take([{"step": 3}])
+    assert len(caplog.records) == 1
+    sink.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "MLflow does not answer (ConnectionError: away); the run goes on, and its log is sent later",
+        "MLflow lacks the last 3 lines of the log, which has them all",
+    ], "one warning until it answers again"
+
+
+def test_every_number_is_sent_once_and_at_most_a_thousand_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[tuple[str, float, int]]] = []
+    tags: list[tuple[str, str]] = []
+
+    def log_batch(run_id: str, *, metrics: Any) -> None:
+        sent.append([(metric.key, metric.value, metric.step) for metric in metrics])
+
+    fake = SimpleNamespace(log_batch=log_batch, set_tag=lambda run_id, key, value: tags.append((key, value)))
+    monkeypatch.setattr(tracking, "client", lambda uri: fake)
+    lines = [{"step": step, "loss": step + 0.5, "lr": 0.25, "mode": "l2t", "bad": "nan"} for step in range(1250)]
+    events = [{"event": kind, "step": 3, "time": 0.0} for kind in ("skip", "start", "checkpoint", "estimate")]
+    tracking.log_lines("uri", "run", [*lines, *events])
+    assert [len(batch) for batch in sent] == [1000, 1000, 500]
+    assert [each for batch in sent for each in batch] == [
+        pair for step in range(1250)
+        for pair in (("1_headline/loss", step + 0.5, step), ("2_training/lr", 0.25, step))
+    ]  # fmt: skip
+    assert [key for key, _ in tags] == ["last_event"], "of the ordinary events none"
+    assert "skip" in tags[0][1]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mm_ldlm.tracking import progress
 from mm_ldlm.tracking.progress import ProgressSink, progress_line
 
 PREVIEW: dict[str, Any] = {"event": "preview", "step": 30, "original": "a red bird sings", "text": "a red cat sings"}
@@ -41,7 +44,10 @@ def test_the_estimate_is_shown_rounded_with_what_it_was_measured_on(caplog: pyte
         "measured_steps": 28,
     }  # fmt: skip
     (line,) = printed(caplog, event)
-    assert line.startswith("the training takes about 8 min more on this machine, until about ")
+    until = time.strftime("%H:%M", time.localtime(497.4))
+    assert line.startswith(f"the training takes about 8 min more on this machine, until about {until} ")
+    (later,) = printed(caplog, {**event, "time": 7_200.0})
+    assert f"until about {time.strftime('%H:%M', time.localtime(7_200 + 497.4))} " in later
     assert line.endswith(" (0.178 s a step, measured over 28 steps)")
 
 
@@ -54,3 +60,35 @@ def test_an_unknown_remaining_time_is_no_zero() -> None:
 def test_a_preview_that_failed_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     event = {"event": "preview_failed", "step": 1, "reason": "OutOfMemoryError: no memory"}
     assert printed(caplog, event) == ["step 1: preview failed OutOfMemoryError: no memory"]
+
+
+def test_elsewhere_than_on_a_terminal_a_line_comes_at_its_interval_and_after_the_last_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    now = [1000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sink = ProgressSink(100)
+    for seconds, step in ((0, 1), (14, 2), (16, 3), (17, 99), (18, 100)):
+        now[0] = 1000.0 + seconds
+        sink.take([{"step": step, "loss": 1.0, "lr": 0.1}])
+        sink.take([{"step": step, "validation/loss": 1.0}])  # a line without a step of training
+    assert [record.getMessage().partition(" · ")[0] for record in caplog.records] == [
+        "step 1/100", "step 3/100", "step 100/100"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs", "alert",
+     "preview_failed"],
+)  # fmt: skip
+def test_every_warning_of_a_training_is_shown(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    words = {"fields": ["x: 1"]} if kind == "resume_differs" else {"reason": "why"}
+    (line,) = printed(caplog, {"event": kind, "step": 7, **words})
+    assert line == f"step 7: {kind.replace('_', ' ')} {next(iter(words.values()))}"
+    assert caplog.records[0].levelname == "WARNING"
+    assert printed(caplog, {"event": "start", "step": 7, "resumed_from": "step-00000007"}) == [
+        "continuing from checkpoint step-00000007"
+    ]
+    assert printed(caplog, {"event": "start", "step": 0, "resumed_from": None}, {"event": "trains", "step": 0}) == []
