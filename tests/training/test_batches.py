@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import helpers
@@ -120,6 +121,7 @@ def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None
     assert (planned.epoch, planned.index) == (0, 2)
     assert micros[0].examples_B.tolist() == planned.examples.tolist()
     batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "batches"], "it prepares nothing more"
 
     class Broken(helpers.Rows):
         def field(self, name: str, rows: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -515,7 +516,10 @@ def test_a_batch_has_an_example_for_every_micro_batch_of_every_rank(size: int, o
 @pytest.mark.parametrize(
     ("name", "peak"),
     [("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12),
-     ("NVIDIA A10G", 70e12), ("NVIDIA A10", 125e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12), ("Radeon", None)],
+     ("NVIDIA A10G", 70e12), ("NVIDIA A10", 125e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12), ("Radeon", None),
+     ("NVIDIA B200", 2250e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA H100 NVL", 835e12),
+     ("NVIDIA L40", 181e12), ("NVIDIA GeForce RTX 4090", 165e12), ("NVIDIA A40", 150e12), ("NVIDIA A30", 165e12),
+     ("Tesla T4", 65e12)],
 )  # fmt: skip
 def test_the_peak_of_a_gpu_is_that_of_the_first_fitting_name(
     name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
@@ -529,3 +533,133 @@ def test_diagnosed_steps_are_the_first_and_every_so_many() -> None:
     made = [Diagnostics(every, Root(), compiled=False, scaler=None, device=torch.device("cpu")) for every in (0, 3)]  # type: ignore[arg-type]
     assert [step + 1 for step in range(9) if made[1].due(step)] == [1, 3, 6, 9]
     assert not any(made[0].due(step) for step in range(9))
+
+
+# -- what reads each parameter ---------------------------------------------------------------------------------------
+
+SET: dict[str, Any] = {
+    "max_steps": 84, "max_minutes": 33.0, "diagnose_every": 5, "parameter_gradients": True, "validate_every": 6,
+    "validation_examples": 11, "validation_batch": 3, "log_every": 3,
+    "batch": {"examples": 16, "accumulation": 2, "length_multiple": 6, "example_multiple": 4, "prefetch": 3},
+    "optimizer": {"lr": 7e-4, "betas": [0.81, 0.72], "eps": 3e-5, "weight_decay": 0.31, "schedule": "linear",
+                  "warmup_steps": 9, "min_lr_ratio": 0.23, "clip": 0.37},
+    "ema": {"decay": 0.77},
+    "precision": {"tf32": True},
+    "guard": {"max_consecutive_skips": 6, "max_rollbacks": 4, "rollback_lr_factor": 0.4, "spike_z": 8.5,
+              "spike_window": 64, "spike_action": "skip", "spike_patience": 21},
+    "checkpoint": {"every_steps": 12, "every_minutes": 9.0, "keep_last": 4, "keep_every": 24,
+                   "best_metric": "validation/loss", "best_is": "max", "background": False},
+}  # fmt: skip
+"""Values that differ from every default and from one another."""
+
+
+@pytest.fixture
+def _tf32_as_found() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_tf32_as_found")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_parameter_reaches_the_part_that_reads_it(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built as one rank of two, without a group: DDP is left out."""
+    monkeypatch.setattr(
+        "mm_ldlm.training.build.Parallel",
+        lambda inner, process, *, strategy: SimpleNamespace(inner=inner, module=inner, strategy=strategy),
+    )
+    spec = helpers.spec(seed=99, model={"depth": 1}, **SET)
+    process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
+    parts: Any = build(spec, root=tmp_path, data=helpers.data(), process=process, tracker=Silent())
+    given = spec.training
+    (adamw,) = parts.optimization.optimizers.values()
+    assert {(group["betas"], group["eps"]) for group in adamw.param_groups} == {((0.81, 0.72), 3e-5)}
+    assert {group["weight_decay"] for group in adamw.param_groups} == {0.31, 0.0}
+    assert (parts.optimization.config, parts.optimization.max_steps) == (given.optimizer, 84)
+    assert parts.optimization.set_lr(83, scale=0.5) == pytest.approx(7e-4 * (0.23 + 0.77 / 75) * 0.5)
+    assert (parts.ema.config.decay, parts.guard.config, parts.config) == (0.77, given.guard, given)
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (True, True)
+    assert (parts.stepper.seed, parts.stepper.parallel.strategy) == (99, "ddp")
+    loader, validation = parts.loader, parts.validate
+    assert (loader.plan.config, loader.plan.seed, loader.plan.max_length) == (given.batch, 99, helpers.LONGEST)
+    assert (loader.rank, loader.world, loader.fill, loader.pin) == (rank, 2, False, False)
+    assert loader.source is not validation.loader.source.source
+    assert validation.plan.config == dataclasses.replace(given.batch, examples=3, accumulation=1)
+    assert (len(validation.plan.lengths), validation.seed, validation.plan.max_length) == (11, 99, helpers.LONGEST)
+    assert (validation.loader.rank, validation.loader.world, validation.ema) == (rank, 2, parts.ema)
+    saves = parts.checkpointer
+    assert (saves.config, saves.directory) == (given.checkpoint, tmp_path / "run" / "checkpoints")
+    assert (saves._writer.keep_last, saves._writer.keep_every, saves._writer.background) == (4, 24, False)
+    assert (saves.session["seed"], saves.session["world"], saves.session["max_steps"]) == (99, 2, 84)
+    assert saves.session["optimizer"] == to_dict(given.optimizer)
+    assert saves.session["batch"] == to_dict(given.batch)
+    watch = parts.diagnostics
+    assert (watch.every, watch.gradients, watch.writes, watch.compiled) == (5, tmp_path / "run", rank == 0, False)
+    assert (parts.throughput.max_steps, parts.throughput.max_minutes) == (84, 33.0)
+    assert parts.preview is None, "data in memory have no tokenizer"
+
+
+def test_the_order_of_a_checkpoint_and_the_lines_after_a_roll_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds and frozen weights come before the checkpoint; of undone steps nothing enters the next line."""
+    heard, order = Heard(), []
+    spec = helpers.spec(
+        max_steps=7, log_every=7, batch={"examples": 16, "length_multiple": 12}, model={"depth": 1},
+        checkpoint={"every_steps": 6, "background": False},
+    )  # fmt: skip
+    parts: Any = build(spec, root=tmp_path, data=helpers.data(48), process=ALONE, tracker=heard)
+    judge, seen = parts.guard.judge, []
+
+    def fourth(*, loss: float, **more: Any) -> Verdict:
+        seen.append(loss)
+        return Verdict("rollback", "why") if len(seen) == 4 else judge(loss=loss, **more)
+
+    parts.guard.judge = fourth
+    monkeypatch.setattr(loop, "roll_back", lambda parts, verdict: order.append((parts.state.step, "back")))
+    for part, name in ((parts.throughput, "count_seconds"), (parts.diagnostics, "verify_freezing"),
+                       (parts.checkpointer, "save"), (parts.diagnostics, "new_epoch")):  # fmt: skip
+        monkeypatch.setattr(part, name, lambda *_, name=name: order.append((parts.state.step, name)))
+    shown: list[tuple[int, bool]] = []
+    parts.preview = lambda step, last: shown.append((step, last))
+    assert loop.run(parts) == "finished"
+    saves = [(step, name) for step in (6, 7) for name in ("count_seconds", "verify_freezing", "save")]
+    of_saves = [each for each in order if each[1] in ("verify_freezing", "save")]
+    assert of_saves == [each for each in saves if each[1] != "count_seconds"]
+    for step in (6, 7):
+        assert (step, "count_seconds") in order[: order.index((step, "save"))]
+    assert (4, "back") in order
+    assert [step for step, name in order if name == "new_epoch"] == [4, 7], "counted before the epoch is taken over"
+    ((step, line),) = heard.lines
+    assert step == 7
+    assert line["loss"] == pytest.approx(sum(seen[4:]) / 3)
+    assert line["skipped"] == 1
+    assert shown == [(1, False), (2, False), (3, False), (5, False), (6, False), (7, True)]
+
+
+def test_a_step_runs_in_the_order_of_its_definition(tmp_path: Path) -> None:
+    """Gradients are unscaled before their norm is measured, clipped before the update, and averaged after it."""
+    order: list[str] = []
+    parts: Any = build(
+        helpers.spec(max_steps=1, model={"depth": 1}, optimizer={"warmup_steps": 0}), root=tmp_path,
+        data=helpers.data(), process=ALONE, tracker=Silent(),
+    )  # fmt: skip
+    parts.stepper.scaler = SimpleNamespace(
+        scale=lambda loss: loss, unscale_=lambda optimizer: None, step=lambda optimizer: optimizer.step(),
+        update=lambda: None, state_dict=dict,
+    )  # fmt: skip
+    for name, place, method in (
+        ("lr", parts.optimization, "set_lr"), ("passes", parts.stepper, "forward_backward"),
+        ("unscale", parts.stepper.scaler, "unscale_"), ("norm", parts.optimization, "norm"),
+        ("judge", parts.guard, "judge"), ("clip", parts.optimization, "clip"), ("step", parts.optimization, "step"),
+        ("average", parts.ema, "update"), ("scale", parts.stepper.scaler, "update"),
+        ("clear", parts.optimization, "drop_gradients"), ("save", parts.checkpointer, "save"),
+    ):  # fmt: skip
+        plain = getattr(place, method)
+        setattr(place, method, lambda *a, n=name, f=plain, **k: (order.append(n), f(*a, **k))[1])
+    assert loop.run(parts) == "finished"
+    assert order == ["lr", "passes", "unscale", "norm", "judge", "clip", "step", "average", "scale", "clear", "save"]
+    assert all(parameter.grad is None for parameter in parts.stepper.root.parameters())

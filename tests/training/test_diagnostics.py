@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,11 @@ import pytest
 import torch
 
 from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.tracking.names import of_training
+from mm_ldlm.training import diagnostics
+from mm_ldlm.training.diagnosis import LARGEST_NORM, Findings
 from mm_ldlm.training.diagnostics import Diagnostics, part_of, underflow
+from mm_ldlm.training.gradients import append, gradient_statistics
 
 
 def numbers(*, scale: float | None, weights: float | None = None, update: float | None = None) -> dict[str, float]:
@@ -28,12 +34,12 @@ def numbers(*, scale: float | None, weights: float | None = None, update: float 
         if weights is not None:
             parameter.data.fill_(weights)
     scaler: Any = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
-    diagnostics = Diagnostics(1, root, compiled=False, scaler=scaler, device=torch.device("cpu"))
-    diagnostics.before_update()
+    watch = Diagnostics(1, root, compiled=False, scaler=scaler, device=torch.device("cpu"))
+    watch.before_update()
     for parameter in root.parameters():
         parameter.data += update or 0.0
-    diagnostics.after_update(1, applied=update is not None)
-    return diagnostics.take()
+    watch.after_update(1, applied=update is not None)
+    return watch.take()
 
 
 def test_parameters_of_blocks_are_reported_by_block_and_stream() -> None:
@@ -73,3 +79,124 @@ def test_underflow_is_a_fraction_of_what_took_part() -> None:
     assert float(underflow([table])) == pytest.approx(1 / 8)
     assert float(underflow([table, torch.ones(8)])) == pytest.approx(1 / 16)
     assert float(underflow([torch.zeros(3, 3)])) == 0.0
+
+
+def tiny() -> TrainableRoot:
+    spec = helpers.spec()
+    return TrainableRoot(
+        spec.model.build(spec.shape, generator=torch.Generator().manual_seed(0)), spec.objective.build(spec.shape)
+    )
+
+
+def test_every_statistic_of_a_part_is_its_formula() -> None:
+    """All weights are 2, all gradients 0.5 but one 0 in each tensor, and the update adds 0.25 to every weight."""
+    root = tiny()
+    tensors: dict[str, list[torch.nn.Parameter]] = {}
+    for name, tag, parameter in diagnostics.tagged_parameters(root):
+        tensors.setdefault(part_of(name, tag.name), []).append(parameter)
+        parameter.data.fill_(2.0)
+        parameter.grad = torch.full_like(parameter, 0.5)
+        parameter.grad.view(-1)[0] = 0.0
+    watch = Diagnostics(1, root, compiled=False, scaler=None, device=torch.device("cpu"))
+    watch.before_update()
+    for parameter in root.parameters():
+        parameter.data += 0.25
+    watch.after_update(1, applied=True)
+    found = watch.take()
+    assert len(tensors) > 5
+    for part, parameters in tensors.items():
+        count = sum(parameter.numel() for parameter in parameters)
+        assert {name: found[f"{name}/{part}"] for name in PER_PART} == pytest.approx({
+            "param_norm": 2 * count**0.5, "grad_norm": 0.5 * (count - len(parameters)) ** 0.5,
+            "grad_zeros": len(parameters) / count, "grad_nonfinite": 0.0, "update_ratio": 0.25 / 2,
+        }, rel=1e-5), part  # fmt: skip
+    assert {of_training(name).partition("/")[0] for name in found} == {"5_diagnostics"}
+    assert watch.take() == {}, "a line has the numbers of its own step"
+
+
+PER_PART = ("param_norm", "grad_norm", "grad_zeros", "grad_nonfinite", "update_ratio")
+
+
+def test_attention_logits_and_activations_are_the_largest_of_the_step() -> None:
+    watch = Diagnostics(1, tiny(), compiled=False, scaler=None, device=torch.device("cpu"))
+    q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
+    q[..., 0, 0], k[0, 0, :, 0] = 3.0, torch.tensor([2.0, -5.0, 40.0])  # logits 3, -7.5 and 60, the last one of a pad
+    mask = torch.tensor([True, True, False])[None, None, None]
+    watch._attention("blocks.3.attention")(None, (q, k, k, mask), q)
+    watch._attention("blocks.1.attention")(None, (q, k, k, None), q)
+    for scale in (1.0, 0.1):  # of several micro-batches the largest
+        watch._activation(2)(None, (), (scale * torch.full((2, 5), 3.0), scale * torch.full((7,), 1.0)))
+        watch._activation(0)(None, (), scale * torch.full((2,), -4.0))
+    found = {name: float(value) for name, value in watch._seen.items()}
+    assert {of_training(name).partition("/")[0] for name in found} == {"5_diagnostics"}
+    assert found == pytest.approx({
+        "attention_logit_max/block3": 7.5, "attention_logit_max/block1": 60.0,
+        "activation_rms/block2": ((9 + 1) / 2) ** 0.5, "activation_rms/block0": 4.0,
+    })  # fmt: skip
+
+
+def test_the_operations_of_a_token_are_three_forward_passes_of_the_mean_kind() -> None:
+    """A product of (m, k) and (k, n) has 2·m·k·n operations; the two kinds have 60 and 180, the batch has 6 tokens."""
+
+    def losses(batch: Any, *, kind: str, draw: int, step: int) -> None:
+        assert not torch.is_grad_enabled()
+        torch.ones(2, 3) @ torch.ones(3, {"a": 5, "b": 15}[kind])
+
+    batch = SimpleNamespace(tokens_BL=torch.zeros(2, 3), to=lambda device: None)
+    stepper: Any = SimpleNamespace(objective=SimpleNamespace(kinds=("a", "b")), losses=losses)
+    for compiled, expected in ((False, 3 * (60 + 180) / (2 * 6)), (True, 0.0)):
+        watch = Diagnostics(1, tiny(), compiled=compiled, scaler=None, device=torch.device("cpu"))
+        watch.count_flops(stepper, batch)  # type: ignore[arg-type]
+        assert watch.flops_per_token == expected
+
+
+def test_the_statistics_of_a_gradient_are_its_moments(tmp_path: Path) -> None:
+    made = torch.nn.ParameterDict({
+        "four": torch.nn.Parameter(torch.ones(4)), "one": torch.nn.Parameter(torch.ones(1)),
+        "none": torch.nn.Parameter(torch.ones(2)), "bad": torch.nn.Parameter(torch.ones(2, 2)),
+    })  # fmt: skip
+    made["four"].grad = torch.tensor([6.0, -8.0, 0.0, 0.0])  # of the loss × 2
+    made["one"].grad = torch.tensor([-3.0])
+    made["bad"].grad = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0]])
+    names, values = gradient_statistics(made, scale=2.0)
+    append(tmp_path, 7, names, values.tolist())
+    line = json.loads((tmp_path / "gradients.jsonl").read_text())
+    found = line["parameters"]
+    assert (line["step"], set(found)) == (7, {"four", "one", "bad"})
+    assert found["four"] == pytest.approx({
+        "norm": 5.0, "mean": -0.25, "std": (25 / 4 - 1 / 16) ** 0.5, "largest": 4.0, "zeros": 0.5, "nonfinite": 0.0,
+    })  # fmt: skip
+    one = {"norm": 1.5, "mean": -1.5, "std": 0.0, "largest": 1.5, "zeros": 0.0, "nonfinite": 0.0}
+    assert found["one"] == pytest.approx(one)
+    assert (found["bad"]["nonfinite"], found["bad"]["zeros"]) == (0.5, 0.0)
+
+
+FOUND: dict[str, tuple[Any, str]] = {
+    "examples": ({"latents": [3, 5]}, "latents of examples [3, 5] contain NaN or Inf. Remove these examples"),
+    "parameters": (["a.weight", "b.weight"], "2 parameters are not finite, the first of them a.weight"),
+    "inputs": (["latents_Bd"], "the model received values that are not finite: latents_Bd"),
+    "forward": ("blocks.1", "the first non-finite output, for finite inputs, is that of module blocks.1"),
+    "losses": (["text_loss"], "the model's outputs are finite, but not the loss: text_loss"),
+    "backward": ("head", "the loss is finite, but gradients became non-finite at the output of module head"),
+    "gradient": ("c.weight", "gradients became non-finite in the backward pass. The first parameter with a"),
+    "norm": (2 * LARGEST_NORM, "too large for float32: their norm is 2.0e+19, the largest are those of d.weight"),
+}
+"""Findings with a value of their own, in the order of the computation, and the words of each."""
+
+
+@pytest.mark.parametrize("first", range(len(FOUND)))
+def test_a_diagnosis_names_the_first_cause_of_all(first: int) -> None:
+    """What comes later in the computation follows from it."""
+    given = {name: value for name, (value, _) in list(FOUND.items())[first:]}
+    found = Findings(**{"rank": 4, "kind": "t2l", "examples": {}, "parameters": [], "steepest": "d.weight", **given})
+    assert found.any
+    assert found.sentence().startswith("Rank 4, a step of kind t2l: ")
+    assert list(FOUND.values())[first][1] in found.sentence()
+
+
+def test_a_diagnosis_without_a_cause_says_so() -> None:
+    found = Findings(rank=0, kind="a", examples={}, parameters=[], norm=LARGEST_NORM / 2)
+    assert not found.any
+    assert "all values were finite when the step was repeated" in found.sentence()
+    found.trouble = "OSError: gone"
+    assert "the step could not be repeated (OSError: gone)" in found.sentence()

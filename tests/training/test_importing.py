@@ -104,7 +104,25 @@ def test_a_training_starts_from_a_folder_of_an_older_trainer(tmp_path: Path) -> 
     assert (event[0]["format"], event[0]["left_out"]) == ("ddit", "rotary_emb.cos_cached")
 
 
+def test_what_the_command_says_comes_before_the_files_of_the_checkpoint(tmp_path: Path) -> None:
+    """The table of the rotary positions says 12, config.yaml another length."""
+    path = older(tmp_path / "older")
+    (path / "config.yaml").write_text("model: {diffusion_process: mdlm, n_heads: 2, length: 9}\n")
+    shapes = {}
+    for name, said in (("said", Given(max_length=7, timesteps="none")), ("found", Given(timesteps="plain"))):
+        import_checkpoint(path, tmp_path / name, said)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        shapes[name] = config["shape"]["max_length"], config["model"]["time_conditioning"]
+    assert shapes == {"said": (7, False), "found": (LENGTH, True)}
+
+
 # -- export and import -------------------------------------------------------------------------------------------------
+
+
+def written_with(place: Path) -> Any:
+    """The counters beside an exported model.pt."""
+    return json.loads((place / "training_state.json").read_text())
+
 
 TINY: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2}
 CAUSAL: tuple[dict[str, Any], dict[str, Any]] = ({"kind": "causal", **TINY}, {"kind": "autoregressive"})
@@ -131,6 +149,10 @@ def test_export_and_import_return_the_same_bits(
     assert export_checkpoint(tmp_path / "runs" / "run", tmp_path / "out").name == "step-00000002"
     plain = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     assert not any(name.startswith("model.") for name in plain)
+    state = folder.document(folder.find(tmp_path / "runs" / "run"), "training_state.json")["state"]
+    counters = {name: state[name] for name in ("step", "epoch", "batch_in_epoch", "examples", "tokens")}
+    assert min(counters["step"], counters["examples"], counters["tokens"]) > 0
+    assert written_with(tmp_path / "out") == {**counters, "weights": "averaged"}
     import_checkpoint(tmp_path / "out", tmp_path / "again", Given())
     averaged = helpers.tensors(tmp_path / "runs" / "run", 2, "ema")
     assert helpers.same_bits(helpers.tensors(tmp_path / "again", 2), averaged)
@@ -142,6 +164,8 @@ def test_export_and_import_return_the_same_bits(
     assert helpers.same_bits(plain, second)
     assert [value.dtype for value in plain.values()] == [second[name].dtype for name in plain]
     export_checkpoint(tmp_path / "runs" / "run", tmp_path / "last", use_ema=False)
+    assert written_with(tmp_path / "second")["weights"] == "last", "an imported run has no averages"
+    assert written_with(tmp_path / "last") == {**counters, "weights": "last"}
     last = helpers.tensors(tmp_path / "runs" / "run", 2)
     assert helpers.same_bits({f"model.{k}".replace("model.objective.", "objective."): v for k, v in legacy.read(
         tmp_path / "last").tensors.items()}, last)  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.tracking.base import Silent
@@ -146,9 +147,14 @@ def test_a_resume_restores_scale_counters_weights_and_averages(tmp_path: Path) -
         setattr(old.state, name, value)
     for number, value in enumerate(old.ema.values.values()):
         value.fill_(number + 0.25)
-    old.checkpointer.save({})
+    told: list[tuple[Any, ...]] = []
+    new.checkpointer.tracker = SimpleNamespace(event=lambda step, kind, **more: told.append((step, kind, more)))
+    old.checkpointer.save({"loss": 2.5, "grad_norm": math.nan, "perplexity": math.inf})
     old.checkpointer.wait()
+    document = folder.document(old.checkpointer.newest(), "training_state.json")
+    assert document["metrics"] == {"loss": 2.5}, "JSON has no other numbers"
     assert new.checkpointer.restore() == state["step"]
+    assert told == [(state["step"], "resume_differs", {"fields": ["seed: checkpoint has 2, this run 1"]})]
     assert new.checkpointer.scaler.state_dict()["scale"] == 512.0
     assert new.guard.to_dict() == {**counters, "windows": {"mixed/loss": [1.5, 2.5]}}
     assert new.state == TrainingState(**state)

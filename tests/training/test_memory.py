@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,7 @@ def test_activations_grow_with_the_micro_batch_of_a_rank() -> None:
     assert of(8000) == 8 * of(1000)
     assert of(8000, launch={"processes": 2}, batch={"examples": 64, "accumulation": 4}) == of(1000)
     assert of(8000, precision={"autocast": "bf16"}) == of(8000) // 2
+    assert of(8000, precision={"autocast": "fp16"}) == of(8000) // 2
     assert of(8000, precision={"autocast": "auto"}) == of(8000) // 2, "the machine may choose bf16"
     assert of(8000, recompute=True) < of(8000) // 3
 
@@ -113,3 +116,36 @@ def test_the_memory_of_this_machine_is_found() -> None:
     name, found = memory.memory_of("cpu")
     assert name == "CPU"
     assert 2**28 < found < 2**50
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("3000", 3000), ("max", 9000), ("99000", 9000), (None, 9000)])
+def test_the_memory_of_a_container_is_its_limit(
+    limit: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 90, "SC_PHYS_PAGES": 100}.__getitem__)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "memory.max")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+    for device in ("cpu", "auto"):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert memory.memory_of(device) == ("CPU", expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"batch_tokens": 1000, "batch_rows": 64, "max_length": 10}, 640),
+        ({"batch_tokens": 500, "batch_rows": 64, "max_length": 10}, 500),
+        ({"batch_tokens": 10**6, "batch_rows": 2, "max_length": None}, 2 * 512),
+    ],
+)
+def test_a_batch_of_the_encoder_fits_up_to_the_whole_memory(
+    options: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SimpleNamespace(device="cpu", dim=16, **options)
+    needed = tokens * 16 * 4 * 8  # eight vectors of float32 for each token
+    monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", needed))
+    memory.refuse_large_batch(encoder)
+    monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", needed - 1))
+    with pytest.raises(ConfigurationError, match=f"'encoder.batch_tokens': a batch of {tokens:,} tokens"):
+        memory.refuse_large_batch(encoder)

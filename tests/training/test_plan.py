@@ -247,3 +247,28 @@ def test_the_batch_of_the_validation_has_a_size_of_its_own(stores: Path) -> None
     assert max(sizes) == 3
     assert sum(sizes) == 8
     assert parts.loader.plan.config.examples == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "read"),
+    [
+        ({"kind": "dit", "dim": 16, "depth": 1, "heads": 2}, {"kind": "text_diffusion"}, set()),
+        ({"depth": 1}, {"kind": "multimodal"}, {"latents", "normaliser", "encoder"}),
+        ({"kind": "image_mmdit", "dim": 16, "depth": 1, "heads": 2}, {"kind": "image_text"},
+         {"images", "image_normaliser"}),
+    ],
+    ids=["text", "latents", "images"],
+)  # fmt: skip
+def test_a_spec_names_what_its_training_reads_and_nothing_else(
+    model: dict[str, Any], objective: dict[str, Any], read: set[str], stores: Path
+) -> None:
+    """Another encoder does not make another run of a model that reads no latents."""
+    spec = helpers.planned(stores, model=model, objective=objective)
+    assert set(spec.fingerprints) == {"index", "tokens", "tokenizer"} | read
+    assert spec.encoder == ({"name": "none"} if "latents" in read else {})
+    assert (spec.dataset, spec.seed, spec.tracking) == ("../dataset", 7, {})
+    (stores / "runs").mkdir(exist_ok=True)
+    data = open_data(spec, stores / "runs")
+    assert set(data.folders) == {"tokenizer"} | (read & {"normaliser", "image_normaliser"}), "what sampling needs"
+    assert data.validation is not None
+    assert (len(data.train.lengths), len(data.validation.lengths)) == (56, 8)

@@ -18,6 +18,7 @@ from mm_ldlm.objectives.base import Objective
 from mm_ldlm.tracking.jsonl import read_events, read_metrics
 from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.precision import multiplies_bf16, resolve
+from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.worker import train
 
 
@@ -141,3 +142,15 @@ def test_a_run_with_auto_is_the_run_of_the_precision_that_it_chose(
 def test_a_torch_that_does_not_tell_what_a_cpu_can_do_means_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert resolve(PrecisionConfig(autocast="auto"), CPU).autocast == "fp32"
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_forward_pass_has_the_type_of_its_name(kind: Any, dtype: torch.dtype | None) -> None:
+    made = Stepper(
+        None, Process(RankInfo(), torch.device("cpu"), None), precision=PrecisionConfig(autocast=kind), scaler=None,  # type: ignore[arg-type]
+        seed=0,
+    )  # fmt: skip
+    with made.autocast():
+        assert torch.is_autocast_enabled("cpu") == (dtype is not None)
+        assert dtype is None or torch.get_autocast_dtype("cpu") == dtype
+    assert not torch.is_autocast_enabled("cpu")

@@ -100,6 +100,10 @@ def tokenizer(shows: Any) -> Any:
 def test_the_rebuilt_sentence_is_one_of_the_validation_split_of_median_length(stores: Path) -> None:
     shows = made(stores)
     lengths = shows.source.lengths
+    data = open_data(planned(stores), stores / "runs")
+    assert data.validation is not None
+    assert lengths.tolist() == data.validation.lengths.tolist() != data.train.lengths.tolist()
+    assert (shows.every, shows.seed) == (60, planned(stores).seed)
     assert lengths[shows._row[0]] == np.sort(lengths)[len(lengths) // 2]
     original, _ = shows._texts(tokenizer(shows))
     assert len(original.split()) == lengths[shows._row[0]]
@@ -190,3 +194,36 @@ def test_two_processes_show_once_and_train_to_the_same_digits(stores: Path) -> N
         assert helpers.same_bits(*(helpers.tensors(log.parent, 4, name) for log in logs)), name
     assert not read_events(logs[0], "preview")
     assert [event["step"] for event in read_events(logs[1], "preview")] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("task", "has_length", "refused", "most", "expected"),
+    [
+        ("l2t", False, None, 200, 200), ("unconditional", False, None, 200, preview.LONGEST),
+        ("unconditional", False, None, 20, 20), ("l2t", True, None, 200, 90), ("unconditional", True, None, 200, 64),
+        ("l2t", True, "not trained", 200, 7), ("l2t", True, None, 50, 50),
+    ],
+)  # fmt: skip
+def test_the_canvas_has_the_most_probable_length_within_its_limit(
+    task: Any, has_length: bool, refused: str | None, most: int, expected: int
+) -> None:
+    """Every length but 90 has the probability 0, and the sentence has 7 tokens."""
+    shows = preview.Preview.__new__(preview.Preview)
+    shows.task = task
+    asked: list[tuple[str, ...]] = []
+
+    def refuse(length: str, task: str, *, order: str) -> str | None:
+        asked.append((length, task, order))
+        return refused
+
+    shows.capabilities = SimpleNamespace(refuse_length=refuse)  # type: ignore[assignment]
+    log_probs = torch.full((1, 200), -torch.inf)
+    log_probs[0, 89] = 0.0
+    model: Any = SimpleNamespace(
+        has_length=has_length, shape=SimpleNamespace(max_length=most),
+        length_log_probs=lambda latents, *, rows: log_probs[:rows],
+    )  # fmt: skip
+    latents = torch.zeros(1, 3) if task == "l2t" else None
+    generator = preview.RowGenerator(0, torch.zeros(1, dtype=torch.int64))
+    assert shows._length(model, latents, 7, generator) == expected
+    assert asked == [("sample", task, "text_first" if task == "unconditional" else "")] * has_length

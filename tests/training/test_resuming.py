@@ -167,3 +167,15 @@ def test_two_processes_go_back_together(tmp_path: Path) -> None:
     assert read_events(after / "training_log.jsonl", "start")[-1]["resumed_from"] == "step-00000004"
     assert helpers.same_bits(before, helpers.tensors(after, 10))
     assert steps(after / "checkpoints.old-1") == [6, 8, 10]
+
+
+def test_a_restart_after_a_lost_rank_continues_although_a_new_command_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "l"}.items():
+        monkeypatch.setenv(name, value)
+    for attempt, origin, old in ((0, None, []), (1, "step-00000002", []), (0, None, ["run.old-1"])):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        run(tmp_path, pause_at=2, resume="never", max_steps=4)
+        assert read_events(tmp_path / "run/training_log.jsonl", "start")[-1]["resumed_from"] == origin
+        assert sorted(path.name for path in tmp_path.glob("run.old-*")) == old

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
 import pytest
 import torch
 
+from mm_ldlm.distributed.process import joined
+from mm_ldlm.tracking.base import Silent
+from mm_ldlm.training import sanity
+from mm_ldlm.training.build import build
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
 
@@ -103,3 +108,41 @@ def test_an_objective_that_cannot_be_learned(tmp_path: Path) -> None:
 
     found = checked(tmp_path, wrap, steps=10)
     assert not found["overfit one batch"].ok
+
+
+@pytest.mark.parametrize(("have", "ok"), [(3.805, True), (3.795, False), (4.195, True), (4.205, False)])
+def test_the_first_loss_is_compared_relatively(have: float, ok: bool) -> None:
+    """5 % of 4 on both sides."""
+    pair = (torch.tensor(have * 7), torch.tensor(7))
+    objective = SimpleNamespace(kinds=("a", "b"), expected_first_loss=lambda: {"text": 4.0, "absent": 9.0})
+    stepper = SimpleNamespace(objective=objective, losses=lambda batch, *, kind, draw, step: {"text": pair})
+    parts: Any = SimpleNamespace(stepper=stepper)
+    found = sanity.first_losses(parts, None, SanityConfig(tolerance=0.05), fresh=True)  # type: ignore[arg-type]
+    assert found.ok == ok
+    assert f"a/text {have:.4f}, expected 4.0000; b/text {have:.4f}" in found.found
+    trained = sanity.first_losses(parts, None, SanityConfig(), fresh=False)  # type: ignore[arg-type]
+    assert (trained.ok, trained.found) == (True, "not checked: the weights are trained")
+
+
+@pytest.mark.parametrize(
+    ("later", "steps", "ok"), [(0.51, 12, False), (0.49, 12, True), (0.26, 12, True), (0.24, 8, True)]
+)
+def test_the_overfit_loss_falls_below_its_fraction_and_ends_early_at_half_of_it(
+    later: float, steps: int, ok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes at least 8 steps, because parts behind gates have no gradient in the first ones."""
+    calls: list[int] = []
+
+    def loss(parts: Any, batch: Any, kind: str) -> torch.Tensor:
+        calls.append(1)
+        value = 1.0 if len(calls) == 1 else later
+        return sum(p.sum() * 0.0 for p in parts.stepper.root.parameters()) + torch.tensor(value)
+
+    monkeypatch.setattr(sanity, "_loss", loss)
+    spec = helpers.spec(model={"depth": 1}, objective={"mode": "l2t"})
+    with joined(device="cpu") as process:
+        parts = build(spec, root=tmp_path, data=helpers.data(), process=process, tracker=Silent())
+        batch: Any = SimpleNamespace(examples_B=range(5))
+        found = sanity.learning(parts, batch, SanityConfig(max_steps=12, fall=0.5))[-1]
+    assert found.ok == ok
+    assert found.found == f"loss 1.000 → {later:.3f} in {steps} steps on one batch of 5 examples"

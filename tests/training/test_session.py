@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import signal
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import helpers
 import pytest
 
+from mm_ldlm.checkpoints import folder
+from mm_ldlm.distributed.launch import LaunchConfig
 from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, StoreError, WorkerFailed
-from mm_ldlm.training import status
+from mm_ldlm.training import status, worker
 from mm_ldlm.training.session import reference, run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status
@@ -192,3 +198,110 @@ def test_a_damaged_status_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"status\.json: not readable as JSON .* Remove it"):
         read_status(tmp_path)
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_the_launch_of_a_session_is_that_of_its_parameters(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def launch(module: str, arguments: list[str], **given: Any) -> None:
+        seen.append((module, arguments, given, TrainingSpec.read(Path(arguments[0]))))
+        write_status(tmp_path / "run", "stopped", 3)
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr("mm_ldlm.training.session.launch", launch)
+    monkeypatch.setattr("mm_ldlm.training.session.host_name", lambda: "host-a")
+    if hosts > 1:
+        monkeypatch.setenv("NODE_RANK", "2")
+    settings = {"processes": 5, "max_restarts": 7, "nodes": hosts, "rendezvous": "head:29411", "keep_logs": 9}
+    spec = helpers.spec(launch=settings)
+    with pytest.raises(WorkerFailed, match="was stopped"):
+        run_session(spec.to_dict(), tmp_path)
+    ((module, arguments, given, read),) = seen
+    assert (module, read, arguments[1:]) == ("mm_ldlm.training.worker", spec, ["--root", str(tmp_path)])
+    assert given["log_directory"] == tmp_path / "logs" / "run" / "host-a"
+    own = {"node_rank": None, "job": None} if hosts == 1 else {"node_rank": 2, "job": "run"}
+    assert given["config"] == LaunchConfig(**settings, **own), "hosts of a run meet under its name"
+    locks = [path.name for path in tmp_path.glob(".*.lock")]
+    assert locks == [".run.session.lock"] * (hosts == 1), "each host has a session of its own"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("finished", 0), ("stopped", 0), (PreflightError("no"), 1), (ValueError("x"), None)]
+)
+def test_the_command_of_a_worker_trains_beside_its_spec_and_records_its_error(
+    ending: Any, code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+
+    def train(spec: TrainingSpec, *, root: Path) -> Any:
+        seen.append((spec, root))
+        if isinstance(ending, Exception):
+            raise ending
+        return SimpleNamespace(ending=ending, step=8)
+
+    monkeypatch.setattr(worker, "train", train)
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "append_output", lambda: None)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    spec = helpers.spec()
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    for options, root in (([], tmp_path), (["--root", str(tmp_path / "other")], tmp_path / "other")):
+        if code is None:
+            with pytest.raises(ValueError, match="x"):
+                worker.main([str(tmp_path / "spec.json"), *options])
+        else:
+            assert worker.main([str(tmp_path / "spec.json"), *options]) == code
+        assert seen.pop() == (spec, root)
+    assert (tmp_path / "error.json").exists() == isinstance(ending, Exception)
+    said = capsys.readouterr().err
+    assert said.count("stopped at step 8; the checkpoint is written") == 2 * (ending == "stopped")
+    assert said.count("PreflightError: no") == 2 * (code == 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_for_an_end_and_the_second_one_ends(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(worker.signal, "raise_signal", raised.append)
+    before = signal.getsignal(number)
+    with worker.stop_on_signal() as requested:
+        handle: Any = signal.getsignal(number)
+        assert handle != before
+        assert not requested()
+        handle(number, None)
+        assert (requested(), raised, signal.getsignal(number)) == (True, [], handle)
+        handle(number, None)
+        assert (raised, signal.getsignal(number)) == ([number], signal.SIG_DFL)
+    assert signal.getsignal(number) == before
+
+
+def test_a_rank_joins_with_the_device_threads_and_time_of_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(**given: Any) -> Any:
+        assert given == {"device": "cuda:3", "timeout_minutes": 13.0, "threads": 5}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker, "joined", joined)
+    spec = helpers.spec(device="cuda:3", collective_timeout_minutes=13, threads=5)
+    with pytest.raises(KeyboardInterrupt):
+        worker.train(spec, root=tmp_path)
+
+
+@pytest.mark.parametrize("in_project", [True, False])
+def test_the_reference_of_a_run_has_its_newest_step_and_a_readable_path(in_project: bool, tmp_path: Path) -> None:
+    if in_project:
+        (tmp_path / "pyproject.toml").touch()
+    runs = tmp_path / "data" / "runs"
+    for step in (5, 8):
+        folder.write(runs / "run" / "checkpoints", step, folder.Contents({"model.safetensors": {}}, {"a.json": {}}))
+    write_status(runs / "run", "finished", 9, metrics={"loss": 0.25})
+    spec = helpers.spec()
+    assert reference(spec, runs) == {
+        "name": "run", "path": "data/runs/run" if in_project else (runs / "run").as_posix(),
+        "fingerprint": spec.fingerprint, "step": 9, "checkpoint": "step-00000008", "metrics": {"loss": 0.25},
+    }  # fmt: skip
