@@ -145,9 +145,14 @@ def test_retention_keeps_the_last_the_best_and_the_multiples(
 def test_the_writer_points_reports_and_keeps_its_error(background: bool, tmp_path: Path) -> None:
     reported: list[tuple[int, Any]] = []
     taken: list[float] = []
+
+    def report(step: int, seconds: float, error: Any) -> None:
+        reported.append((step, error))
+        taken.append(seconds)
+
     writer = Writer(
         tmp_path, keep_last=1, keep_every=None, background=background,
-        report=lambda step, seconds, error: (reported.append((step, error)), taken.append(seconds)),  # type: ignore[func-returns-value]
+        report=report,
     )  # fmt: skip
     contents = Contents({"model.safetensors": {"w": torch.ones(2)}}, {})
     for step, best in ((1, True), (2, False), (3, False)):

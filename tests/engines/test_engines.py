@@ -250,7 +250,7 @@ def test_a_node_fetches_the_function_of_a_run_once(tmp_path: Path, monkeypatch: 
 
     here = os.getcwd()
     fake = SimpleNamespace(get=get, util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7"))
-    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(ray_task, "_functions", {})
     monkeypatch.chdir(here)
     mine = ray_task.versions()

@@ -197,11 +197,17 @@ def test_every_option_reaches_the_request(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(
-        "mm_ldlm.training.exporting.export_checkpoint", lambda *places, **given: seen.append((places, given)) or "C"
-    )
-    made = SimpleNamespace(tensors={"a": 1}, format="ddit", left_out=["b"])
-    monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", lambda *given: seen.append(given) or made)
+
+    def export(*places: Path, **given: Any) -> str:
+        seen.append((places, given))
+        return "C"
+
+    def convert(*given: Any) -> Any:
+        seen.append(given)
+        return SimpleNamespace(tensors={"a": 1}, format="ddit", left_out=["b"])
+
+    monkeypatch.setattr("mm_ldlm.training.exporting.export_checkpoint", export)
+    monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", convert)
     for options, given, words in (
         ((), {"checkpoint": "latest", "use_ema": True}, "the averaged weights of C"),
         (("--checkpoint", "40", "--last"), {"checkpoint": "40", "use_ema": False}, "the last weights of C"),
@@ -211,8 +217,8 @@ def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, mon
     (tmp_path / "n.yml").write_text("names: {a: b}")
     result = call("import-checkpoint", "S", "R", "--tokenizer", "T", "--like", "L", "--names", tmp_path / "n.yml",
                   "--heads", 3, "--max-length", 5, "--timesteps", "plain")  # fmt: skip
-    given = Given(tokenizer="T", like=Path("L"), names=Names({"a": "b"}), heads=3, max_length=5, timesteps="plain")
-    assert seen.pop() == (Path("S"), Path("R"), given)
+    said = Given(tokenizer="T", like=Path("L"), names=Names({"a": "b"}), heads=3, max_length=5, timesteps="plain")
+    assert seen.pop() == (Path("S"), Path("R"), said)
     assert "R: 1 parameters of the format ddit; left out: b" in result.output
     call("import-checkpoint", "S", "R")
     assert seen.pop() == (Path("S"), Path("R"), Given())

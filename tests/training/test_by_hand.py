@@ -643,6 +643,14 @@ def test_the_order_of_a_checkpoint_and_the_lines_after_a_roll_back(
 def test_a_step_runs_in_the_order_of_its_definition(tmp_path: Path) -> None:
     """Gradients are unscaled before their norm is measured, clipped before the update, and averaged after it."""
     order: list[str] = []
+
+    def noted(name: str, plain: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            order.append(name)
+            return plain(*given, **more)
+
+        return call
+
     parts: Any = build(
         helpers.spec(max_steps=1, model={"depth": 1}, optimizer={"warmup_steps": 0}), root=tmp_path,
         data=helpers.data(), process=ALONE, tracker=Silent(),
@@ -658,8 +666,7 @@ def test_a_step_runs_in_the_order_of_its_definition(tmp_path: Path) -> None:
         ("average", parts.ema, "update"), ("scale", parts.stepper.scaler, "update"),
         ("clear", parts.optimization, "drop_gradients"), ("save", parts.checkpointer, "save"),
     ):  # fmt: skip
-        plain = getattr(place, method)
-        setattr(place, method, lambda *a, n=name, f=plain, **k: (order.append(n), f(*a, **k))[1])
+        setattr(place, method, noted(name, getattr(place, method)))
     assert loop.run(parts) == "finished"
     assert order == ["lr", "passes", "unscale", "norm", "judge", "clip", "step", "average", "scale", "clear", "save"]
     assert all(parameter.grad is None for parameter in parts.stepper.root.parameters())

@@ -151,7 +151,9 @@ def test_a_resume_restores_scale_counters_weights_and_averages(tmp_path: Path) -
     new.checkpointer.tracker = SimpleNamespace(event=lambda step, kind, **more: told.append((step, kind, more)))
     old.checkpointer.save({"loss": 2.5, "grad_norm": math.nan, "perplexity": math.inf})
     old.checkpointer.wait()
-    document = folder.document(old.checkpointer.newest(), "training_state.json")
+    newest = old.checkpointer.newest()
+    assert newest is not None
+    document = folder.document(newest, "training_state.json")
     assert document["metrics"] == {"loss": 2.5}, "JSON has no other numbers"
     assert new.checkpointer.restore() == state["step"]
     assert told == [(state["step"], "resume_differs", {"fields": ["seed: checkpoint has 2, this run 1"]})]
