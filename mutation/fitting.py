@@ -8,7 +8,9 @@ from pathlib import Path
 
 MOST_FILES = 12
 """Largest number of test files of one source file"""
-CONFIGURATION = ("tests/test_decisions.py", "tests/test_parameters.py", "tests/pipelines/test_graph.py")
+DEFAULTS = "tests/test_defaults.py"
+"""Test file of the types and defaults of all parameters"""
+CONFIGURATION = ("tests/test_decisions.py", DEFAULTS, "tests/test_parameters.py", "tests/pipelines/test_graph.py")
 """Test files of `conf/base`"""
 
 
@@ -26,11 +28,12 @@ def fitting_tests(root: Path, path: str) -> list[str]:
     """Return the test files to run on a fault in `path` (relative to `root`), the likeliest to fail first.
 
     First the files with the name of the module, then those that import it, then those of its room, then those that
-    import a module which imports it.
+    import a module which imports it. A module that declares parameters also has `DEFAULTS`.
     """
     if path.startswith("conf/"):
         return [name for name in CONFIGURATION if (root / name).is_file()]
     parts = Path(path).relative_to("src/mm_ldlm").with_suffix("").parts
+    declares = re.search(r"^@config$|bounded\(", (root / path).read_text(encoding="utf-8"), re.MULTILINE)
     module, room, words = ".".join(parts), parts[0], {part for part in parts[1:] if part != "nodes"}
     above = {
         ".".join(file.relative_to(root / "src/mm_ldlm").with_suffix("").parts)
@@ -43,6 +46,7 @@ def fitting_tests(root: Path, path: str) -> list[str]:
         own_room, imported = name.startswith(f"tests/{room}/"), imports_of(file)
         stem = file.stem.removeprefix("test_")
         score = 8 * (own_room and stem in words) + 4 * (module in imported) + 2 * own_room + bool(above & imported)
+        score += 4 * (name == DEFAULTS and declares is not None)
         if score:
             ranked.append((-score, len(imported), name))
     return [name for _, _, name in sorted(ranked)][:MOST_FILES]

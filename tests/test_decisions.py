@@ -99,3 +99,79 @@ def test_the_code_has_the_same_decisions() -> None:
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
         assert (defaults["use_ema"], defaults["checkpoint"]) == (True, "latest"), function
     assert (GuardConfig().spike_action, CheckpointConfig().best_is, EmaConfig().enabled) == ("log", "min", True)
+
+
+COMPARED = ("mdlm", "sedd", "uniform", "gidd", "d3pm", "hdlm", "ccdd", "atat", "ar")
+MDLM = ("lm1b", "openwebtext", "openwebtext_1024", "mdlm_small")
+OF_ENVIRONMENTS: list[tuple[tuple[str, ...], str, Any, str]] = [
+    (COMPARED, "model.dim", 192, "models that are compared have one size"),
+    (COMPARED, "model.heads", 6, "models that are compared have one size"),
+    (COMPARED, "model.mlp_ratio", 4.0, "models that are compared have one size"),
+    (COMPARED[:-1], "model.depth", 6, "models that are compared have one size"),
+    (("ar",), "model.depth", 7, "without a timestep a block more has about as many parameters"),
+    (COMPARED[:-1], "model.conditioning_dim", 64, "models that are compared have one size"),
+    (COMPARED, "training.optimizer.lr", 2e-3, "models that are compared are trained alike"),
+    (COMPARED, "training.optimizer.warmup_steps", 100, "models that are compared are trained alike"),
+    (MDLM, "model.dim", 768, "arXiv:2406.07524"),
+    (MDLM, "model.depth", 12, "arXiv:2406.07524"),
+    (MDLM, "model.heads", 12, "arXiv:2406.07524"),
+    (MDLM, "model.conditioning_dim", 128, "arXiv:2406.07524"),
+    (MDLM, "training.max_steps", 1_000_000, "arXiv:2406.07524"),
+    (MDLM, "training.batch.examples", 512, "arXiv:2406.07524"),
+    (MDLM, "training.optimizer.lr", 3e-4, "arXiv:2406.07524"),
+    (MDLM, "training.optimizer.betas", [0.9, 0.999], "arXiv:2406.07524"),
+    (MDLM, "training.optimizer.weight_decay", 0.0, "arXiv:2406.07524"),
+    (MDLM, "training.optimizer.schedule", "constant", "arXiv:2406.07524"),
+    (MDLM, "training.optimizer.warmup_steps", 2500, "arXiv:2406.07524"),
+    (MDLM, "training.ema.decay", 0.9999, "arXiv:2406.07524"),
+    (MDLM, "training.validate_every", 10_000, "each checkpoint is measured"),
+    (MDLM, "training.checkpoint.every_steps", 10_000, "each checkpoint is measured"),
+    (MDLM, "training.checkpoint.every_minutes", 60, "a checkpoint of this size takes seconds"),
+    (MDLM, "training.checkpoint.keep_every", 100_000, "ten checkpoints show the course of a run"),
+    ((*MDLM, "wikitext103"), "training.checkpoint.best_metric", "validation/perplexity", "the published measure"),
+    ((*MDLM, "wikitext103"), "evaluation.likelihood.sentences", None, "published numbers are of the whole test split"),
+    ((*MDLM, "wikitext103"), "evaluation.likelihood.draws", 1, "the whole test split averages enough"),
+    (MDLM[:3], "objective.t_min", 0.02, "base is tuned for simpler sentences"),
+    (("lm1b", "openwebtext", "wikitext103"), "tokenizer.max_length", 128, "the length of published numbers"),
+    (("openwebtext_1024",), "tokenizer.max_length", 1024, "the length of published numbers"),
+    (("lm1b", "openwebtext", "openwebtext_1024", "wikitext103", "stsb"), "tokenizer.reduce_vocabulary", False,
+     "scores are compared with those of the whole vocabulary"),
+    (("tatoeba", "stsb"), "tokenizer.max_length", 64, "the longest sentence has 54 wordpieces"),
+    (("openwebtext", "wikitext103"), "tokenizer.too_long", "split", "long documents are not lost"),
+    (("lm1b", "stsb", "tatoeba"), "tokenizer.too_long", "drop", "a truncated sentence is not that of its latent"),
+    (("openwebtext_1024",), "tokenizer.too_long", "truncate", "one text for each document"),
+    (("mdlm_small",), "model.dropout", 0.1, "arXiv:2406.07524"),
+    (("mdlm_small", "atat"), "model.time_conditioning", False, "ddpm_cache needs a model that ignores the time"),
+    (("mdlm_small", "atat"), "sampling.unconditional.text", {"kind": "ddpm_cache", "steps": 128}, "as published"),
+    (("mmdit_892m",), "training.optimizer.lr", 5e-5, "the rate of the older trainer of this size"),
+    (("mmdit_892m",), "training.optimizer.clip", 0.5, "the limit of the older trainer of this size"),
+    (("mmdit_892m",), "training.batch.accumulation", 2, "eight examples do not fit one device"),
+    (("mmdit_892m",), "model.gradient_checkpointing", True, "its activations do not fit one device"),
+    (("gpu8", "multinode"), "training.launch.processes", 8, "a process for each GPU"),
+    (("gpu8",), "training.precision.autocast", "bf16", "these GPUs have instructions for it"),
+    (("multinode",), "training.launch.nodes", 2, "two hosts"),
+    (("multinode",), "training.launch.max_restarts", 3, "a lost host does not end the run"),
+    (("test", "digits", "classification", "compare_text"), "training.precision.autocast", "fp32",
+     "numbers do not depend on the machine"),
+    (("classification",), "training.launch.processes", 1, "a step takes less time than its all-reduce"),
+    (("qwen3_32",), "encoder.truncate_dim", 32, "its name"),
+]  # fmt: skip
+
+
+def of_environment(name: str) -> dict[str, Any]:
+    """The parameters that the files of an environment set."""
+    folder, found = Path(__file__).parents[1] / "conf" / name, {}
+    for file in sorted({*folder.glob("parameters*.yml"), *folder.glob("parameters/*.yml")}):
+        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return found
+
+
+@pytest.mark.parametrize("case", OF_ENVIRONMENTS, ids=lambda case: f"{case[0][0]}-{case[1]}")
+def test_a_value_of_an_environment_that_is_a_decision_stays(case: tuple[tuple[str, ...], str, Any, str]) -> None:
+    environments, key, value, reason = case
+    for environment in environments:
+        found: Any = of_environment(environment)
+        for part in key.split("."):
+            assert part in found, f"conf/{environment} does not set {key}"
+            found = found[part]
+        assert repr(found) == repr(value), f"{key} is {found!r} in conf/{environment}, decided was {value!r}: {reason}"
