@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mm_ldlm.errors import ConfigurationError, SamplingError
-from mm_ldlm.inference.finite import check_finite, check_words
+from mm_ldlm.inference.finite import bad_weight, check_finite, check_words
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler, text_sampler
 
@@ -38,6 +38,19 @@ def test_a_weight_that_is_not_finite_is_named(call, value, model):
     with pytest.raises(SamplingError, match=r"not finite for \d of \d inputs \(rows 0.*tensor 'blocks\.0\.") as error:
         CALLS[call](model)
     assert f"'{name}' of this run contains 1 numbers" in str(error.value)
+
+
+def test_every_tensor_of_every_module_is_examined():
+    """The cause can be a parameter or a buffer, of the model or of the objective that a generative model carries."""
+    made = SimpleNamespace(model=torch.nn.BatchNorm1d(2), other=None, objective=torch.nn.BatchNorm1d(2))
+    assert bad_weight(made) is None
+    for module in (made.model, made.objective):
+        for name in ("weight", "running_var"):
+            tensor = getattr(module, name).data
+            kept = tensor.clone()
+            tensor[:] = float("-inf")
+            assert f"'{name}' of this run contains 2 numbers that are not finite" in bad_weight(made)
+            tensor.copy_(kept)
 
 
 SAMPLERS = sorted(set(TEXT_SAMPLERS.known) - {"autoregressive", "joint_states", "self_correction", "ddpm_cache"})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
+from mm_ldlm.inference import loading
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 
@@ -138,6 +141,40 @@ def test_the_encoder_comes_from_the_config_and_must_be_the_runs_own(run_folder, 
     with pytest.raises(SamplingError, match="expected an encoder of dimension 6, found one of dimension 384"):
         _ = MMLDLM.from_run(unknown).encoder
     assert MMLDLM.from_run(run_folder, encoder=bag_encoder).encoder is bag_encoder
+
+
+def test_the_encoder_is_loaded_by_its_fingerprint_onto_the_device_of_the_model(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        loading, "load_encoder",
+        lambda config, **keys: asked.append((config.name, keys)) or SimpleNamespace(fingerprint="ab"),
+    )  # fmt: skip
+    assert loading._encoder_loader({"name": "minilm"}, "ab", torch.device("cuda:1"))().fingerprint == "ab"
+    loading._encoder_loader({"name": "minilm"}, "", torch.device("cpu"))()
+    assert asked == [
+        ("minilm", {"device": "cuda:1", "expected": "ab"}), ("minilm", {"device": "cpu", "expected": None})
+    ]  # fmt: skip
+    with pytest.raises(FingerprintError, match=r"expected the encoder with fingerprint cd.*'minilm' with ab"):
+        loading._encoder_loader({"name": "minilm"}, "cd", torch.device("cpu"))()
+    assert loading._encoder_loader({}, "ab", torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("tokenizer", "vocabulary"), ("encoder", "encoder"), ("label_names", "classes")]
+)
+def test_a_run_is_used_on_data_of_its_own_vocabulary_encoder_and_classes(name, what):
+    ours = {"tokenizer": "a" * 20, "encoder": "b" * 20, "label_names": "c" * 20, "latents": "d" * 20}
+    run = SimpleNamespace(fingerprints=ours, checkpoint="the run")
+    other = {**ours, "latents": "e" * 20}
+    loading.refuse_other_data(run, other)
+    loading.refuse_other_data(None, other)
+    del other[name]
+    loading.refuse_other_data(run, other)
+    other[name] = "f" * 20
+    with pytest.raises(
+        FingerprintError, match=rf"the run: .* {what} of the dataset \(ffffffffffff\).*another {what} \("
+    ):
+        loading.refuse_other_data(run, other)
 
 
 def test_its_text_names_run_and_step(run_folder):
