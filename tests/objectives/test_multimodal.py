@@ -248,6 +248,7 @@ def test_self_conditioning_feeds_an_estimate_in_half_of_the_steps() -> None:
         spy = Spy()
         losses_of(objective(mode="t2l", self_condition=True), spy, data, generator(seed=step), step=step)
         fed += len(spy.calls) == 2
+        assert not spy.calls[-1]["self_condition_Bd"].requires_grad, "no gradient goes through the first pass"
     assert 15 < fed < 45
 
 

@@ -49,6 +49,7 @@ def test_together_takes_both_modalities_down_one_grid(canvas, rows):
     sample = together(denoiser(received), canvas(6, 3), rows(2), steps=4)
     assert [round(float(t[0]), 6) for t, _, _, _ in received] == [1.0, 0.75, 0.5, 0.25]
     assert all(torch.allclose(text, latent) for text, latent, _, _ in received)
+    assert all(previous is None for _, _, _, previous in received), "only a model that was trained on it gets one"
     assert sample.model_calls == 4
     assert (sample.text.tokens[0] < 2).all()
     assert sample.text.tokens[1, 3:].eq(PAD).all()

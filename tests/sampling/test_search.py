@@ -78,6 +78,19 @@ def test_good_enough_targets_stop(rows):
     assert (result.cosines == 1).all()
 
 
+def test_each_target_has_its_own_rounds_and_calls(rows):
+    """The second target is found at once and the others never are."""
+
+    class OneAtOnce(Bench):
+        def write(self, canvas, target, generator, greedy):
+            self.right = (target == 1).double()[:, None]
+            return super().write(canvas, target, generator, greedy)
+
+    _, result = run(rows, OneAtOnce(), rounds=3)
+    assert result.rounds_taken.tolist() == [3, 0, 3]
+    assert result.model_calls_per_row.tolist() == [3 * (4 + 3 * 4), 3, 3 * (4 + 3 * 4)]
+
+
 def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough(rows):
     """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
     bench = Bench()

@@ -96,6 +96,19 @@ def test_every_setting_has_its_effect(process, rows):
     assert times == pytest.approx([1.0, 0.2])
 
 
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_a_text_is_finished_after_as_many_corrections_without_a_rise_as_patience_says(patience, rows):
+    """The model always prefers the other word: the first correction is a rise from 0 to 1, and no later one is."""
+    other = TextDenoiser.dense(
+        lambda tokens, t: 20.0 * torch.nn.functional.one_hot((tokens == 0).long(), V).float(),
+        mask_id=MASK, pad_id=PAD, vocab_size=V + 2,
+    )  # fmt: skip
+    sampler = text_sampler("self_correction", steps=1, corrections=9, correction_temperature=0.0, patience=patience)
+    found = sampler.sample(other, torch.tensor([[MASK]]), process=uniform(), generator=rows(1))
+    assert found.model_calls == 1 + 1 + patience
+    assert found.steps.tolist() == [[1 + patience]]
+
+
 def test_it_is_refused_where_written_tokens_are_final(rows):
     for process in (AbsorbingConfig().build(**IDS), gidd(0.0)):
         with pytest.raises(SamplingError, match=rf"'self_correction' needs a process .* trained with '{process.kind}'"):

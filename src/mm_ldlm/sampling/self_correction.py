@@ -113,7 +113,7 @@ class SelfCorrectionConfig(DiffusionSampler):
             score_B = likely_BL.sum(dim=1)
             waited_B = torch.where(score_B > best_B, 0, waited_B + 1)
             best_B = torch.maximum(best_B, score_B)
-            active_B = active_B & write_BL.any(dim=1) & (waited_B <= self.patience)
+            active_B = active_B & write_BL.any(dim=1) & (waited_B < self.patience)
         return TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, calls)
 
 
