@@ -158,6 +158,10 @@ def test_override_changes_only_what_is_given():
         latent_sampler("one_step").override(steps=3)
     with pytest.raises(ConfigurationError, match=r"sampler\.steps"):
         plain.override(steps=0)
+    assert plain.override(temperature=0.0).temperature == 0.0
+    for key in ("steps", "draws"):
+        with pytest.raises(ConfigurationError, match=rf"sampler\.{key}"):
+            latent_sampler("heun").override(**{key: 0})
 
 
 @pytest.mark.parametrize("kind", ["confidence", "blocks"])
