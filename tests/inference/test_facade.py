@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from mm_ldlm.inference import MMLDLM, api, classifying, editing, embedding, inverting, scoring
+from mm_ldlm.inference.images import ImageWriter
 
 # method → (module and name of the function that it calls, the arguments that it passes by their place)
 HANDED_ON = {
@@ -27,6 +29,23 @@ HANDED_ON = {
 }
 METHODS = {"embed": "embed_tokens", "score": "score_tokens"}
 """Methods that tokenise texts first, and what they call then."""
+
+
+SAMPLER = "sampler=null steps=null seed=0"
+REQUESTS = {
+    MMLDLM.from_run: "encoder=null checkpoint=latest use_ema=true device=null batch_tokens=null",
+    MMLDLM.invert: f"{SAMPLER} length=argmax search=null reembed=false samples=1 keep=best",
+    MMLDLM.embed: "sampler=ddim steps=null draws=null too_long=refuse seed=0",
+    MMLDLM.embed_tokens: "sampler=ddim steps=null draws=null seed=0",
+    MMLDLM.generate: f"{SAMPLER} order=text_first latent_sampler=ddim length=sample",
+    MMLDLM.infill: f"{SAMPLER} latents=null mask=[MASK]",
+    MMLDLM.edit: f"{SAMPLER} strength=0.5 which=least_likely reembed=false",
+    MMLDLM.interpolate: "steps=5 path=slerp sampler=null length=argmax reembed=false seed=0",
+    MMLDLM.score: "latents=null draws=16 seed=0", MMLDLM.score_tokens: "latents=null draws=16 seed=0",
+    MMLDLM.classify: "second=null too_long=refuse", MMLDLM.neighbours: "k=5",
+    ImageWriter.draw: "sampler=ddim steps=null seed=0", ImageWriter.draw_tokens: "sampler=ddim steps=null seed=0",
+    ImageWriter.caption: f"{SAMPLER} length=argmax", ImageWriter.generate: "steps=50 length=sample seed=0",
+}  # fmt: skip
 
 
 def arguments(name: str, *left_out: str) -> dict[str, Any]:
@@ -121,3 +140,10 @@ def test_captions_are_written_given_their_images(parts: Any, monkeypatch: pytest
 def torch_of(writer: Any, pixels: Any) -> list[list[float]]:
     found: list[list[float]] = ((pixels.reshape(2, -1) - 0.5) / 0.25).astype(np.float32).tolist()
     return found
+
+
+@pytest.mark.parametrize("method", REQUESTS, ids=lambda method: method.__qualname__)
+def test_every_argument_of_a_request_has_its_default(method: Any) -> None:
+    found = {name: p.default for name, p in inspect.signature(method).parameters.items() if p.default is not p.empty}
+    pairs = (option.partition("=") for option in REQUESTS[method].split())
+    assert found == {name: value if value == "[MASK]" else yaml.safe_load(value) for name, _, value in pairs}
