@@ -4,6 +4,7 @@ change no shape, on which outputs."""
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import pytest
@@ -140,24 +141,33 @@ def outputs(kind: str, model: Any, *, features: bool = True) -> dict[str, Tensor
     return named
 
 
+@cache
+def shapes(kind: str, path: str = "", value: Any = None) -> dict[str, tuple[str, tuple[int, ...]]]:
+    with sizes_only():
+        model = build(kind, **({path: value} if path else {}))
+    return {name: (part.name, tuple(p.shape)) for name, part, p in tagged_parameters(model)}
+
+
+@cache
+def plain_outputs(kind: str) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return outputs(kind, build(kind))
+
+
 def changed(kind: str, path: str, value: Any) -> set[str]:
     """The parts whose shapes an option changes; if there are none, the outputs that it changes."""
-    with sizes_only():
-        shapes = [
-            {name: (part.name, tuple(p.shape)) for name, part, p in tagged_parameters(build(kind, **keys))}
-            for keys in ({}, {path: value})
-        ]
+    before, after = shapes(kind), shapes(kind, path, value)
     parts = {
         each[name][0]
-        for name in shapes[0].keys() | shapes[1].keys()
-        for each in shapes
-        if name in each and shapes[0].get(name) != shapes[1].get(name)
+        for name in before.keys() | after.keys()
+        for each in (before, after)
+        if name in each and before.get(name) != after.get(name)
     }
     if parts:
         return {f"shape:{part}" for part in parts}
     with torch.no_grad():
-        before, after = outputs(kind, build(kind)), outputs(kind, build(kind, **{path: value}))
-    return {name for name, x in before.items() if not torch.allclose(x, after[name], atol=1e-4)}
+        found = outputs(kind, build(kind, **{path: value}))
+    return {name for name, x in plain_outputs(kind).items() if not torch.allclose(x, found[name], atol=1e-4)}
 
 
 def parsed(options: str) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def changed(found: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name, value in found.items() if value != other[name]}
 
 
-DRAW = "temperature=0 temperature=0.3 top_k=1 top_p=0.3"
+DRAW = "temperature=0.3 top_k=1 top_p=0.3"
 ALL = "tokens calls steps times"
 # kind → (the keys that it starts from, {places: keys, each of which changes just these places})
 TEXTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -148,13 +148,13 @@ TEXTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         ALL: "steps=5 eta=0.05 guidance=3", "tokens steps times": DRAW, "tokens times": "timestep=schedule",
         "calls times": "skip_idle=true",
     }),
-    "remdm_loop": ({"eta": 0.3, "steps": 30}, {
+    "remdm_loop": ({"eta": 0.3, "steps": 16}, {
         ALL: "steps=5 eta=0.05 t_on=0.9 t_off=0.3 alpha_on=0.5", "tokens": DRAW, "tokens calls times": "guidance=3",
         "tokens times": "timestep=schedule", "calls times": "skip_idle=true",
     }),
-    "self_correction": ({}, {
+    "self_correction": ({"corrections": 6}, {
         ALL: "steps=5 top_k=1 top_p=0.3 guidance=3 corrections=3 patience=1",
-        "tokens steps": "temperature=0 temperature=0.3 correction_temperature=1",
+        "tokens steps": "temperature=0.3 correction_temperature=1",
         "tokens steps times": "correction_time=0.4",
     }),
     "joint_states": ({}, {ALL: "steps=5", "tokens": f"{DRAW} eta=0.9", "tokens calls times": "guidance=3"}),
