@@ -220,3 +220,24 @@ def test_checkpointed_blocks_run_twice_where_gradients_are_computed_alone(kind: 
         found = outputs(kind, model.train(training), features=False)
         sum(x.nan_to_num(neginf=0.0).sum() for x in found.values()).backward()  # type: ignore[union-attr]
         assert counts == [expected] * len(counts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "occasional"),
+    [
+        ("mmdit", "text_embedding latent_encoder", "null_text null_latent"),
+        ("dit", "text_embedding", ""),
+        ("latent_dit", "text_embedding latent_encoder", "null_latent"),
+        ("latent_dit_cross", "text_embedding latent_encoder", "null_latent"),
+        ("ccdd", "text_embedding state_encoder", "null_state"),
+        ("latent_mlp", "", ""),
+        ("image_mmdit", "text_embedding image_encoder", "null_text null_image"),
+        ("image_mmdit_continuous", "text_embedding image_encoder", "null_text null_image"),
+        ("causal", "text_embedding", ""),
+    ],
+)
+def test_every_parameter_of_an_input_or_of_a_null_is_marked(kind: str, inputs: str, occasional: str) -> None:
+    with sizes_only():
+        for name, part, _ in tagged_parameters(build(kind)):
+            assert part.input == (part.name in inputs.split()), name
+            assert part.occasional == (part.name in occasional.split()), name
