@@ -121,6 +121,11 @@ def test_suggested_commands_carry_the_environment(message: str, expected: str, m
         ("first: `kedro run --pipeline=sampling`.",
          "first: `kedro run --pipeline=sampling --params data=d/x,run=runs/a`."),
         ("Run `kedro run --pipeline=validation`.", "Run `kedro run --pipeline=validation --params data=d/x`."),
+        *((f"`kedro run --pipelines={name}`",
+           f"`kedro run --pipelines={name} --params data=d/x{',run=runs/a' if reads else ''}`")
+          for name, reads in (("sampling", True), ("evaluation", True), ("reporting", True), ("export", False),
+                              ("sampling,evaluation,reporting", True), ("training,sampling", False),
+                              ("embedding", False), ("ingestion", False))),
         ("or `kedro run --params 'ingestion.replace=true'`",
          "or `kedro run --params 'data=d/x,ingestion.replace=true'`"),
         ("`kedro run --params data=FOLDER` chooses another", "`kedro run --params data=FOLDER` chooses another"),

@@ -180,7 +180,8 @@ def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> Non
 
     with messages_only():
         found = exported(Path(run), Path(folder), checkpoint=checkpoint, use_ema=not last)
-        click.echo(f"{folder}/model.pt: the {'last' if last else 'averaged'} weights of {found}")
+        averaged = not last and (found / "ema.safetensors").is_file()
+        click.echo(f"{folder}/model.pt: the {'averaged' if averaged else 'last'} weights of {found}")
 
 
 def _load(*, run: str, checkpoint: str, device: str | None, seed: int) -> tuple[MMLDLM, int]:

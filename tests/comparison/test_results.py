@@ -138,6 +138,30 @@ def test_several_seeds_have_a_row_of_means_and_wider_intervals(tmp_path: Path) -
     assert found[found["seed"] != "all"]["difference"].isna().all()
 
 
+def test_two_seeds_have_means_of_everything_but_the_ends_of_intervals(tmp_path: Path) -> None:
+    sessions = [a_session(tmp_path, "ar", seed, costs(2.0, noise=seed)) for seed in (3, 5)]
+    for session, steps in zip(sessions, (20, 40), strict=True):
+        Path(session.paths["run"]).write_text(json.dumps({"name": "run-a", "step": steps}))
+        folder = Path(session.paths["runs"]) / "run-a" / "evaluation"
+        (folder / "likelihood_rows.parquet").unlink()
+        found = json.loads((folder / "metrics.json").read_text()) | {
+            "perplexity": 10.0 + steps,
+            "perplexity.high": 99.0,
+        }
+        if steps == 20:
+            found["unconditional.distinct_2"] = 0.5
+        (folder / "metrics.json").write_text(json.dumps(found))
+    one, two, mean = results_of(sessions)["rows"]
+    assert (one["seed"], two["seed"], mean["seed"]) == ("3", "5", "all")
+    assert (one["perplexity_high"], one["distinct_2"]) == (99.0, 0.5)
+    numbers = {name: value for name, value in mean.items() if isinstance(value, float)}
+    assert numbers == {
+        "parameters": 1234, "steps": 30, "tokens": 2000, "training_seconds": 40, "tokens_per_second": 50,
+        "nats_per_token": pytest.approx((one["nats_per_token"] + two["nats_per_token"]) / 2), "perplexity": 40,
+        "entropy": 6,
+    }, "of the numbers that both seeds have"  # fmt: skip
+
+
 def test_members_with_different_numbers_of_seeds_are_paired_on_those_they_share(tmp_path: Path) -> None:
     sessions = [a_session(tmp_path, "ar", 1, costs(2.0, noise=1))]
     sessions += [a_session(tmp_path, "mdlm", seed, costs(2.3 + seed, noise=2 + seed)) for seed in range(3)]

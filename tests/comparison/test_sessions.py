@@ -118,6 +118,12 @@ def test_a_session_gets_its_environment_parameters_and_the_parent_run(session: M
     assert found["env"] == "base"
     assert found["params"] == {**one.params, "tracking": {"parent_run": "0123"}}
     assert found["pipelines"] == "ingestion,validation,training,sampling,evaluation,reporting"
+    assert "conf_source" not in found, "the project's own"
+    one.params["tracking"] = {"run_name": "a, seed 0"}
+    under_test._write_options(one, ["sampling"], parent_run="4567", conf_source="/elsewhere/conf")
+    found = options_of(one)
+    assert (found["conf_source"], found["pipelines"]) == ("/elsewhere/conf", "sampling")
+    assert found["params"]["tracking"] == {"run_name": "a, seed 0", "parent_run": "4567"}  # type: ignore[index]
 
 
 def test_a_finished_session_is_not_run_again(session: MakeSession, run: Run, write_dataset: Any) -> None:
@@ -246,3 +252,25 @@ def test_the_default_command_is_kedro_run_with_the_options_of_a_file(tmp_path: P
     assert command == [sys.executable, "-m", "kedro", "run", f"--config={tmp_path / 'run.json'}"]
     help_ = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, check=True).stdout
     assert "--config" in help_
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "ended"),
+    [(0, "finished", ""), (3, "failed", "(exit code 3)"), (-9, "failed", "(ended by signal 9)")],
+)
+def test_an_outcome_has_the_seconds_of_its_session(
+    code: int, status: str, ended: str, session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = session("a", seed=4)
+    Path(one.folder).mkdir(parents=True)
+    (Path(one.folder) / "log.txt").write_text("\n".join(f"line {i}" for i in range(9)) + "\n\n")
+    monkeypatch.setattr(under_test.time, "monotonic", lambda: 1000.0)
+    process: Any = subprocess.CompletedProcess([], code)
+    found = under_test._end(under_test._Running(one, process, 1000.0 - 95.26))
+    assert (found.member, found.seed, found.status, found.seconds, found.repeated) == ("a", 4, status, 95.3, False)
+    assert found.log == str(Path(one.folder) / "log.txt")
+    assert found.reason == ("" if code == 0 else "\n".join([*(f"line {i}" for i in range(3, 9)), ended]))
+    record = json.loads((Path(one.folder) / "session.json").read_text())
+    assert record == {
+        "status": status, "member": "a", "seed": 4, "fingerprint": "f", "reason": found.reason, "seconds": 95.3
+    }  # fmt: skip

@@ -4,15 +4,19 @@ import copy
 import shutil
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
 from mm_ldlm.data import Dataset
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.datasets.preview import preview_of
+from mm_ldlm.datasets.table import TableDataset
 from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
 from mm_ldlm.store.manifest import NAME
 
@@ -163,3 +167,33 @@ def test_a_store_without_a_known_folder_is_refused(write_dataset: Any, tmp_path:
     shutil.rmtree(made.folder("tokens"))
     with pytest.raises(DatasetError, match="the store is not finished"):
         entry.save(stores)
+
+
+def test_a_preview_shortens_long_lists_and_has_values_of_json(tmp_path: Path) -> None:
+    table = pa.table({
+        "id": ["a", "b", None], "numbers": [[0.123456] * 8, [1.0] * 9, []], "value": [1.5, float("nan"), float("inf")],
+        "count": [1, None, 3], "inner": [{"a": 1}, None, {"a": 2}],
+    })  # fmt: skip
+    shown = preview_of(table)
+    assert shown["index"] == [0, 1, 2]
+    assert shown["columns"] == ["id", "numbers", "value", "count", "inner"]
+    assert shown["data"] == [
+        ["a", "[" + ", ".join(["0.123"] * 8) + "]", 1.5, 1, "{'a': 1}"],
+        ["b", "[" + ", ".join(["1"] * 8) + ", …] (9)", "nan", None, None],
+        [None, "[]", "inf", 3, "{'a': 2}"],
+    ]
+    pq.write_table(pa.table({"row": list(range(50))}), tmp_path / "t.parquet")
+    stored = TableDataset(filepath=str(tmp_path / "t.parquet"))
+    assert stored.preview()["data"] == [[row] for row in range(20)]
+    assert stored.preview(nrows=3)["data"] == [[0], [1], [2]]
+    pq.write_table(pa.table({"row": pa.array([], pa.int64())}), tmp_path / "t.parquet")
+    assert (stored.preview()["columns"], stored.preview()["data"]) == (["row"], [])
+
+
+def test_the_folder_of_a_store_is_its_own_before_that_of_the_catalog() -> None:
+    dataset = ValidatedDataset(
+        filepath="x", stores={"records": {"filepath": "catalog"}, "tokenizer": {"filepath": "t"}}
+    )
+    store: Any = SimpleNamespace(directory=Path("own"))
+    assert dataset._folder("records", store) == Path("own")
+    assert [dataset._folder(name, None) for name in ("records", "tokenizer")] == [Path("catalog"), Path("t")]

@@ -42,6 +42,19 @@ def test_shapes_types_and_options(adapter):
         adapter.encode(texts, output_value="token_embeddings")
 
 
+def test_vectors_are_truncated_before_they_are_normalised():
+    adapter = EncoderAdapter(lambda texts: np.array([[3.0, 4.0, 12.0], [6.0, 8.0, 0.0]]))
+    texts = ["a", "b"]
+    assert adapter.encode(texts, truncate_dim=2).tolist() == [[3, 4], [6, 8]]
+    assert np.allclose(adapter.encode(texts, truncate_dim=2, normalize_embeddings=True), [[0.6, 0.8]] * 2)
+    assert np.allclose(adapter.encode(texts, normalize_embeddings=True), [[3 / 13, 4 / 13, 12 / 13], [0.6, 0.8, 0]])
+    assert np.allclose(adapter.similarity([[1.0, 0], [0, 2]], [[3.0, 0], [3, 3], [0, -1]]),
+                       [[1, 0.5**0.5, 0], [0, 0.5**0.5, -1]])  # fmt: skip
+    assert np.allclose(adapter.similarity_pairwise([[1.0, 0], [0, 2]], [[3.0, 3], [0, -1]]), [0.5**0.5, -1])
+    with pytest.raises(EvaluationError, match="Expected 1 vectors, one per text, found 2"):
+        adapter.encode("a")
+
+
 def bags(texts):
     """Sums of a vector per word: cosines that lie well apart, so that float32 and float64 order them alike."""
     words_Ve = np.random.default_rng(1).normal(size=(20, 32))

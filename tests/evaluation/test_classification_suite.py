@@ -15,6 +15,7 @@ from mm_ldlm import MMLDLM
 from mm_ldlm.config import parse_kind
 from mm_ldlm.data import commit
 from mm_ldlm.data.labels import Labels, write_label_names, write_labels, write_pair_tokens
+from mm_ldlm.data.sentences import sample_rows
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig
 from mm_ldlm.evaluation.suites import classification as suite
@@ -72,6 +73,69 @@ def test_the_model_and_the_baseline_are_measured_on_the_same_examples(dataset: A
     expected = model.classify(latents)
     hits = [NAMES.index(label) == row % 3 for label, row in zip(expected.labels, dataset.rows("test"), strict=True)]
     assert found["model"]["accuracy"]["value"] == pytest.approx(np.mean(hits))
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_the_strength_of_the_baseline_is_the_best_on_validation_examples(
+    validation: bool, dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second and the third strength are right on every example; the first of them is chosen."""
+    asked: list[Any] = []
+
+    class Recorded:
+        classes_ = np.array([2, 0])
+
+        def __init__(self, **options: Any) -> None:
+            self.options = options
+
+        def fit(self, found: Any, classes: Any) -> Recorded:
+            asked.append(("fit", self.options, found, classes))
+            return self
+
+        def predict(self, found: Any) -> Any:
+            asked.append(("predict", self.options, found))
+            return found.argmax(1) * (self.options["C"] > 0.1)
+
+        def predict_proba(self, found: Any) -> Any:
+            asked.append(("chosen", self.options, found))
+            return np.tile([0.75, 0.25], (len(found), 1))
+
+    monkeypatch.setattr("sklearn.linear_model.LogisticRegression", Recorded)
+    options = []
+    monkeypatch.setattr(suite, "measure", lambda true_n, found_nK, **how: options.append((found_nK, how)) or {})
+    rows_of = dataset.rows
+    if not validation:
+        monkeypatch.setattr(
+            type(dataset), "rows", lambda self, split: rows_of(split)[: 0 if split == "validation" else None]
+        )
+    config = ClassificationEvalConfig(
+        split="test", examples=7, bins=4, baseline_rows=30, baseline_grid=(0.1, 0.5, 2.0), baseline_iterations=77
+    )
+    model = loaded(dataset, {"kind": "latent_mlp", "depth": 0}, {"kind": "classification"})
+    bootstrap = BootstrapConfig(replicates=33, level=0.75)
+    found = suite.evaluate(model, dataset, config=config, bootstrap=bootstrap, seed=5)
+
+    def standardised(split: str, count: int) -> tuple[Any, Any]:
+        rows = sample_rows(rows_of(split), count, seed=5)
+        return dataset.normaliser.standardise(dataset.latents.take(rows)), rows % 3
+
+    fits, predictions = ([each for each in asked if each[0] == kind] for kind in ("fit", "predict"))
+    strengths = [0.1, 0.5, 2.0] if validation else [0.1]
+    assert [each[1] for each in fits] == [{"C": strength, "max_iter": 77} for strength in strengths]
+    for _, _, vectors, classes in fits:
+        np.testing.assert_allclose(vectors, standardised("train", 30)[0], rtol=1e-6)
+        assert classes.tolist() == standardised("train", 30)[1].tolist()
+    assert len(predictions) == (3 if validation else 0)
+    for _, _, vectors in predictions:
+        np.testing.assert_allclose(vectors, standardised("validation", 7)[0], rtol=1e-6)
+    (_, chosen, vectors) = asked[-1]
+    np.testing.assert_allclose(vectors, standardised("test", 7)[0], rtol=1e-6)
+    best = 0.5 if validation else 0.1
+    about = found["logistic_regression"]
+    assert (chosen["C"], about["inverse_regularisation"], about["trained_on"]) == (best, best, 30)
+    (_, how), (probability_nK, same) = options
+    assert probability_nK.tolist() == [[0.25, 0, 0.75]] * 7, "in the order of the classes, also without one of them"
+    assert how == same == {"names": list(NAMES), "bins": 4, "replicates": 33, "seed": 5, "level": 0.75}
 
 
 def test_classes_are_compared_by_name(dataset: Any) -> None:

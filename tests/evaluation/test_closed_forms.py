@@ -1,12 +1,13 @@
-"""Standard errors and p-values against their formulas."""
+"""Standard errors and p-values against their formulas; work in blocks against work at once."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from mm_ldlm.evaluation import bootstrap
+from mm_ldlm.evaluation import baselines, bootstrap, retrieval
 from mm_ldlm.evaluation.likelihood import mean, per_token
+from mm_ldlm.evaluation.suites import images
 
 
 def test_the_error_of_a_rate_is_that_of_a_mean_where_all_lengths_are_equal() -> None:
@@ -32,3 +33,36 @@ def test_p_is_twice_the_smaller_tail(
     found = bootstrap.paired_difference([one], [two], 30, replicates=len(drawn))
     assert (found.p_two_sided, found.clear) == (pytest.approx(p), clear)
     assert (found.a, found.b, found.difference.value) == (0.5, 2.5, 2.0)
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+QUERIES, POOL = (np.random.default_rng(seed).standard_normal((13, 4)) for seed in (0, 1))
+
+
+@pytest.mark.parametrize("block", [1, 3, 12, 13, 14])
+def test_the_size_of_a_block_changes_no_number(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each query is the nearest of another row, so that a row of another block would be another answer."""
+    order = np.random.default_rng(2).permutation(13)
+    cosine = QUERIES @ POOL.T / np.linalg.norm(QUERIES, axis=1)[:, None] / np.linalg.norm(POOL, axis=1)
+    assert baselines.nearest_training_rows(QUERIES, POOL, block=block).tolist() == cosine.argmax(1).tolist()
+    assert baselines.nearest_training_rows(POOL[order], POOL, block=block).tolist() == order.tolist()
+    own = cosine[np.arange(13), np.arange(13)][:, None]
+    assert retrieval.retrieval(QUERIES, POOL, block=block).rank_N.tolist() == (1 + (cosine > own).sum(1)).tolist()
+
+    statistics = [bootstrap.mean_of_counts(QUERIES[:, place]) for place in range(3)]
+    whole = bootstrap.replicates_of_runs(statistics, 13, replicates=11, seed=5)
+    counts = np.concatenate([*bootstrap.count_blocks(13, replicates=11, seed=5)])
+    monkeypatch.setattr(bootstrap, "_BLOCK", 13 * block)
+    blocks = [*bootstrap.count_blocks(13, replicates=11, seed=5)]
+    assert {len(part) for part in blocks[:-1]} <= {block}
+    np.testing.assert_array_equal(np.concatenate(blocks), counts)
+    np.testing.assert_allclose(bootstrap.replicates_of_runs(statistics, 13, replicates=11, seed=5), whole)
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 600])
+def test_every_image_has_its_own_nearest_image(count: int) -> None:
+    draw = np.random.default_rng(4)
+    some, others = draw.random((count, 4)), draw.random((7, 4))
+    expected = np.sqrt(((some[:, None] - others) ** 2).mean(2)).min(1)
+    np.testing.assert_allclose(images._nearest(some, others), expected, err_msg="the root mean square over the pixels")

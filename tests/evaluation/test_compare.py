@@ -7,7 +7,7 @@ import pytest
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import compare as cmp
 from mm_ldlm.evaluation.config import BootstrapConfig
-from mm_ldlm.evaluation.inversion import score_rows
+from mm_ldlm.evaluation.inversion import corpus_bleu, score_rows
 from mm_ldlm.evaluation.report.cards import cards
 
 FEW = BootstrapConfig(replicates=200)
@@ -144,3 +144,28 @@ def test_an_sts_set_of_other_words_is_no_headline(unknown, headline):
     labels = [line["label"] for line in cmp.compare(ours, [cmp.Result("b", {})], bootstrap=FEW, seed=0)["table"]]
     assert labels == (["STS starter, Spearman × 100"] if headline else [])
     assert [card.label for card in cards(metrics)] == (["STS starter"] if headline else [])
+
+
+@pytest.mark.parametrize("cosines", [True, False])
+def test_every_difference_is_that_of_its_own_numbers(cosines):
+    """Two runs each of two systems, on the sentences that all four tables have, in the order of the first."""
+    draw = np.random.default_rng(5)
+    tables = [rows(exact, count=40) for exact in (0.2, 0.4, 0.6, 0.8)]
+    if cosines:
+        tables = [table.assign(cosine=draw.uniform(size=40)) for table in tables]
+    shuffled = [table.sample(frac=1, random_state=i) for i, table in enumerate(tables)]
+    shuffled[2] = shuffled[2][shuffled[2]["id"] != "i7"]
+    found = cmp.inversion_difference(shuffled[:2], shuffled[2:], bootstrap=FEW, seed=0)
+    kept = [table[table["id"] != "i7"] for table in tables]
+    numbers = {
+        "exact_match": [table["exact"].mean() for table in kept],
+        "token_accuracy": [table["matches"].sum() / table["positions"].sum() for table in kept],
+        "bleu": [corpus_bleu(table) for table in kept],
+    } | ({"cosine": [table["cosine"].mean() for table in kept]} if cosines else {})
+    assert found["sentences"] == 39
+    assert found["differences"].keys() == numbers.keys()
+    for name, (one, two, three, four) in numbers.items():
+        entry = found["differences"][name]
+        assert (entry["a"], entry["b"]) == pytest.approx(((one + two) / 2, (three + four) / 2)), name
+        assert entry["difference"]["value"] == pytest.approx((three + four - one - two) / 2), name
+        assert entry["difference"]["low"] < entry["difference"]["value"] < entry["difference"]["high"], name

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,3 +94,26 @@ def test_a_missing_model_and_a_missing_library_say_what_to_do(tmp_path):
     except ModuleNotFoundError:
         with pytest.raises(EvaluationError, match="pip install mauve-text"):
             gen.mauve(["a"], ["b"], featurizer="gpt2")
+
+
+def test_the_revision_is_that_of_the_model_and_of_its_tokenizer(monkeypatch):
+    import transformers
+
+    asked = []
+
+    def load(name, *, revision):
+        asked.append((name, revision))
+        return SimpleNamespace(to=lambda device: SimpleNamespace(eval=lambda: ("evaluating on", device)))
+
+    for kind in ("AutoTokenizer", "AutoModelForCausalLM"):
+        monkeypatch.setattr(getattr(transformers, kind), "from_pretrained", load)
+    made = gen.CausalModel("gpt", revision="r", device="cuda:3")
+    assert asked == [("gpt", "r")] * 2
+    assert (made.model, made.device, made.name) == (("evaluating on", "cuda:3"), "cuda:3", "gpt")
+
+
+def test_a_text_that_fills_the_window_is_scored(tiny_gpt2):
+    nll, count = tiny_gpt2.nll(["a " * 15])
+    assert (count.tolist(), bool(np.isfinite(nll).all())) == ([15], True)
+    with pytest.raises(EvaluationError, match="reads 16 tokens, found a text of 17"):
+        tiny_gpt2.nll(["a", "a " * 16])

@@ -113,6 +113,29 @@ def test_copies_of_training_images_have_distance_zero(digits: Dataset) -> None:
     assert evaluated(digits, **some)["caption_to_image"]["nearest_training"]["generated"]["value"] == 0
 
 
+def test_a_caption_is_attested_in_any_case_and_every_count_is_that_of_its_table(digits: Dataset) -> None:
+    some = tables(digits, shift=0)
+    train = sentences.read_sentences(digits, digits.rows("train")).texts
+    texts = [train[0].upper(), "never written", *[train[1]] * (len(some["written"]) - 2)]
+    some["written"] = some["written"].assign(text=texts)
+    some = {name: table.assign(model_calls=3 + place) for place, (name, table) in enumerate(some.items())}
+    some["both"] = some["both"].head(9)
+    found = evaluated(digits, **some)
+    held = len(digits.rows("test"))
+    assert found["image_to_caption"]["attested"]["value"] == pytest.approx((held - 1) / held)
+    counts = (
+        found["caption_to_image"]["images"],
+        found["image_to_caption"]["captions"],
+        found["image_text"]["samples"],
+    )
+    assert counts == (held, held, 9)
+    calls = [found[name]["model_calls"] for name in ("caption_to_image", "image_to_caption", "image_text")]
+    assert calls == [3, 4, 5]
+    assert (found["classifier"]["trained_on"], found["classifier"]["real_images"]) == (len(digits.rows("train")), held)
+    assert (found["size"], len(found["labels"])) == ([8, 8, 1], 10)
+    assert {len(found[name]["pictures"]) for name in ("caption_to_image", "image_to_caption", "image_text")} == {3}
+
+
 @pytest.mark.parametrize(
     ("caption", "label"),
     [

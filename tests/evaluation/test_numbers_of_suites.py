@@ -594,3 +594,20 @@ def test_the_sts_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ratio" not in entry["scores"]["encoder"]
     for name in ("model", "one_step"):
         assert entry["scores"][name]["ratio"]["value"] == pytest.approx(spearman[name] / spearman["encoder"])
+
+
+def test_the_scatter_shows_pairs_of_the_whole_set() -> None:
+    """Scores are numbers of the pair, so that every point shows which pair it is."""
+    count = 3000
+    texts = tuple(f"w{i}" for i in range(count))
+    pairs = StsSet("mine", texts, texts, np.arange(count) / 1000, ("",) * count)
+    scores: Any = {
+        name: SimpleNamespace(cosine_N=np.arange(count) / 1000 + shift) for name, shift in (("a", 5), ("b", 7))
+    }
+    found = sts._scatter(pairs, scores, seed=1)
+    shown = np.array(found["gold"])
+    assert len(set(shown)) == 500
+    np.testing.assert_allclose(found["a"], shown + 5)
+    np.testing.assert_allclose(found["b"], shown + 7)
+    assert 1.3 < shown.mean() < 1.7, "of the beginning and of the end"
+    assert sts._scatter(pairs, scores, seed=1) == found != sts._scatter(pairs, scores, seed=2)

@@ -1,6 +1,7 @@
 """The report page: complete, self-contained and escaped, also when parts of the run are missing."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mm_ldlm.evaluation.classification import measure
 from mm_ldlm.evaluation.compare import Result, compare
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
-from mm_ldlm.evaluation.report import content, figures, page, theme, training_figures
+from mm_ldlm.evaluation.report import content, figures, inputs, page, theme, training_figures
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 HOSTILE = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'x'"
@@ -477,3 +478,24 @@ def test_exact_and_bounded_costs_are_labelled_in_the_comparison(text_only_inputs
     assert "likelihood, paired on 50 sentences" in html
     assert "The cost of the other run is an upper bound (NELBO)" in html
     assert [trace.text[0] for trace in drawn["plot_comparison"].data[:2]] == ["exact", "NELBO"]
+
+
+def test_the_times_of_a_run_are_those_of_its_own_log(tmp_path):
+    """The pipeline `training` takes no time where it finds the run finished."""
+    others = {"sampling": 5.0, "training": 0.25}
+    assert inputs.own_timings(tmp_path, others) == {"sampling": 5.0}
+    assert (inputs.run_config(tmp_path), inputs.training_log(tmp_path), inputs.training_events(tmp_path)) == (
+        {},
+        [],
+        [],
+    )
+    lines = [
+        {"step": 0, "event": "trains", "seconds": 7777.0}, {"step": 1, "loss": 3.0, "seconds": 40.0},
+        {"step": 2, "loss": 2.0, "seconds": 90.0}, {"step": 3, "loss": 1.0},
+    ]  # fmt: skip
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "config.json").write_text('{"model": {"kind": "dit"}}')
+    assert inputs.own_timings(tmp_path, others) == {"sampling": 5.0, "training": 90.0}
+    assert [line["step"] for line in inputs.training_log(tmp_path)] == [1, 2, 3]
+    assert [event["event"] for event in inputs.training_events(tmp_path)] == ["trains"]
+    assert inputs.run_config(tmp_path) == {"model": {"kind": "dit"}}

@@ -405,6 +405,11 @@ def test_page_and_figures_of_a_comparison_of_members() -> None:
         assert list(by_place[run["run"], "x"].y) == [place + 9.0]
         assert list(by_place[run["run"], "x2"].x) == [10, 20, 30]
         assert list(by_place[run["run"], "x2"].y) == pytest.approx([place + 1, place + 1 / 2, place + 1 / 3])
+    for count, smooth in ((20, False), (21, True)):
+        values = [float((7 * i) % 5) for i in range(count)]
+        run = {"run": "a, 0", "member": "a", "curves": {"loss": [(i, value) for i, value in enumerate(values)]}}
+        (trace,) = comparison_page.curves([run], smoothing=0.25).data
+        assert list(trace.y) == pytest.approx(training_figures.smoothed(values, 0.25) if smooth else values)
     colours = [by_place[run["run"], "x2"].line.color for run in runs]
     assert colours[0] == colours[1] != colours[2]
 

@@ -107,3 +107,20 @@ def test_pitfall_13_seeded_and_with_an_interval():
     assert one.spearman_interval == two.spearman_interval
     assert one.spearman_interval.low < one.spearman["cosine"] < one.spearman_interval.high
     assert one.spearman_interval != sts.score_encoder(pairs, encode, replicates=100, seed=6).spearman_interval
+
+
+def test_the_subsets_of_a_mean_are_resampled_independently():
+    """The interval of a mean of two equal subsets is √2 narrower than that of one, and not as wide."""
+    pairs, encode = synthetic()
+    half = slice(0, len(pairs) // 2)
+    lines = [*zip(pairs.first[half], pairs.second[half], pairs.gold_N[half].tolist(), strict=True)]
+    width = {}
+    for name, some, subsets in (
+        ("one", lines, None),
+        ("two", [*lines, *lines], ["x"] * len(lines) + ["y"] * len(lines)),
+    ):
+        score = sts.score_encoder(from_pairs(name, some, subsets=subsets), encode, replicates=1000, level=0.8)
+        found = score.spearman_interval if subsets is None else score.mean_interval
+        assert found.level == 0.8
+        width[name] = found.high - found.low
+    assert width["two"] / width["one"] == pytest.approx(0.5**0.5, abs=0.08)

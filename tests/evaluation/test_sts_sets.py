@@ -2,8 +2,10 @@
 
 import pytest
 
+import datasets
 from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.sts_sets import (
+    HUB_SETS,
     SEMEVAL_SUBSETS,
     StsSource,
     load_sts,
@@ -189,3 +191,73 @@ def test_a_missing_file_and_a_missing_path_are_refused(tmp_path):
         load_sts(StsSource(format="stsb", name="x", path=str(tmp_path / "nowhere.csv")))
     with pytest.raises(ConfigurationError, match="needs a path"):
         StsSource(format="semeval", name="sts12")
+
+
+COLUMNS = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [
+        ({"name": "mine", "path": "org/set", "split": "dev", "revision": "r"}, ("org/set", "dev", "r")),
+        ({"name": "stsb"}, (HUB_SETS["stsb"], "test", None)),
+    ],
+)
+def test_the_hub_is_asked_for_the_set_the_split_and_the_revision(source, asked, monkeypatch):
+    calls = []
+
+    def load(target, *, split, revision):
+        calls.append((target, split, revision))
+        return datasets.Dataset.from_dict({**COLUMNS, "label": [9, 9, 9], "score": [0, 2.5, 5]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    pairs = load_sts(StsSource(format="hub", **source))
+    assert calls == [asked]
+    assert (pairs.name, pairs.first, pairs.second) == (source["name"], ("a", "b", "c"), ("d", "e", "f"))
+    assert pairs.gold_N.tolist() == [0, 2.5, 5], "the score and not another column"
+    assert pairs.subsets == ("",)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_folder_saved_by_datasets_needs_no_hub(several, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    dev, test = (
+        datasets.Dataset.from_dict({**COLUMNS, "relatedness_score": gold, "subset": ["x", "y", "x"]})
+        for gold in ([1, 2, 3], [3, 2, 1])
+    )
+    (datasets.DatasetDict({"dev": dev, "test": test}) if several else dev).save_to_disk(tmp_path / "set")
+    pairs = load_sts(StsSource(format="hub", name="mine", path=str(tmp_path / "set"), split="dev"))
+    assert pairs.gold_N.tolist() == [1, 2, 3]
+    assert (pairs.subset_N, pairs.subsets) == (("x", "y", "x"), ("x", "y"))
+    if several:
+        with pytest.raises(EvaluationError, match=r"'mine': '.*set' \(split 'train'\) cannot be loaded: KeyError"):
+            load_sts(StsSource(format="hub", name="mine", path=str(tmp_path / "set"), split="train"))
+    dev.remove_columns("relatedness_score").save_to_disk(tmp_path / "none")
+    with pytest.raises(EvaluationError, match=r"expected sentence1, sentence2, score; .* has"):
+        load_sts(StsSource(format="hub", name="mine", path=str(tmp_path / "none")))
+
+
+def test_the_starter_set_is_that_of_the_seed():
+    one, again, other = (load_sts(StsSource(format="starter", name="mine"), seed=seed) for seed in (4, 4, 5))
+    assert (one.name, one.first, one.gold_N.tolist()) == ("mine", again.first, again.gold_N.tolist())
+    assert one.first != other.first
+
+
+@pytest.mark.parametrize(
+    ("score", "fits"),
+    [("0", "stsb"), ("5", "stsb sick"), ("1", "stsb sick"), ("0.99", "stsb"), ("5.01", ""), ("-0.01", ""), ("nan", "")],
+)
+def test_scores_lie_between_the_bounds_of_their_format(score, fits, tmp_path):
+    (tmp_path / "stsb.csv").write_text(f"a,b,{score}\nc,d,2\n")
+    (tmp_path / "SICK.txt").write_text(
+        f"sentence_A\tsentence_B\trelatedness_score\tSemEval_set\na\tb\t{score}\tTEST\nc\td\t2\tTEST\n"
+    )
+    for name, read in (
+        ("stsb", lambda: read_stsb(tmp_path / "stsb.csv")),
+        ("sick", lambda: read_sick(tmp_path / "SICK.txt")),
+    ):
+        if name in fits.split():
+            assert read().gold_N.tolist() == [float(score), 2]
+        else:
+            with pytest.raises(EvaluationError, match="outside"):
+                read()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, split_rows, texts_of_split
@@ -321,3 +322,13 @@ def test_empty_samples_are_counted_and_left_out():
     assert (found["texts"], found["empty"]) == (4, 0.5)
     assert found["memorised"] == 0.5
     assert found["generated"]["unique"] == 1.0
+
+
+def test_of_several_samples_of_a_sentence_the_best_is_evaluated(dataset, samples, sentences):
+    several = samples["l2t"].head(6)
+    several = pd.concat(
+        [several.assign(best=False, text="w1"), several.assign(best=True), several.assign(id=None, best=True)]
+    )
+    found, rows = sampled.of_samples(several, dataset=dataset)
+    assert found.ids == tuple(samples["l2t"]["id"].head(6)) == tuple(rows["id"])
+    assert rows["text"].tolist() == samples["l2t"]["text"].head(6).tolist()

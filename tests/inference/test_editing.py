@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.editing import neighbours, remask, slerp
 
 MASK, PAD = 21, 20
@@ -61,3 +62,14 @@ def test_neighbours_do_not_depend_on_the_chunks_in_which_the_store_is_read(chunk
     assert found.rows.tolist() == order.tolist()
     assert [list(row) for row in found.ids] == [[str(i) for i in row] for row in order]
     np.testing.assert_allclose(found.cosines, np.take_along_axis(cosines, order, axis=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 100])
+def test_the_row_of_a_store_that_is_not_finite_is_that_of_the_store(chunk: int) -> None:
+    store = np.arange(1.0, 15.0).reshape(7, 2)
+    assert neighbours(np.ones((1, 2)), store, k=7, chunk=chunk).rows.shape == (1, 7), "as many as there are"
+    store[5, 1] = np.nan
+    with pytest.raises(SamplingError, match="row 5 of the store contains a number that is not finite"):
+        neighbours(np.ones((1, 2)), store, k=2, chunk=chunk)
+    with pytest.raises(SamplingError, match="k must lie between 1 and the store's 7 rows, found 8"):
+        neighbours(np.ones((1, 2)), store, k=8, chunk=chunk)

@@ -125,6 +125,32 @@ def test_the_row_of_the_request_is_named_whatever_its_batch(build):
         model.embed(["w1 w2 w3", "w7", "w2", "w1 w7 w2 w4"], steps=2)
 
 
+def test_a_buffer_that_is_not_finite_is_named_after_the_weights():
+    inner = torch.nn.Linear(2, 2)
+    inner.register_buffer("table", torch.tensor([1.0, float("inf"), float("nan")]))
+    inner.register_buffer("counts", torch.tensor([1, 2]))
+    holder = SimpleNamespace(shape=None, model=inner)
+    assert bad_weight(holder) == "the tensor 'table' of this run contains 2 numbers that are not finite"
+    with torch.no_grad():
+        inner.bias[1] = float("nan")
+    assert bad_weight(holder) == "the tensor 'bias' of this run contains 1 numbers that are not finite"
+    assert bad_weight(SimpleNamespace(model=torch.nn.Linear(2, 2))) is None
+
+
+def test_the_row_of_an_edited_text_is_that_of_the_request(build, monkeypatch):
+    model = build(objective=MultimodalConfig())
+    scored = model.model.token_log_probs
+
+    def poisoned(tokens_BL, **options):
+        found_BL, calls = scored(tokens_BL, **options)
+        return found_BL.masked_fill(tokens_BL.eq(7), float("nan")), calls
+
+    monkeypatch.setattr(model.model, "token_log_probs", poisoned)
+    model._engine.writer.batch_tokens = 4
+    with pytest.raises(SamplingError, match=r"2 of 4 inputs \(rows 1, 3\); its weights are finite"):
+        model.edit(["w1 w2 w3", "w7", "w2", "w1 w7 w2 w4"], targets=np.ones((1, 6)))
+
+
 SHAPE = SimpleNamespace(mask_id=21, pad_id=20, vocab_size=23)
 
 

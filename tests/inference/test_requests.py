@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference import batching, classifying, editing, embedding, inverting, memory, scoring
+from mm_ldlm.inference import batching, classifying, editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.edge import FARTHEST, Edge, fraction_of, refuse_huge
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_words
@@ -154,6 +156,19 @@ def test_lengths_given_latents(length: Any, expected: list[int]) -> None:
     ends_itself = Writer(Scripted(has_length=False), batch_tokens=9)  # type: ignore[arg-type]
     assert ends_itself.lengths("argmax", latents_nd, rows=2, seed=0) == [LONGEST] * 2
     assert ends_itself.lengths(4, latents_nd, rows=2, seed=0) == [4, 4]
+
+
+def test_a_large_request_is_answered_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities of lengths are computed for 4,096 latents at a time, and classes for `LATENTS_PER_BATCH`."""
+    model: Any = Scripted()
+    latents_nd = torch.stack([torch.arange(4100) % 4 + 1.0, torch.arange(4100) % 7 * 1.0], dim=1)
+    writer = Writer(model, batch_tokens=100)
+    whole = model.length_log_probs(latents_nd, rows=4100)
+    torch.testing.assert_close(writer.length_log_probs(latents_nd, rows=4100), whole)
+    assert writer.length_log_probs(None, rows=5).shape == (5, 4)
+    monkeypatch.setattr(classifying, "LATENTS_PER_BATCH", 1000)
+    expected = torch.softmax(model.class_logits(latents_Bd=latents_nd).double(), dim=1)
+    np.testing.assert_allclose(classifying.classify_latents(model, latents_nd), expected.numpy())
 
 
 def test_drawn_lengths_have_their_probabilities() -> None:
@@ -426,6 +441,172 @@ def test_a_path_has_its_ends_fractions_and_pairs() -> None:
     assert (editing.lerp(starts, ends, 0.25) == 0.75 * starts + 0.25 * ends).all()
 
 
+@pytest.mark.parametrize(
+    ("texts", "warned"), [("ababab", True), ("abacad", False), ("abcbdb", False), ("abcdef", False)]
+)
+def test_equal_texts_are_named_where_all_latents_have_them(texts: str, warned: bool, caplog: Any) -> None:
+    """Two latents, three samples of each, sample by sample."""
+    inverting._several(dataclasses.replace(texts_of(6), texts=tuple(texts)), 2, 3, "best")
+    assert caplog.messages == ["the 3 texts of each latent are equal: set its sampler's temperature above 0, or the "
+                               "length to 'sample'"] * warned  # fmt: skip
+
+
+@pytest.mark.parametrize("far", [0, 1])
+def test_both_ends_of_a_path_are_like_the_training_data(far: int) -> None:
+    """An end that is too far is refused before its path is computed, which may overflow."""
+    ends = [np.array([[3.0, 1.0]]), np.array([[3.0, 1.0]])]
+    ends[far] = ends[far] * 1e7
+    written: list[Any] = []
+    made = engine()
+    made.writer.write = lambda *given, **named: written.append(given)  # type: ignore[method-assign]
+    with pytest.raises(SamplingError, match=r"found 1 of 1 that are more than 1e\+06 standard deviations"):
+        inverting.interpolate(made, *ends, steps=3, path="lerp", sampler=None, length=2, reembed=False, seed=0)
+    assert not written
+
+
+@pytest.mark.parametrize("sampler", [None, "ancestral"])
+def test_text_and_latent_that_are_denoised_together_have_as_many_steps(sampler: str | None, monkeypatch: Any) -> None:
+    made, seen = engine(), []
+    written = Written(((1,),), np.zeros(1), np.zeros(1), np.zeros(1))
+    monkeypatch.setattr(made.latents, "generate", lambda *given: seen.append(given) or (written, torch.zeros(1, 2)))
+    options: dict[str, Any] = {"order": "together", "sampler": sampler, "length": 4, "seed": 6}
+    inverting.generate(made, 1, latent_sampler=latent_sampler("ddim", steps=11, draws=1), steps=None, **options)
+    inverting.generate(made, 1, latent_sampler="ddim", steps=13, **options)
+    for given, steps in zip(seen, (11, 13), strict=True):
+        n, order, writer, text, latent, length, seed = given
+        assert (n, order, writer, length, seed) == (1, "together", made.writer, 4, 6)
+        assert (text.kind, text.steps, latent.steps) == ("ancestral", steps, steps)
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+class Sized(Scripted):
+    """A model that counts the tokens of each of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def write(self, canvas_BL: Any, *given: Any, **named: Any) -> TextSample:
+        self.sizes.append(canvas_BL.numel())
+        return super().write(canvas_BL, *given, **named)
+
+    def likelihood(self, tokens_BL: Any, **named: Any) -> Likelihood:
+        self.sizes.append(tokens_BL.numel())
+        return super().likelihood(tokens_BL, **named)
+
+    def class_logits(self, tokens_BL: Any = None, *, second_BL: Any = None, latents_Bd: Any = None) -> Any:
+        self.sizes.append(sum(each.numel() for each in (tokens_BL, second_BL) if each is not None))
+        return super().class_logits(tokens_BL, second_BL=second_BL, latents_Bd=latents_Bd)
+
+    def latents_given_texts(self, tokens_BL: Any, **named: Any) -> LatentSample:
+        self.sizes.append(tokens_BL.numel())
+        return super().latents_given_texts(tokens_BL, **named)
+
+    def token_log_probs(self, tokens_BL: Any, *, latents_Bd: Any, generator: Any) -> tuple[torch.Tensor, int]:
+        self.asked.append((generator,))
+        self.sizes.append(tokens_BL.numel())
+        return -tokens_BL.float(), 4
+
+
+IDS = [[1] * length for length in (3, 1, 4, 2, 4, 1, 3, 2)]
+DDIM = latent_sampler("ddim", draws=1)
+
+
+BATCHED: dict[str, Callable[..., Any]] = {
+    "write": lambda m, seed: m.writer.write(IDS, latents_nd=None, sampler=None, seed=seed),
+    "score": lambda m, seed: scoring.score(m, IDS, ["x"] * 8, latents=None, draws=1, seed=seed),
+    "classify": lambda m, _: classifying.classify_tokens(m.model, IDS, second=None, batch_tokens=m.batch_tokens),
+    "classify pairs": lambda m, _: classifying.classify_tokens(
+        m.model, [[1]] * 8, second=[[2] * 3] * 8, batch_tokens=m.batch_tokens
+    ),
+    "embed": lambda m, seed: embedding.embed(m, IDS, ["x"] * 8, sampler=DDIM, steps=None, draws=None, seed=seed),
+    "embed unknown texts": lambda m, seed: m.latents.given_lengths([len(row) for row in IDS], config=DDIM, seed=seed),
+    "both": lambda m, seed: m.latents.generate(8, "together", m.writer, None, DDIM, 3, seed),
+    "edit": lambda m, seed: editing.remask(
+        m.writer, IDS, latents_nd=torch.zeros(8, 2), strength=0.5, which="least_likely", seed=seed
+    ),
+}
+
+
+@pytest.mark.parametrize("use", BATCHED)
+def test_no_call_of_the_model_has_more_tokens_than_a_batch(use: str) -> None:
+    made = engine(batch_tokens=12, model=Sized())
+    BATCHED[use](made, 0)
+    sizes = made.model.sizes
+    assert max(sizes) == 12, "a batch is full, and no fuller"
+    assert len(sizes) <= 3
+
+
+def searched(made: Engine, seed: int) -> Any:
+    return inverting.invert(
+        made, np.ones((8, 2)) * [[4, 1]], sampler=None, steps=None, length=3, reembed=False, seed=seed,
+        search=SearchConfig(candidates=2, rounds=1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("use", [*sorted(BATCHED.keys() - {"classify", "classify pairs"}), "search"])
+def test_the_noise_of_a_text_is_that_of_its_row_and_of_the_seed(use: str) -> None:
+    def noise(batch_tokens: int, seed: int) -> list[float]:
+        made = engine(batch_tokens=batch_tokens, model=Sized())
+        (searched if use == "search" else BATCHED[use])(made, seed)
+        generators = [given for asked in made.model.asked for given in asked if isinstance(given, RowGenerator)]
+        return sorted(value for generator in generators for value in generator.uniform().flatten().tolist())
+
+    together = noise(1000, 3)
+    assert len(set(together)) == len(together) >= 8, "every row has noise of its own"
+    assert noise(12, 3) == noise(1, 3) == together, "whatever its batch"
+    assert not {*together} & {*noise(1000, 4)}
+
+
+ASKED = ("write", "likelihood", "class_logits", "latents_given_texts", "latents_given_lengths", "token_log_probs",
+         "length_log_probs", "both")  # fmt: skip
+
+
+class Guarded(Sized):
+    """A model that answers only while it is evaluated, so without dropout and without gradients."""
+
+    inside = 0
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:  # type: ignore[override]
+        self.inside += 1
+        yield
+        self.inside -= 1
+
+
+def guarded(name: str) -> Any:
+    def answer(self: Any, *given: Any, **named: Any) -> Any:
+        assert self.inside, f"{name} is asked for outside of evaluating()"
+        return getattr(Sized, name)(self, *given, **named)
+
+    return answer
+
+
+for _name in ASKED:
+    setattr(Guarded, _name, guarded(_name))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        *BATCHED.values(),
+        lambda m, seed: scoring.score(m, IDS, ["x"] * 8, latents=np.ones((8, 2)) * [[5, 1]], draws=1, seed=seed),
+        lambda m, seed: m.latents.generate(8, "text_first", m.writer, None, DDIM, "sample", seed),
+        lambda m, seed: m.latents.generate(8, "latent_first", m.writer, None, DDIM, "argmax", seed),
+        lambda m, _: classifying.classify_latents(m.model, torch.zeros(3, 2)),
+        lambda m, seed: inverting.invert(
+            m, np.ones((2, 2)) * [[4, 1]], sampler=None, steps=None, length="top-2", search=None, reembed=False,
+            seed=seed,
+        ),
+        searched,
+    ],
+)  # fmt: skip
+def test_the_model_is_asked_while_it_is_evaluated(use: Any) -> None:
+    use(engine(batch_tokens=12, model=Guarded()), 0)
+
+
 # -- edges of the inputs ---------------------------------------------------------------------------------------------
 
 
@@ -435,17 +616,55 @@ def test_the_farthest_latent(largest: float, refused: bool) -> None:
         refuse_huge(np.array([1.0, largest]))
 
 
+@pytest.mark.parametrize(
+    ("check", "fits", "refused"),
+    [
+        (lambda v: inputs.check_integer(v, name="x", minimum=2, maximum=5), [2, 5, np.int64(3)],
+         [1, 6, True, 2.0, "3"]),
+        (lambda v: inputs.check_optional(v, name="x", maximum=5), [1, 5, None], [0, 6, False]),
+        (lambda v: inputs.check_seed(v), [0, 2**63 - 1], [-1, 2**63, 0.0]),
+        (lambda v: inputs.check_fraction(v, name="x"), [0, 1, 0.5, np.float32(1)], [-1e-9, 1 + 1e-9, math.nan, True]),
+        (lambda v: inputs.check_flag(v, name="x"), [True, np.bool_(False)], [0, 1, "yes", None]),
+        (lambda v: inputs.check_texts(v), ["\ud7ff", "\ue000", ["a", "b"], ("a",)],
+         ["\ud800", "\udbff", "\udc00", "\udfff", "", " \n", [], b"a", {"a": 1}, {"a"}, [1], 3, ["a", " "]]),
+        (lambda v: inputs.check_lengths([3, v], ["a", "b"], max_length=9), [1, 9], [0, 10]),
+        (lambda v: inputs.check_tokens([[0], [1, v]], ["a", "b"], shape=SHAPE),  # type: ignore[arg-type]
+         [0, 19, 22, np.int32(5)], [-1, 23, PAD, MASK, 1.0, True]),
+        (lambda v: inputs.check_tokens([[1] * v], ["a"], shape=SHAPE), [1, LONGEST], [0, LONGEST + 1]),  # type: ignore[arg-type]
+        (lambda v: inputs.check_latents(v, dim=2),
+         [[1.0, 2.0], [[1, 2]] * 3, torch.ones(1, 2, requires_grad=True), torch.ones(2, 2, dtype=torch.bfloat16)],
+         [[1.0], np.ones((1, 3)), np.ones((1, 1, 2)), np.ones((0, 2)), [[1.0, math.nan]], [[1e39, 0.0]], [["a", "b"]],
+          [[True, False]], [[1j, 0]], [[1.0, 2.0], [3.0]]]),
+    ],
+)  # fmt: skip
+def test_arguments_at_their_bounds(check: Any, fits: list[Any], refused: list[Any]) -> None:
+    for value in fits:
+        check(value)
+    for value in refused:
+        with pytest.raises(SamplingError):
+            check(value)
+
+
 def test_fractions_of_unknown_words() -> None:
     assert fraction_of(22, [22, 1, 22, 3]) == 0.5
     assert fraction_of(22, []) == 0.0
+
+
+@pytest.mark.parametrize("far", [-2 * FARTHEST, 2 * FARTHEST])
+def test_a_coordinate_is_far_on_either_side(far: float) -> None:
+    with pytest.raises(SamplingError, match=r"found 1 of 2 .*\(row 1: 2e\+06\)"):
+        engine().edge.standardised(np.array([[1.0, 2.0], [3.0, far]]))
 
 
 @pytest.mark.parametrize(("norm", "warned"), [(0.49, True), (0.5, False), (1.5, False), (1.51, True)])
 def test_norms_on_both_sides_of_the_typical_range(norm: float, warned: bool, caplog: Any) -> None:
     normaliser: Any = SimpleNamespace(standardise=lambda raw: np.asarray(raw, np.float64), typical=(0.5, 1.5))
     edge = Edge(SHAPE, torch.device("cpu"), Words(), normaliser, encoder=None, load_encoder=None)  # type: ignore[arg-type]
-    edge.standardised(np.array([[norm, norm]], np.float64))
+    edge.standardised(np.array([[1.0, 1.0], [norm, norm]], np.float64))
     assert bool(caplog.records) == warned
+    if warned:
+        assert "1 of 2 latents are unlike those" in caplog.text
+        assert f"norms from 0.50 to 1.50 in standardised space, found {norm} (rows 1)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,8 @@ def test_training_and_sanity(calls: Calls, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "latents"), [(None, "latents"), ("elsewhere", None)])
-def test_export(path: str | None, latents: Any, calls: Calls, tmp_path: Path) -> None:
+def test_export(path: str | None, latents: Any, calls: Calls, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     from mm_ldlm.latents import layout
 
     calls.replace(layout, "write_layout", {"train": 3, "test": 1})
@@ -351,6 +352,8 @@ def test_export(path: str | None, latents: Any, calls: Calls, tmp_path: Path) ->
     place = Path(path) if path else tmp_path
     assert found == {"path": str(place), "rows": {"train": 3, "test": 1}, "latents": latents is not None}
     assert calls["write_layout"] == ((place, "records"), {"tokenizer": "tokenizer", "latents": latents})
+    with_latents = "without" if latents is None else "with"
+    assert caplog.messages == [f"exported 4 rows {with_latents} latents to {place}: 3 train, 1 test"]
 
 
 # -- sampling --------------------------------------------------------------------------------------------------------

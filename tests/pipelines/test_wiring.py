@@ -77,11 +77,13 @@ def test_the_model_is_that_of_the_run_checkpoint_and_weights_that_are_named(
 
 
 @pytest.mark.parametrize("nodes", [sampling_nodes, evaluation_nodes])
-@pytest.mark.parametrize(("name", "what"), [("tokenizer", "vocabulary"), ("encoder", "encoder")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("tokenizer", "vocabulary"), ("encoder", "encoder"), ("label_names", "classes")]
+)
 def test_a_run_of_other_data_is_refused(
     nodes: Any, name: str, what: str, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fingerprints = {"tokenizer": "1", "encoder": "2", "latents": "3"}
+    fingerprints = {"tokenizer": "1", "encoder": "2", "latents": "3", "label_names": "5"}
     model = Model()
     model.parts = SimpleNamespace(fingerprints=fingerprints, checkpoint=Path("x"))  # type: ignore[assignment]
     monkeypatch.setattr(MMLDLM, "from_run", lambda path, **options: model)

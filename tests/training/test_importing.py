@@ -169,6 +169,15 @@ def test_export_and_import_return_the_same_bits(
     last = helpers.tensors(tmp_path / "runs" / "run", 2)
     assert helpers.same_bits({f"model.{k}".replace("model.objective.", "objective."): v for k, v in legacy.read(
         tmp_path / "last").tensors.items()}, last)  # fmt: skip
+    counters = folder.document(folder.find(tmp_path / "runs" / "run"), "training_state.json")["state"]
+    assert (counters["step"], counters["examples"] > 2, counters["tokens"] > 2) == (2, True, True)
+    kept = {name: counters[name] for name in ("step", "epoch", "batch_in_epoch", "examples", "tokens")}
+    for name, of in (("out", "averaged"), ("last", "last")):
+        state = json.loads((tmp_path / name / "training_state.json").read_text())
+        assert state == {**kept, "weights": of}
+    assert json.loads((tmp_path / "second" / "training_state.json").read_text())["weights"] == "last", (
+        "it has no others"
+    )
 
 
 def test_a_mapping_of_names_and_a_run_of_the_same_model(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mm_ldlm.config import (
     config,
 )
 from mm_ldlm.corpus.splits import Split
-from mm_ldlm.evaluation.sts_sets import StsSource
+from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
 from mm_ldlm.messages import nearest
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
@@ -115,6 +115,8 @@ class StsConfig:
     too_long: Literal["truncate", "refuse"] = "truncate"
 
     def __post_init__(self) -> None:
+        for name in self.files:
+            refuse_name(name, key="files")
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
             raise InvalidValue(f"expected sets and files with different names, found {names}", "sets", "files")

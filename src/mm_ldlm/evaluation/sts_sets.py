@@ -111,8 +111,13 @@ class StsSource:
     def __post_init__(self) -> None:
         if self.format != "starter" and self.path is None and not (self.format == "hub" and self.name in HUB_SETS):
             raise InvalidValue(f"an STS set of format '{self.format}' needs a path", "path")
-        if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
-            raise InvalidValue(f"name must contain letters, digits, '-' and '_' only, found '{self.name}'", "name")
+        refuse_name(self.name, key="name")
+
+
+def refuse_name(name: str, *, key: str) -> None:
+    """Raise InvalidValue for `key` unless a name can be a part of the name of a metric."""
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise InvalidValue(f"a name must contain letters, digits, '-' and '_' only, found '{name}'", key)
 
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:

@@ -98,17 +98,18 @@ def remask(
     """
     model = writer.model
     out: list[list[int]] = [[] for _ in ids]
-    calls = np.zeros(len(ids), dtype=np.int64)
+    calls, sums = np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids))
     informed = which == "least_likely" and 0 < strength < 1
 
     def masked(batch: list[int]) -> tuple[torch.Tensor, int]:
+        """Return the canvases of a batch and its model calls; keep the sums of its log-probabilities."""
         tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
         valid_BL = tokens_BL != model.shape.pad_id
         stream = writer.generator(batch, seed).fork("edit")
         priority_BL, calls = stream.fork("order").uniform(tokens_BL.shape[1]), 0
         if informed:
             log_probs_BL, calls = model.token_log_probs(tokens_BL, latents_Bd=latents_nd[batch], generator=stream)
-            check_finite(model, log_probs_BL.sum(dim=1).cpu().numpy(), what="log-probabilities of the source")
+            sums[batch] = log_probs_BL.double().sum(dim=1).cpu().numpy()
             priority_BL = -log_probs_BL
         count_B = (valid_BL.sum(dim=1) * strength).round().long()
         open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
@@ -122,6 +123,7 @@ def remask(
             calls[batch] = calls_of_batch
             for row, canvas in zip(batch, canvas_BL.tolist(), strict=True):
                 out[row] = canvas[: len(ids[row])]
+    check_finite(model, sums, what="log-probabilities of the source")
     return out, calls
 
 

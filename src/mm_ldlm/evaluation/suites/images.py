@@ -159,7 +159,9 @@ def _written(dataset: Dataset, written: Any, names: Sequence[str], options: dict
         "captions": len(texts),
         "model_calls": float(written["model_calls"].mean()),
         "exact_match": proportion_interval(exact_n, **options).as_dict(),
-        "attested": proportion_interval(np.array([text in training for text in texts], bool), **options).as_dict(),
+        "attested": proportion_interval(
+            np.array([text.lower() in training for text in texts], bool), **options
+        ).as_dict(),
     }
     labels = sentences.labels_of(dataset, rows)
     if pairs := [(label_in(text, names), label) for text, label in zip(texts, labels, strict=True) if label]:

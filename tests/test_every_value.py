@@ -1,0 +1,206 @@
+"""Every value of `conf/`, and every constant and default of a function of the package; limits of parameters by hand.
+
+`every_value.txt` lists the values, so that a change of one is a change of that file; `python tests/test_every_value.py`
+writes it. The fields of configurations are in the table of `test_defaults.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import hashlib
+import importlib
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mm_ldlm.config import parse
+from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.parameters import SECTIONS
+
+ROOT = Path(__file__).parents[1]
+LISTED = Path(__file__).with_name("every_value.txt")
+
+
+@functools.cache
+def base() -> dict[str, Any]:
+    """The parameters of `conf/base`, all files together."""
+    found: dict[str, Any] = {}
+    for file in sorted((ROOT / "conf" / "base" / "parameters").glob("*.yml")):
+        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return found
+
+
+def values_of_yaml(value: Any, key: str = "") -> Iterator[str]:
+    """List the values of a YAML file with their dotted keys; a list is one value."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from values_of_yaml(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield f"{key} = {_shown(repr(value))}"
+
+
+def values_of_python(node: ast.AST, within: str = "") -> Iterator[str]:
+    """List what a module or a class assigns or calls in its body, defaults and decorators, if it contains a constant,
+    and the types of fields. Fields of configurations are left out.
+
+    The bodies of functions and arguments that may be left out (None) are not listed. A dictionary has a line for each
+    key; of a long value the digest is listed.
+    """
+    for each in getattr(node, "body", ()):
+        found: list[tuple[str, ast.expr | None]] = []
+        if isinstance(each, ast.FunctionDef):
+            places = [*each.args.posonlyargs, *each.args.args]
+            places = [*places[len(places) - len(each.args.defaults) :], *each.args.kwonlyargs]
+            defaults = zip(places, [*each.args.defaults, *each.args.kw_defaults], strict=True)
+            found = [(f"{each.name}({place.arg})", value) for place, value in defaults]
+            found = [(name, value) for name, value in found if value is not None and ast.unparse(value) != "None"]
+            found += [(f"@{each.name}", decorator) for decorator in each.decorator_list]
+        elif isinstance(each, ast.ClassDef) and "config" in map(ast.unparse, each.decorator_list):
+            methods = ast.Module([part for part in each.body if isinstance(part, ast.FunctionDef)], [])
+            yield from values_of_python(methods, f"{within}{each.name}.")
+        elif isinstance(each, ast.ClassDef):
+            yield from values_of_python(each, f"{within}{each.name}.")
+        elif isinstance(each, ast.Assign):
+            found = [(ast.unparse(target), each.value) for target in each.targets]
+        elif isinstance(each, ast.AnnAssign):
+            field = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}"
+            found = [(field if within else ast.unparse(each.target), each.value)]
+            if each.value is None:
+                yield f"{within}{field}"
+        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+            found = [(ast.unparse(each.value.func), each.value)]
+        for name, value in found:
+            if isinstance(value, ast.Dict):
+                keys = [f"[{ast.unparse(key)}]" if key is not None else "[**]" for key in value.keys]
+                pairs = [*zip(keys, value.values, strict=True)]
+            else:
+                pairs = [("", value)] if value is not None else []
+            for key, part in pairs:
+                if any(isinstance(inner, ast.Constant) for inner in ast.walk(part)):
+                    yield f"{within}{name}{key} = {_shown(ast.unparse(part))}"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) < 200 else f"{text[:60]} … {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def all_values() -> list[str]:
+    found = []
+    for file in sorted((ROOT / "conf").rglob("*.yml")):
+        parsed = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        found += [f"{file.relative_to(ROOT).as_posix()}: {line}" for line in values_of_yaml(parsed)]
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        if file.parent.name == "starter":  # words and sentences
+            continue
+        parsed = ast.parse(file.read_text(encoding="utf-8"))
+        found += [f"{file.relative_to(ROOT / 'src').as_posix()}: {line}" for line in values_of_python(parsed)]
+    return found
+
+
+def test_every_default_and_constant_has_the_value_that_is_listed() -> None:
+    listed, found = LISTED.read_text(encoding="utf-8").splitlines(), all_values()
+    changed = sorted(set(listed) ^ set(found))
+    assert not changed, "if these changes are meant, run `python tests/test_every_value.py`:\n" + "\n".join(changed)
+    assert listed == found, "the order of a list decides, or a name is assigned twice"
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+LIMITS: list[tuple[str, list[Any], list[Any]]] = [
+    ("evaluation.bootstrap.replicates", [20, 100_000], [19, 100_001]),
+    ("evaluation.bootstrap.level", [0.5, 0.999], [0.499, 1.0]),
+    ("evaluation.inversion.length_edges", [[], [3], [3, 5]], [[5, 3], [3, 3], [0, 2]]),
+    ("evaluation.inversion.reference", [None, "confidence, 1 step"], ["nothing"]),
+    ("evaluation.inversion.sweep_sentences", [1, 10**8], [0, 10**8 + 1]),
+    ("evaluation.inversion.baseline_rows", [0, 10**8], [-1, 10**8 + 1]),
+    ("evaluation.latents.candidates", [1], [0]),
+    ("evaluation.latents.calibration_sentences", [0, 1], [-1]),
+    ("evaluation.latents.calibration_samples", [2, 10_000], [0, 1, 10_001]),
+    ("evaluation.latents", [{"calibration_sentences": 0, "calibration_samples": 1}], [{"calibration_samples": 1}]),
+    ("evaluation.likelihood.sentences", [None, 1], [0]),
+    ("evaluation.likelihood.draws", [1, 10_000], [0, 10_001]),
+    ("evaluation.likelihood.buckets", [1, 1000], [0, 1001]),
+    ("evaluation.generation.batch_size", [1], [0]),
+    ("evaluation.generation.self_bleu_texts", [1, 100_000], [0, 100_001]),
+    ("evaluation.classification.split", ["train", "validation"], ["dev", None]),
+    ("evaluation.classification.bins", [1, 1000], [0, 1001]),
+    ("evaluation.classification.baseline_grid", [[0.5]], [[], [0.0], [-1.0]]),
+    ("evaluation.classification.baseline_rows", [0], [-1]),
+    ("evaluation.images.classifier_rows", [1], [0]),
+    ("evaluation.images.pictures", [1], [0]),
+    ("evaluation.sts.too_long", ["truncate", "refuse"], ["cut"]),
+    ("evaluation.sts.files", [{"mine": "a.csv"}], [{"starter": "a.csv"}, {"a b": "a.csv"}, {"": "a.csv"}]),
+    ("evaluation.checkpoint", ["latest", "best", 0, "17", "step-00000005"], ["newest", -1, "", "step-"]),
+    ("evaluation.device", [None, "cpu", "cuda", "cuda:0"], ["gpu", "cuda:", "cuda:x", "auto", ""]),
+    ("evaluation.batch_tokens", [None, 1], [0]),
+    ("evaluation.use_ema", [True, False], [5, "x", None]),
+    ("reporting.smoothing", [0, 0.999], [-0.001, 1]),
+    ("reporting.examples", [1], [0]),
+    ("sampling.rows", [0, 10**8], [-1, 10**8 + 1]),
+    ("sampling.split", ["train", "validation", "test"], ["dev"]),
+    ("sampling.tasks", [None, [], ["l2t", "unconditional"]], [["infill"], ["edit"], ["interpolate"], ["nothing"]]),
+    ("sampling.checkpoint", ["latest", "best", 7], ["newest"]),
+    ("sampling.length", ["argmax", "sample", "top-2", 5], ["top-", "longest", 0, -1]),
+    ("sampling.l2t.samples", [1, 1000], [0, 1001]),
+    ("sampling.l2t.keep", ["best", "all"], ["first"]),
+    ("sampling.search.candidates", [1, 1000], [0, 1001]),
+    ("sampling.search.rounds", [0, 1000], [-1, 1001]),
+    ("sampling.search.beam", [1, 1000], [0, 1001]),
+    ("sampling.search.remask_ratio", [0, 1], [-0.001, 1.001]),
+    ("sampling.search.remask_noise", [0], [-0.001]),
+    ("sampling.search.resize", [0, 1], [-0.001, 1.001]),
+    ("sampling.search.lengths", [1], [0]),
+    ("sampling.search.good_enough", [0.001], [0, -1]),
+    ("sampling.unconditional.count", [1], [0]),
+    ("sampling.unconditional.length", ["sample", "argmax", 5], ["top-3", 0]),
+    ("sampling.unconditional.order", ["text_first", "latent_first"], ["together", "both"]),
+    ("sampling.infill", [{}, {"texts": ["a"]}, {"texts": ["a", "b"], "latents_of": ["c", "d"]}],
+     [{"texts": ["a", "b"], "latents_of": ["c"]}, {"latents_of": ["c"]}]),
+    ("sampling.edit", [{}, {"sources": ["a", "b"], "targets": ["c"]}, {"sources": ["a", "b"], "targets": ["c", "d"]}],
+     [{"sources": ["a", "b"], "targets": ["c", "d", "e"]}, {"sources": ["a", "b"]}]),
+    ("sampling.edit.strength", [0, 1], [-0.001, 1.001]),
+    ("sampling.edit.which", ["least_likely", "random"], ["likely"]),
+    ("sampling.interpolate", [{"starts": ["a"], "ends": ["b"]}], [{"starts": ["a"]}, {"ends": ["b"]}]),
+    ("sampling.interpolate.steps", [2, 10_000], [1, 10_001]),
+    ("sampling.interpolate.path", ["slerp", "lerp"], ["line"]),
+    ("sampling.images.image", [{"kind": "ddim", "draws": 1}], [{"kind": "ddim", "draws": 2}]),
+    ("sampling.images.length", ["argmax", "sample", 5], ["top-2", 0]),
+    ("sampling.images.joint_count", [1], [0]),
+    ("sampling.images.joint_steps", [1, 10_000], [0, 10_001]),
+    ("comparison.jobs", [1, 4096], [0, 4097]),
+    ("comparison.seeds", [[0], [2**63 - 1], [1, 2]], [[], [1, 1], [-1], [2**63]]),
+    ("comparison.budget", [None, {"tokens": 1}, {"seconds": 0.5}], [{}, {"tokens": 0}, {"seconds": 0}]),
+]  # fmt: skip
+"""Parameter → values that are accepted, up to its limits, and values that are refused, just beyond them"""
+
+
+@pytest.mark.parametrize(("key", "fits", "refused"), LIMITS, ids=[key for key, _, _ in LIMITS])
+def test_a_limit_is_the_last_value_that_is_accepted(key: str, fits: list[Any], refused: list[Any]) -> None:
+    section, *parts = key.split(".")
+    module, _, name = SECTIONS[section].partition(":")
+    kind = getattr(importlib.import_module(module), name)
+
+    def parsed(value: Any) -> None:
+        found = copy.deepcopy(base()[section])
+        place = functools.reduce(operator.getitem, parts[:-1], found)
+        assert parts[-1] in place, f"{key} is no parameter of conf/base"
+        place[parts[-1]] = value
+        parse(kind, found, at=section)
+
+    for value in fits:
+        parsed(value)
+    for value in refused:
+        with pytest.raises(ConfigurationError) as error:
+            parsed(value)
+        assert key in str(error.value), value
+        assert len(str(error.value).splitlines()) <= 4
+
+
+if __name__ == "__main__":
+    LISTED.write_text("".join(f"{line}\n" for line in all_values()), encoding="utf-8")
