@@ -1,18 +1,11 @@
-"""Every value of `conf/`, and every constant and default of a function of the package; limits of parameters by hand.
-
-`every_value.txt` lists the values, so that a change of one is a change of that file; `python tests/test_every_value.py`
-writes it. The fields of configurations are in the table of `test_defaults.py`.
-"""
+"""Parameters accept their limits, and refuse values just beyond them under their own keys."""
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
-import hashlib
 import importlib
 import operator
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,95 +15,6 @@ import yaml
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import SECTIONS
-
-ROOT = Path(__file__).parents[1]
-LISTED = Path(__file__).with_name("every_value.txt")
-
-
-@functools.cache
-def base() -> dict[str, Any]:
-    """The parameters of `conf/base`, all files together."""
-    found: dict[str, Any] = {}
-    for file in sorted((ROOT / "conf" / "base" / "parameters").glob("*.yml")):
-        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    return found
-
-
-def values_of_yaml(value: Any, key: str = "") -> Iterator[str]:
-    """List the values of a YAML file with their dotted keys; a list is one value."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from values_of_yaml(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield f"{key} = {_shown(repr(value))}"
-
-
-def values_of_python(node: ast.AST, within: str = "") -> Iterator[str]:
-    """List what a module or a class assigns or calls in its body, defaults and decorators, if it contains a constant,
-    and the types of fields. Fields of configurations are left out.
-
-    The bodies of functions and arguments that may be left out (None) are not listed. A dictionary has a line for each
-    key; of a long value the digest is listed.
-    """
-    for each in getattr(node, "body", ()):
-        found: list[tuple[str, ast.expr | None]] = []
-        if isinstance(each, ast.FunctionDef):
-            places = [*each.args.posonlyargs, *each.args.args]
-            places = [*places[len(places) - len(each.args.defaults) :], *each.args.kwonlyargs]
-            defaults = zip(places, [*each.args.defaults, *each.args.kw_defaults], strict=True)
-            found = [(f"{each.name}({place.arg})", value) for place, value in defaults]
-            found = [(name, value) for name, value in found if value is not None and ast.unparse(value) != "None"]
-            found += [(f"@{each.name}", decorator) for decorator in each.decorator_list]
-        elif isinstance(each, ast.ClassDef) and "config" in map(ast.unparse, each.decorator_list):
-            methods = ast.Module([part for part in each.body if isinstance(part, ast.FunctionDef)], [])
-            yield from values_of_python(methods, f"{within}{each.name}.")
-        elif isinstance(each, ast.ClassDef):
-            yield from values_of_python(each, f"{within}{each.name}.")
-        elif isinstance(each, ast.Assign):
-            found = [(ast.unparse(target), each.value) for target in each.targets]
-        elif isinstance(each, ast.AnnAssign):
-            field = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}"
-            found = [(field if within else ast.unparse(each.target), each.value)]
-            if each.value is None:
-                yield f"{within}{field}"
-        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
-            found = [(ast.unparse(each.value.func), each.value)]
-        for name, value in found:
-            if isinstance(value, ast.Dict):
-                keys = [f"[{ast.unparse(key)}]" if key is not None else "[**]" for key in value.keys]
-                pairs = [*zip(keys, value.values, strict=True)]
-            else:
-                pairs = [("", value)] if value is not None else []
-            for key, part in pairs:
-                if any(isinstance(inner, ast.Constant) for inner in ast.walk(part)):
-                    yield f"{within}{name}{key} = {_shown(ast.unparse(part))}"
-
-
-def _shown(text: str) -> str:
-    return text if len(text) < 200 else f"{text[:60]} … {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def all_values() -> list[str]:
-    found = []
-    for file in sorted((ROOT / "conf").rglob("*.yml")):
-        parsed = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        found += [f"{file.relative_to(ROOT).as_posix()}: {line}" for line in values_of_yaml(parsed)]
-    for file in sorted((ROOT / "src").rglob("*.py")):
-        if file.parent.name == "starter":  # words and sentences
-            continue
-        parsed = ast.parse(file.read_text(encoding="utf-8"))
-        found += [f"{file.relative_to(ROOT / 'src').as_posix()}: {line}" for line in values_of_python(parsed)]
-    return found
-
-
-def test_every_default_and_constant_has_the_value_that_is_listed() -> None:
-    listed, found = LISTED.read_text(encoding="utf-8").splitlines(), all_values()
-    changed = sorted(set(listed) ^ set(found))
-    assert not changed, "if these changes are meant, run `python tests/test_every_value.py`:\n" + "\n".join(changed)
-    assert listed == found, "the order of a list decides, or a name is assigned twice"
-
-
-# -- limits ------------------------------------------------------------------------------------------------------------
 
 LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("evaluation.bootstrap.replicates", [20, 100_000], [19, 100_001]),
@@ -180,6 +84,15 @@ LIMITS: list[tuple[str, list[Any], list[Any]]] = [
 """Parameter → values that are accepted, up to its limits, and values that are refused, just beyond them"""
 
 
+@functools.cache
+def base() -> dict[str, Any]:
+    """The parameters of `conf/base`, all files together."""
+    found: dict[str, Any] = {}
+    for file in sorted((Path(__file__).parents[1] / "conf" / "base" / "parameters").glob("*.yml")):
+        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return found
+
+
 @pytest.mark.parametrize(("key", "fits", "refused"), LIMITS, ids=[key for key, _, _ in LIMITS])
 def test_a_limit_is_the_last_value_that_is_accepted(key: str, fits: list[Any], refused: list[Any]) -> None:
     section, *parts = key.split(".")
@@ -200,7 +113,3 @@ def test_a_limit_is_the_last_value_that_is_accepted(key: str, fits: list[Any], r
             parsed(value)
         assert key in str(error.value), value
         assert len(str(error.value).splitlines()) <= 4
-
-
-if __name__ == "__main__":
-    LISTED.write_text("".join(f"{line}\n" for line in all_values()), encoding="utf-8")
