@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,8 @@ def test_rows_in_another_order_are_placed_by_their_index(service: Service) -> No
         ("400", "refused the request with status 400 .no: second line.*encoder.name"),
         ("401", "status 401.*encoder.key_variable"),
         ("404", "status 404.*encoder.url"),
-        ("413", "status 413.*encoder.batch_rows"),
+        ("403", "status 403.*encoder.key_variable.*what it may use"),
+        ("413", "status 413.*Set encoder.batch_rows or encoder.batch_bytes"),
     ],
 )
 def test_a_wrong_answer_is_refused_and_not_asked_for_again(service: Service, fault: str, message: str) -> None:
@@ -246,8 +248,11 @@ def test_the_rate_limit_spaces_the_requests_of_all_threads_evenly(clock: Clock) 
     limit.hold(7.0)
     limit.wait(clock)
     assert clock.waits[-1] == 7.0
+    limit.hold(2.0)  # of another thread, whose service asked for less
+    limit.wait(clock)
+    assert clock.waits[-1] == 7.05
     RateLimit(None).wait(clock)  # type: ignore[arg-type]
-    assert len(clock.waits) == 6
+    assert len(clock.waits) == 7
 
 
 def test_every_attempt_passes_the_rate_limit_and_a_demanded_wait_holds_all(service: Service, clock: Clock) -> None:
@@ -275,6 +280,53 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert 50 < in_a_minute <= 60
     assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert [_retry_after(value) for value in (None, "", "soon", "-3", "nan")] == [None] * 5
+
+
+def test_a_date_without_a_zone_is_universal_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        plain = (datetime.now(UTC) + timedelta(seconds=60)).strftime("%a, %d %b %Y %H:%M:%S")
+        assert 50 < (_retry_after(plain) or 0) <= 60
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_what_describes_the_vectors_is_kept_and_nothing_of_the_connection() -> None:
+    given: dict[str, Any] = {
+        "url": "https://host/v1", "name": "toy", "dim": 5, "shorten": True, "prompt": "say: ", "normalised": False,
+        "encoding": "base64", "key_variable": "KEY", "batch_rows": 3, "batch_bytes": 7, "connections": 2,
+        "requests_per_minute": 9.0, "timeout": 8.0, "retries": 6, "max_wait": 4.0, "min_cosine": 0.9,
+    }  # fmt: skip
+    found: Any = parse_encoder({"kind": "http", **given})
+    assert to_dict(found) == {"kind": "http", **given}
+    connection = ("url", "key_variable", "connections", "requests_per_minute", "timeout", "retries", "max_wait",
+                  "min_cosine")  # fmt: skip
+    kept = {name: value for name, value in given.items() if name not in connection}
+    assert found.portable() == {"kind": "http", **kept}
+    assert found.batching == {"batch_rows": 3, "batch_bytes": 7}
+    local: Any = parse_encoder({"path": "/x", "device": "cuda:1", "batch_rows": 3, "batch_tokens": 7, "prompt": "p"})
+    assert local.portable().keys() == to_dict(local).keys() - {"path", "device"}
+    assert local.batching == {"batch_tokens": 7, "batch_rows": 3}
+
+
+def test_every_option_reaches_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mm_ldlm.encoders import http_encoder
+
+    made: list[Any] = []
+    monkeypatch.setattr(
+        http_encoder, "Client", lambda url, **options: made.append((url, options)) or SimpleNamespace(close=print)
+    )
+    monkeypatch.setenv("TOY_KEY", KEY)
+    options = {"requests_per_minute": 9.0, "timeout": 8.0, "retries": 6, "max_wait": 4.0}
+    found: Any = parse_encoder(
+        {"kind": "http", "url": "https://host/v1", "name": "toy", "key_variable": "TOY_KEY", "connections": 3, **options}
+    )
+    service = http_encoder._Service(found, dim=None)
+    ((url, given),) = made
+    assert (url, given.pop("api_key").reveal(), given) == ("https://host/v1/embeddings", KEY, options)
+    assert service._pool._max_workers == 3
 
 
 def test_waits_grow_are_random_and_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import multiprocessing
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -144,6 +146,53 @@ def test_released_pages_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.M
         assert column.take([row])[0, 0] == row
     store.release()
     assert held[:, 0].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("limit", [0, 3000, 10**9])
+def test_the_count_of_mapped_bytes_is_never_above_the_files_and_bounded(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr(shards, "_FAULT_BYTES", 500)
+    dropped: list[int] = []
+    real = shards._drop_pages
+    monkeypatch.setattr(shards, "_drop_pages", lambda *span: dropped.append(span[1]) or real(*span))
+    store = build(tmp_path / "x")
+    sizes = [shard.bytes for shard in store.manifest.shards]
+    largest = 0
+    for row in np.random.default_rng(0).integers(0, 23, 60).tolist():
+        store.fixed("v").take([row])
+        assert store._resident == sum(store._touched.values())
+        assert all(count <= sizes[shard] for shard, count in store._touched.items())
+        assert store._resident <= limit or len(store._touched) == 1, "only the shard that is read exceeds the limit"
+        largest = max(largest, store._resident)
+    assert bool(dropped) == (limit < sum(sizes))
+    assert largest == sum(sizes) or limit < sum(sizes)
+    store.release(keep=0)
+    assert set(store._touched) <= {0}
+    assert store._resident == sum(store._touched.values())
+    store.release()
+    assert (store._touched, store._resident) == ({}, 0)
+    assert shards.RESIDENT_BYTES == limit
+
+
+def test_limits_of_memory_are_bytes() -> None:
+    assert (shards.RESIDENT_BYTES, shards._FAULT_BYTES) == (64 * 2**20, 64 * 2**10)
+
+
+def test_every_field_of_a_manifest_is_in_its_fingerprint() -> None:
+    shard = Shard(name="part-000000.arrow", rows=3, bytes=9, sha256="a")
+    plain = Manifest(kind="toy", rows=3, shards=(shard,), fingerprints={"maker": "one"}, meta={"dim": 3})
+    others: dict[str, Any] = {
+        "kind": "other", "rows": 4, "shards": (shard, shard), "fingerprints": {"maker": "two"}, "meta": {"dim": 4},
+        "format_version": 2,
+    }  # fmt: skip
+    assert {field.name for field in dataclasses.fields(Manifest)} == set(others)
+    parts: dict[str, Any] = {"name": "part-000001.arrow", "rows": 4, "bytes": 8, "sha256": "b"}
+    assert {field.name for field in dataclasses.fields(Shard)} == set(parts)
+    changed = [dataclasses.replace(plain, **{name: value}) for name, value in others.items()]
+    changed += [dataclasses.replace(plain, shards=(dataclasses.replace(shard, **{k: v}),)) for k, v in parts.items()]
+    assert len({plain.fingerprint, *(each.fingerprint for each in changed)}) == 1 + len(changed)
 
 
 def test_only_file_pages_are_ever_dropped(tmp_path: Path) -> None:
