@@ -39,7 +39,7 @@ def check(
         "extraction": data.extraction,
         "evaluation_sets": {},
         "seed": 0,
-        "config": ValidationConfig(max_quarantine_fraction=0.2, **(limits or {})),
+        "config": ValidationConfig(**{"max_quarantine_fraction": 0.2, **(limits or {})}),
     }
     return validate(**{**given, **changes})
 
@@ -396,6 +396,14 @@ def test_too_much_quarantine_stops_the_run(pristine: Any) -> None:
     texts = pristine.records.strings("text").take(slice(None))
     outcome = check(pristine, evaluation_sets={"all": texts}, limits={})
     assert failed(outcome) == {"quarantine"}
+    splits = pristine.records.strings("split").take(slice(None))
+    train = [text for text, split in zip(texts, splits, strict=True) if split == "train"][:3]
+    for most, fails in ((3 / 230, set()), (2.9 / 230, {"quarantine"})):
+        limits = {"max_quarantine_fraction": most, "spot_rows": 0}
+        outcome = check(pristine, evaluation_sets={"some": train}, limits=limits)
+        assert failed(outcome) == fails
+        assert (outcome.report["valid"], outcome.report["quarantined"], outcome.report["rows"]) == (227, 3, 230)
+    assert only(outcome, "quarantine")["message"] == "3 of 230 rows (1.30 %) failed; at most 1.26 % may fail."
 
 
 def test_failed_rows_go_to_quarantine_and_the_rest_is_indexed(pristine: Any, tmp_path: Path) -> None:
