@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import linecache
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +21,7 @@ from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
-from mm_ldlm.corpus.filters import LengthConfig, keep_ascii
+from mm_ldlm.corpus.filters import LengthConfig, describe_language_filter, keep_ascii
 from mm_ldlm.corpus.normalisation import comparison_form
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import Quarantine
@@ -373,6 +376,29 @@ def test_sources_are_mixed_by_weight_and_continue_where_they_stopped() -> None:
     found.consumed = [1, 0]
     assert read(plain, sources(9, 2), found) == [(0, 1), (1, 0), (1, 1)]
     assert (found.consumed, found.exhausted) == ([2, 2], [True, True])
+
+
+def test_a_function_is_described_by_its_name_and_the_code_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for code in ("def keep(text): return True\ndef other(text): return True\n", "def keep(text): return False\n"):
+        (tmp_path / "described_filter.py").write_text(code)
+        sys.modules.pop("described_filter", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        try:
+            found.append(describe_language_filter("described_filter:keep"))
+        finally:
+            sys.dont_write_bytecode = before
+        if "other" in code:
+            found.append(describe_language_filter("described_filter:other"))
+    sys.modules.pop("described_filter", None)
+    assert [each["name"] for each in found] == [f"described_filter:{name}" for name in ("keep", "other", "keep")]
+    assert found[0]["source"] == found[1]["source"] != found[2]["source"]
+    assert describe_language_filter(None) is None
 
 
 def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerprint() -> None:

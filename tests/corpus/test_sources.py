@@ -149,6 +149,13 @@ def test_the_hub_is_read_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts(rows) == ["validation 0", "validation 1", "train 0", "train 1"]
     expected = {"name": "owner/set", "subset": "v1", "revision": "abc", "streaming": True}
     assert asked == [{**expected, "split": "validation"}, {**expected, "split": "train"}]
+    assert [row.split for row in rows if isinstance(row, Row)] == ["validation"] * 2 + ["train"] * 2
+    rows = read(**keys, streaming=False, splits={"a": "hash", "b": "train", "c": "test"})
+    assert [(row.text, row.split, row.line) for row in rows if isinstance(row, Row)] == [
+        ("c 0", "test", 1), ("c 1", "test", 2), ("a 0", None, 1), ("a 1", None, 2), ("b 0", "train", 1),
+        ("b 1", "train", 2),
+    ]  # fmt: skip
+    assert [call["streaming"] for call in asked[2:]] == [False] * 3
 
 
 def test_an_unreachable_data_set_is_named_with_a_remedy() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import typing
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
 from mm_ldlm.data import Dataset
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.datasets.table import TableDataset
 from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
 from mm_ldlm.store.manifest import NAME
 
@@ -70,6 +73,31 @@ def test_store_previews_its_first_rows(tmp_path: Path) -> None:
     assert preview["data"][3] == ["3", "[0, 1, 2, 3, 4, 5, 6, 7, …] (9)", 9]
     # kedro-viz asks for the object, not for its name in quotes
     assert typing.get_type_hints(StoreDataset.preview)["return"] is StoreDataset.preview.__annotations__["return"]
+
+
+def test_a_preview_has_the_rows_that_are_asked_for_in_values_that_json_has(tmp_path: Path) -> None:
+    columns = {
+        "number": [1.5, float("nan"), float("inf"), -float("inf"), None], "word": ["a", None, "c", "d", "e"],
+        "list": [[0.1, 2.0], [1 / 3], [], [1.0] * 8, [1.0] * 9], "flag": [True, False, True, None, False],
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    entry = TableDataset(filepath=str(tmp_path / "t.parquet"))
+    preview = entry.preview()
+    assert preview["columns"] == list(columns)
+    assert preview["index"] == [0, 1, 2, 3, 4]
+    ones = ", ".join(["1"] * 8)
+    assert preview["data"] == [
+        [1.5, "a", "[0.1, 2]", True], ["nan", None, "[0.333]", False], ["inf", "c", "[]", True],
+        ["-inf", "d", f"[{ones}]", None], [None, "e", f"[{ones}, …] (9)", False],
+    ]  # fmt: skip
+    json.dumps(preview, allow_nan=False)
+    assert [len(entry.preview(nrows=count)["data"]) for count in (1, 3, 99)] == [1, 3, 5]
+    pq.write_table(pa.table({"x": list(range(50))}), tmp_path / "long.parquet")
+    assert len(TableDataset(filepath=str(tmp_path / "long.parquet")).preview()["data"]) == 20
+    assert len(TableDataset(filepath=str(tmp_path / "long.parquet")).preview(nrows=30)["data"]) == 30
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    none = TableDataset(filepath=str(tmp_path / "none.parquet")).preview()
+    assert (none["columns"], none["data"]) == (["x"], [])
 
 
 def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path) -> None:

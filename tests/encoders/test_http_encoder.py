@@ -321,7 +321,14 @@ def test_every_option_reaches_the_connection(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TOY_KEY", KEY)
     options = {"requests_per_minute": 9.0, "timeout": 8.0, "retries": 6, "max_wait": 4.0}
     found: Any = parse_encoder(
-        {"kind": "http", "url": "https://host/v1", "name": "toy", "key_variable": "TOY_KEY", "connections": 3, **options}
+        {
+            "kind": "http",
+            "url": "https://host/v1",
+            "name": "toy",
+            "key_variable": "TOY_KEY",
+            "connections": 3,
+            **options,
+        }
     )
     service = http_encoder._Service(found, dim=None)
     ((url, given),) = made

@@ -199,7 +199,12 @@ def test_options_replace_the_spec_and_the_dimension_is_that_of_the_folder(bare: 
     plain = locate_weights("e5", path=str(bare))
     assert (plain.spec.prompt, plain.spec.max_length, plain.dim, plain.dtype) == ("query: ", 512, 40, "float32")
     found = locate_weights("sonar", path=str(bare), prompt="", language="fra_Latn", max_length=9, dtype="bfloat16")
-    assert (found.spec.prompt, found.spec.language, found.spec.max_length, found.dtype) == ("", "fra_Latn", 9, "bfloat16")
+    assert (found.spec.prompt, found.spec.language, found.spec.max_length, found.dtype) == (
+        "",
+        "fra_Latn",
+        9,
+        "bfloat16",
+    )
     assert locate_weights("sonar", path=str(bare)).spec.language == "eng_Latn"
     assert locate_weights("e5", path=str(bare), prompt="").spec.prompt == ""
     assert locate_weights("e5", path=str(bare), max_length=10_000).spec.max_length == 512
@@ -210,8 +215,8 @@ def test_options_replace_the_spec_and_the_dimension_is_that_of_the_folder(bare: 
         assert locate_weights("t5", path=str(bare)).dim == 24
     (bare / "config.json").write_text("{}")
     assert locate_weights("t5", path=str(bare)).dim == 1024
+    (bare / "config.json").write_text('{"hidden_size": 24}')
     with pytest.raises(EncoderError, match="truncate_dim=25, but its vectors have 24 dimensions"):
-        (bare / "config.json").write_text('{"hidden_size": 24}')
         locate_weights("qwen3", path=str(bare), truncate_dim=25)
 
 

@@ -276,7 +276,7 @@ def test_not_a_number_stops_and_names_the_sentences(
 
 def test_not_a_number_can_go_to_quarantine(pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "load_encoder", lambda *a, **k: _Broken(load_encoder(*a, **k)))
-    store = run(pristine, tmp_path / "w", non_finite="quarantine")
+    store = run(pristine, tmp_path / "w", non_finite="quarantine", shard_rows=5)
     cats = ["cat" in text for text in pristine.records.strings("text").take(slice(None))]
     ids = [name for name, bad in zip(store.ids(slice(None)), cats, strict=True) if bad]
     assert store.manifest.meta["non_finite"] == {"count": sum(cats), "ids": ids[:10]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -58,7 +59,13 @@ def test_every_option_that_changes_a_bit_is_in_the_fingerprint_of_the_plan() -> 
             assert plan(**{name: value}).fingerprint == before, name
     assert plan({"device": "cpu"}).fingerprint == before
     made = plan(dtype="float16", threads=3, non_finite="quarantine", shard_rows=7)
-    assert (made.rows, made.shard_rows, made.dtype, made.threads, made.non_finite) == (5000, 7, "float16", 3, "quarantine")
+    assert (made.rows, made.shard_rows, made.dtype, made.threads, made.non_finite) == (
+        5000,
+        7,
+        "float16",
+        3,
+        "quarantine",
+    )
     assert made.fingerprints["records"] == "r"
     assert made.fingerprints["encoder"] == "e"
     assert plan().shard_rows == 1024
@@ -103,7 +110,7 @@ def test_a_number_of_threads_is_used_and_restored(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
     monkeypatch.setattr(torch, "set_num_threads", change)
-    with pytest.raises(KeyboardInterrupt), worker.fixed_threads(3):
+    with contextlib.suppress(KeyboardInterrupt), worker.fixed_threads(3):
         assert now == [3]
         raise KeyboardInterrupt
     assert now == [7]
@@ -119,7 +126,9 @@ def test_a_number_of_threads_is_used_and_restored(tmp_path: Path, monkeypatch: p
     asked: list[Any] = []
     monkeypatch.setattr(worker.ShardStore, "open", lambda *_: SimpleNamespace())
     for gpus, device in ((0, "cpu"), (2, "cuda")):
-        engine: Any = SimpleNamespace(gpus=gpus, run=lambda function, texts, **more: asked.append((function, more)) or [])
+        engine: Any = SimpleNamespace(
+            gpus=gpus, run=lambda function, texts, **more: asked.append((function, more)) or []
+        )
         worker.encode_by_tasks(engine, some_plan(tmp_path, threads=5), [])
         assert asked[-1][0].device == device
         assert asked[-1][1] == {"ordered": False, "cpus": 5, "gpus": int(device == "cuda")}
@@ -129,8 +138,8 @@ def test_a_number_of_threads_is_used_and_restored(tmp_path: Path, monkeypatch: p
     ("encoder", "gpus", "embedding", "here", "on_hosts"),
     [
         ({}, 0, {}, (1, 6), 6), ({}, 0, {"threads": 2}, (1, 3), 3), ({"device": "cpu"}, 4, {"threads": 3}, (1, 2), 2),
-        ({}, 4, {}, (4, 1), 4), ({"device": "cuda"}, 4, {"threads": 2}, (4, 1), 4), ({}, 4, {"processes": 3}, (3, 1), 3),
-        ({"device": "cuda:1"}, 4, {}, (1, 1), 1), ({}, 0, {"processes": 5, "threads": 2}, (5, 1), 5),
+        ({}, 4, {}, (4, 1), 4), ({"device": "cuda"}, 4, {"threads": 2}, (4, 1), 4),
+        ({}, 4, {"processes": 3}, (3, 1), 3), ({"device": "cuda:1"}, 4, {}, (1, 1), 1), ({}, 0, {"processes": 5, "threads": 2}, (5, 1), 5),
         ({"kind": "http"}, 4, {"threads": 2}, (1, 2), 1), ({"kind": "http"}, 0, {"processes": 3}, (3, 1), 3),
     ],
 )  # fmt: skip
