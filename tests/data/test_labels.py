@@ -86,7 +86,11 @@ def test_the_report_counts_the_rows_that_fail_once(tmp_path: Path) -> None:
         enforce(none.report)
 
 
-def test_the_stores_hold_classes_names_and_second_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_the_stores_hold_classes_names_and_second_texts(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labels, "_ROWS", at_once)
     records = records_of(
         tmp_path, ("train", {"label": "é", "pair": "w1 w2 w1 w1 w2"}), ("train", {"label": "b"}), ("test", None),
         ("train", {"label": "b", "pair": "w2"}),

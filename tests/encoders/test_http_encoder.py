@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -334,6 +335,17 @@ def test_every_option_reaches_the_connection(monkeypatch: pytest.MonkeyPatch) ->
     ((url, given),) = made
     assert (url, given.pop("api_key").reveal(), given) == ("https://host/v1/embeddings", KEY, options)
     assert service._pool._max_workers == 3
+    posted: list[Any] = []
+
+    def post(body: Any, *, max_bytes: int, stop: Any) -> Any:
+        posted.append((body, max_bytes))
+        return {"data": [{"index": i, "embedding": [1.0, 2.0]} for i in range(len(body["input"]))]}
+
+    service.client = SimpleNamespace(post=post, service="x", take_failures=dict)  # type: ignore[assignment]
+    for dim, room in ((None, 65_536 * 32 + 1024), (2, 2 * 32 + 1024)):  # of a vector, before the first and after it
+        service._dim = dim
+        service._request(["a", "b", "c"], threading.Event())
+        assert posted[-1] == ({"model": "toy", "input": ["a", "b", "c"]}, 3 * room + 65_536)
 
 
 def test_waits_grow_are_random_and_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +382,19 @@ def test_another_model_behind_the_name_is_refused_at_the_start(service: Service)
     service.vectors = lambda text: unit(text, salt="new")
     with pytest.raises(EncoderError, match=r"returns other vectors than before: the cosine.*min_cosine is 0\.999"):
         locate_encoder(config(service), expected=first)
+
+
+def test_the_description_of_a_service_has_neither_its_address_nor_its_probes(service: Service) -> None:
+    located: Any = locate_encoder(config(service, prompt="p ", normalised=False))
+    assert located.describe() == {
+        "kind": "http", "name": "toy", "dim": DIM, "normalised": False, "prompt": "p ", "dtype": "unknown",
+        "fingerprint": located.fingerprint,
+    }  # fmt: skip
+    declared: Any = locate_encoder(parse_encoder({"kind": "precomputed", "name": "mine", "dim": 3, "normalised": True}))
+    assert declared.describe() == {
+        "kind": "precomputed", "name": "mine", "dim": 3, "normalised": True, "dtype": "unknown",
+        "fingerprint": declared.fingerprint,
+    }  # fmt: skip
 
 
 def test_drift_while_the_encoder_is_in_use_is_found(service: Service) -> None:

@@ -208,6 +208,49 @@ def test_rows_of_later_windows_have_their_own_numbers(data: Any, monkeypatch: py
     assert [text.split(":")[0] for text in only(outcome, "alignment")["examples"]] == ["row 10", "row 75"]
 
 
+def test_texts_and_tokens_of_later_windows_have_their_own_numbers(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fault is in another window of 16 rows, and the two texts of a pair are in different ones."""
+    monkeypatch.setattr(alignment, "_ROWS", 16)
+    table = data.records.table(slice(None)).to_pydict()
+    table["text"][5], table["split"][5], table["split"][75] = table["text"][75].upper(), "train", "test"
+    table["text"][150], table["split"][150] = table["text"][40].upper(), table["split"][40]
+    table["split"][220] = "dev"
+    writer = StoreWriter(data.root / "records", kind="records", schema=data.records.schema)
+    writer.append(table)
+    writer.finish()
+    rows = data.tokens.table(slice(None)).to_pydict()
+    rows["input_ids"][20][0], rows["input_ids"][100][0] = data.tokenizer.vocab_size, data.tokenizer.mask_id
+    rows["input_ids"][60][0], rows["input_ids"][180][0] = -1, data.tokenizer.pad_id
+    rows["length"][130] -= 1
+    rows["input_ids"][190], rows["length"][190] = [], 0
+    writer = StoreWriter(data.root / "tokens", kind="tokens", schema=data.tokens.schema)
+    writer.append(rows)
+    writer.finish()
+    train = table["text"][next(row for row in range(200, 230) if table["split"][row] == "train")]
+    outcome = check(data, evaluation_sets={"some": [train]}, limits={"spot_rows": 0})
+    failing = {name: found.tolist() for name, found in outcome.failing.items()}
+    assert failing == {
+        "ids": [5, 150], "token ids": [20, 60], "special tokens": [100, 180], "token lengths": [130], "empty": [190],
+        "evaluation leakage": [table["text"].index(train)],
+    }  # fmt: skip
+    assert only(outcome, "split leakage")["count"] == only(outcome, "duplicate texts")["count"] == 1
+    assert "texts are compared without case" in only(outcome, "split leakage")["message"]
+    assert only(outcome, "splits")["examples"] == [table["id"][220]]
+    assert (only(outcome, "ids")["examples"], only(outcome, "ids")["count"]) == ([table["id"][5], table["id"][150]], 2)
+
+
+@pytest.mark.parametrize(("rows", "words"), [(229, "1 are missing"), (231, "1 are too many")])
+def test_stores_of_more_or_fewer_rows_are_counted(rows: int, words: str, data: Any) -> None:
+    table = data.tokens.table([*range(min(rows, 230)), *[0] * (rows - 230)])
+    writer = StoreWriter(data.root / "tokens", kind="tokens", schema=data.tokens.schema)
+    writer.append(table)
+    writer.finish()
+    found = only(check(data, stores={**opened(data), "latents": None}), "alignment")
+    assert (found["count"], found["severity"]) == (1, "error")
+    assert f"there are 230 records, but {rows} rows of tokens: {words}." in found["message"]
+    assert "run the ingestion pipeline again" in found["remedy"]
+
+
 def test_damage_vectors_swapped_under_the_right_ids(data: Any) -> None:
     """Only encoding again can see this."""
 

@@ -139,7 +139,8 @@ def test_a_number_of_threads_is_used_and_restored(tmp_path: Path, monkeypatch: p
     [
         ({}, 0, {}, (1, 6), 6), ({}, 0, {"threads": 2}, (1, 3), 3), ({"device": "cpu"}, 4, {"threads": 3}, (1, 2), 2),
         ({}, 4, {}, (4, 1), 4), ({"device": "cuda"}, 4, {"threads": 2}, (4, 1), 4),
-        ({}, 4, {"processes": 3}, (3, 1), 3), ({"device": "cuda:1"}, 4, {}, (1, 1), 1), ({}, 0, {"processes": 5, "threads": 2}, (5, 1), 5),
+        ({}, 4, {"processes": 3}, (3, 1), 3), ({"device": "cuda:1"}, 4, {}, (1, 1), 1),
+        ({}, 0, {"processes": 5, "threads": 2}, (5, 1), 5),
         ({"kind": "http"}, 4, {"threads": 2}, (1, 2), 1), ({"kind": "http"}, 0, {"processes": 3}, (3, 1), 3),
     ],
 )  # fmt: skip
