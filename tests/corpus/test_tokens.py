@@ -37,13 +37,18 @@ def make(records: Any, tokenizer: TextTokenizer, folder: Path, **keys: Any) -> S
     return ShardStore.open(folder, "tokens")
 
 
-def test_row_i_of_the_tokens_is_row_i_of_the_records(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 8192])
+def test_row_i_of_the_tokens_is_row_i_of_the_records(
+    at_once: int, records: Any, bert: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "_BATCH", at_once)
     store = make(records, bert, tmp_path / "tokens")
     assert store.strings("id").take(slice(None)) == [row["id"] for row in records.rows]
     assert [shard.rows for shard in store.manifest.shards] == [shard.rows for shard in records.manifest.shards]
     padded = store.lists("input_ids").padded(slice(None), pad=bert.pad_id)
     assert bert.decode_batch(padded) == records.texts
     assert store.ints("length").take(slice(None)).tolist() == [len(text.split()) for text in records.texts]
+    assert (store.manifest.meta["splits"]["train"]["rows"], store.manifest.meta["splits"]["test"]["tokens"]) == (4, 6)
 
 
 def test_the_vocabulary_is_that_of_the_training_split(records: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kedro.io import DatasetError
 
 from mm_ldlm.data import Dataset
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.datasets.run import RunDataset
 from mm_ldlm.datasets.table import TableDataset
 from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
 from mm_ldlm.store.manifest import NAME
@@ -98,6 +99,18 @@ def test_a_preview_has_the_rows_that_are_asked_for_in_values_that_json_has(tmp_p
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "none.parquet")
     none = TableDataset(filepath=str(tmp_path / "none.parquet")).preview()
     assert (none["columns"], none["data"]) == (["x"], [])
+
+
+def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_ldlm.datasets.run.chosen_run", lambda path: {"chosen": path})
+    file = str(tmp_path / "run.json")
+    own, chosen = RunDataset(filepath=file), RunDataset(filepath=file, chosen="/a/run")
+    assert (own.exists(), chosen.exists()) == (False, True)
+    assert chosen.load() == {"chosen": "/a/run"}
+    with pytest.raises(DatasetError, match="a run that is chosen by its path is not trained"):
+        chosen.save({"name": "x"})
+    own.save({"name": "x"})
+    assert (own.exists(), own.load(), chosen.load()) == (True, {"name": "x"}, {"chosen": "/a/run"})
 
 
 def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def bare(tmp_path: Path) -> Path:
     return folder
 
 
+LIBRARY = "sentence_transformers"
 DECIDES: dict[str, Any] = {
     "pooling": "cls", "prompt": "say: ", "padding_side": "left", "max_length": 99, "normalised": False,
     "final_token": "<end>", "language": "deu_Latn", "architecture": "t5_encoder",
@@ -349,6 +350,50 @@ def test_modules_of_its_own_are_run_by_sentence_transformers(tmp_path: Path, tin
     cut = load_encoder(LocalEncoderConfig(name="mine", path=str(tmp_path / "st"), device="cpu", truncate_dim=5))
     assert cut.dim == 5
     assert cut.encode([]).shape == (0, 5)
+
+
+MEAN: dict[str, Any] = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+PROMPT: dict[str, Any] = {"prompts": {"s": "say: ", "t": "x"}, "default_prompt_name": "s"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "settings", "limit", "expected"),
+    [
+        (["Pooling", "Normalize"], MEAN, None, 24, ("auto", "mean", True, 24, "")),
+        (["Pooling"], MEAN, None, 24, ("auto", "mean", False, 24, "")),
+        (["Pooling"], {"pooling_mode_cls_token": True}, None, 24, ("auto", "cls", False, 24, "")),
+        (["Pooling"], {"pooling_mode": "cls"}, None, 24, ("auto", "cls", False, 24, "")),
+        (["Pooling"], {"pooling_mode": "mean"}, PROMPT, 24, ("auto", "mean", False, 24, "say: ")),
+        (["Pooling"], MEAN | {"include_prompt": True}, PROMPT, 24, ("auto", "mean", False, 24, "say: ")),
+        (["Pooling"], MEAN | {"include_prompt": False}, None, 24, ("auto", "mean", False, 24, "")),
+        (["Pooling"], MEAN | {"include_prompt": False}, PROMPT, 24, (LIBRARY, "mean", False, 24, "say: ")),
+        (["Pooling"], MEAN, {"prompts": {"s": "say: "}}, 24, ("auto", "mean", False, 24, "")),
+        (["Pooling"], {"pooling_mode": "lasttoken"}, None, 24, (LIBRARY, "mean", False, 24, "")),
+        (["Pooling"], {"pooling_mode_lasttoken": True}, None, 24, (LIBRARY, "mean", False, 24, "")),
+        (["Pooling"], {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None, 24,
+         (LIBRARY, "mean", False, 24, "")),
+        (["Pooling"], MEAN | {"pooling_mode_max_tokens": True}, None, 24, (LIBRARY, "mean", False, 24, "")),
+        (["Pooling", "Dense"], MEAN, None, 24, (LIBRARY, "mean", False, 24, "")),
+        (["Pooling", "Dense", "Normalize"], MEAN, PROMPT, 24, (LIBRARY, "mean", True, 24, "say: ")),
+        (["Pooling"], MEAN, None, None, (LIBRARY, "mean", False, 512, "")),
+    ],
+)  # fmt: skip
+def test_the_spec_of_a_folder_is_what_its_files_say(
+    modules: list[str], pooling: dict[str, Any], settings: Any, limit: int | None, expected: Any, tmp_path: Path
+) -> None:
+    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    for number, module in enumerate(modules, start=1):
+        listed.append({"path": f"{number}_{module}", "type": f"sentence_transformers.models.{module}"})
+        (tmp_path / f"{number}_{module}").mkdir()
+        (tmp_path / f"{number}_{module}" / "config.json").write_text(json.dumps(pooling if module == "Pooling" else {}))
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    if limit is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+    if settings is not None:
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    found = _spec_of_folder("mine", "a/b", "r", tmp_path)
+    assert (found.architecture, found.pooling, found.normalised, found.max_length, found.prompt) == expected
+    assert (found.name, found.source, found.revision, found.truncation) == ("mine", "a/b", "r", (1, 1_000_000))
 
 
 def test_a_folder_without_pooling_is_refused(tiny: Tiny) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ import pytest
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column, write_index, write_quarantine
 from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.latents import alignment
+from mm_ldlm.latents import alignment, checks
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import Outcome, validate
 from mm_ldlm.latents.config import ValidationConfig
-from mm_ldlm.latents.findings import enforce
+from mm_ldlm.latents.findings import Findings, enforce
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
 
@@ -122,6 +123,48 @@ def test_damage_records_that_changed_since(data: Any) -> None:
     manifest = data.records.manifest
     dataclasses.replace(manifest, meta={"changed": True}).write(data.root / "records")
     assert [f["check"] for f in check(data).report["findings"] if f["severity"] == "error"] == ["records", "records"]
+
+
+MADE_FROM = [
+    ("tokens", "records", "ingestion"), ("tokens", "tokenizer", "ingestion"), ("latents", "records", "embedding"),
+    ("latents", "encoder", "embedding"), ("images", "records", "embedding"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("store", "name", "pipeline"), MADE_FROM)
+def test_every_store_is_compared_with_each_of_its_ingredients(store: str, name: str, pipeline: str) -> None:
+    class Store:
+        directory = Path("/folder")
+
+        def __init__(self, kind: str, **made_from: str) -> None:
+            about = {"name": "e", "revision": "r", "dim": 3}
+            self.manifest = SimpleNamespace(
+                kind=kind, fingerprint=f"of {kind}", fingerprints=made_from, meta={"encoder": about}
+            )
+
+        def __len__(self) -> int:
+            return 7
+
+    made: dict[str, Any] = {
+        "records": Store("records"), "tokens": Store("tokens", records="of records", tokenizer="t"),
+        "latents": Store("latents", records="of records", encoder="f"), "images": Store("images", records="of records"),
+    }  # fmt: skip
+    with_them: Any = {
+        "tokenizer": SimpleNamespace(fingerprint="t"),
+        "located": SimpleNamespace(fingerprint="f", name="n"),
+    }
+    found = Findings()
+    checks._check_fingerprints(found, *made.values(), **with_them)
+    assert found.findings == []
+    made[store].manifest.fingerprints[name] = "other"
+    checks._check_fingerprints(found, *made.values(), **with_them)
+    (entry,) = found.findings
+    assert (entry.severity, entry.check, entry.count) == ("error", name, 7)
+    assert f"the {store} in /folder were made with {name} other" in entry.message
+    assert ("(e, revision r, dimension 3)" in entry.message) == (name == "encoder")
+    assert f"run the {pipeline} pipeline again" in entry.remedy
+    checks._check_fingerprints(found, made["records"], made["tokens"], None, None, **with_them)
+    assert len(found.findings) == 1 + (store == "tokens")
 
 
 def test_damage_a_row_of_nan(data: Any) -> None:
@@ -358,7 +401,6 @@ def test_norms_of_a_normalising_encoder(data: Any) -> None:
 def test_norms_of_other_encoders_are_compared_with_their_quartiles(data: Any, choice: str) -> None:
     from mm_ldlm.latents import statistics
     from mm_ldlm.latents.checks import check_vectors
-    from mm_ldlm.latents.findings import Findings
 
     def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
         vectors *= np.random.default_rng(0).uniform(1, 1.5, (len(vectors), 1)).astype(np.float32)

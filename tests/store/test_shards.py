@@ -57,6 +57,31 @@ def test_a_column_of_another_type_is_refused_when_it_is_opened(tmp_path: Path, r
             getattr(store, reader)(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float16", "float32", "float64"]
+)
+def test_numbers_of_every_type_come_back_in_it(name: str, tmp_path: Path) -> None:
+    kind = pa.from_numpy_dtype(np.dtype(name))
+    schema = pa.schema([("n", kind), ("l", pa.list_(kind)), ("f", pa.list_(kind, 2))])
+    numbers = np.arange(5).astype(name)
+    flat = pa.array(np.arange(10).astype(name))
+    columns = [
+        pa.array(numbers), pa.ListArray.from_arrays(pa.array([0, 1, 1, 4, 6, 10], pa.int32()), flat),
+        pa.FixedSizeListArray.from_arrays(flat, 2),
+    ]  # fmt: skip
+    writer = StoreWriter(tmp_path, kind="toy", schema=schema, shard_rows=2)
+    writer.append(pa.Table.from_arrays(columns, schema=schema))
+    writer.finish()
+    store = ShardStore.open(tmp_path)
+    values, offsets = store.lists("l").take([2, 0])
+    found = (store.ints("n").take([4, 1]), values, store.fixed("f").take([3, 0]))
+    assert [each.tolist() for each in found] == [[4, 1], [1, 2, 3, 0], [[6, 7], [0, 1]]]
+    assert {each.dtype.name for each in found} == {name}
+    assert offsets.tolist() == [0, 3, 4]
+    assert (store.fixed("f").dim, store.fixed("f").dtype.name) == (2, name)
+    assert store.fixed("f").shard(1).tolist() == [[4, 5], [6, 7]]
+
+
 def test_shards_are_cut_by_rows_whatever_pieces_arrive(tmp_path: Path) -> None:
     store = build(tmp_path / "a")
     assert [s.rows for s in store.manifest.shards] == [7, 7, 7, 2]
