@@ -331,6 +331,11 @@ def test_images_are_cropped_around_their_centre_and_converted() -> None:
     assert (resize(slope, ImagesConfig(height=2, width=8, channels=1)) * 255 == slope).all(), "not resampled"
     two = resize(np.repeat(np.repeat(slope[:, :2], 4, 0), 4, 1), ImagesConfig(height=2, width=2, channels=1))
     assert np.allclose(two[:, :, 0] * 255, slope[:, :2, 0], atol=10), "height and width in this order"
+    ramp = np.tile(np.arange(8, dtype=np.uint8) * 30, (4, 1))[:, :, None]  # twice as wide as high, like the store
+    small = resize(ramp, ImagesConfig(height=2, width=4, channels=1))[:, :, 0] * 255
+    assert np.allclose(small, [[15, 75, 135, 195]] * 2, atol=8), (
+        "the size has the height first, that of Pillow the width"
+    )
     colours = resize(np.full((3, 3, 1), 51, np.uint8), ImagesConfig(height=2, width=2, channels=3))
     assert np.allclose(colours, 0.2)
     red = resize(np.tile(np.array([255, 0, 0], np.uint8), (2, 2, 1)), ImagesConfig(height=2, width=2, channels=1))
