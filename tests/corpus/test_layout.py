@@ -134,6 +134,14 @@ def test_a_missing_file_is_named(tmp_path: Path, ingested: Callable[..., Any]) -
     assert (refused["reason"], refused["file"].endswith("texts/train/00000000.txt")) == ("missing_file", True)
 
 
+def test_a_list_may_be_inside_an_object(tmp_path: Path) -> None:
+    (tmp_path / "train_data.json").write_text(json.dumps({"data": [{"text": "one"}, {"text": "two"}], "version": 3}))
+    assert [row.text for row in read(tmp_path)] == ["one", "two"]
+    (tmp_path / "train_data.json").write_text(json.dumps({"rows": [{"text": "one"}]}))
+    with pytest.raises(SourceError, match="expected a JSON list of objects, found dict"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(("raw", "message"), [("{", "not readable as JSON"), ("[1]", "JSON list of objects")])
 def test_a_broken_list_is_named(tmp_path: Path, raw: str, message: str) -> None:
     (tmp_path / "old").mkdir()

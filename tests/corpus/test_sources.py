@@ -276,6 +276,52 @@ def test_a_truncated_file_stops_the_run(tmp_path: Path, suffix: str) -> None:
         read(kind=kind, path=str(path))
 
 
+def test_a_file_that_grows_while_it_is_read_stops_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    source = open_source(parse(SourceConfig, {"kind": "text", "path": str(path)}, at="s"), seed=0, max_row_bytes=99)
+    rows = source.rows()
+    assert next(rows).text == "one"  # type: ignore[union-attr]
+    with open(path, "ab") as file:
+        file.truncate(5)
+    with pytest.raises(SourceError, match="8 bytes were read, but the file has 5 now: it changed while it was read"):
+        list(rows)
+
+
+def test_a_file_that_is_named_twice_is_read_once_and_in_the_order_of_the_names(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    (tmp_path / "d.txt").mkdir()
+    paths = [str(tmp_path / name) for name in ("c.txt", "*.txt", "a.txt")]
+    assert texts(read(kind="text", path=paths)) == ["c", "a", "b"]
+
+
+def test_a_damaged_page_of_a_parquet_file_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    lines = [f"line number {i} of the table" for i in range(200)]
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": lines}), path, **options)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"number 150", b"number 151"))
+    with pytest.raises(SourceError, match="damaged, or not of the type"):
+        read(kind="parquet", path=str(path))
+    path.write_bytes(data)
+    assert texts(read(kind="parquet", path=str(path))) == lines
+
+
+@pytest.mark.parametrize(("long", "quotes"), [(10, 1), (10, 2), (500, 1), (500, 2)])
+def test_the_quotation_marks_of_a_line_that_is_too_long_count(long: int, quotes: int, tmp_path: Path) -> None:
+    """A text of three lines, of which the second may be too long, with an escaped pair of marks at its end."""
+    text = "first\n" + "x" * long + '"' * quotes + "\nlast"
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+            [["text", "n"], [text, "1"], ["next", "2"]]
+        )
+    rows = read(kind="csv", path=str(tmp_path / "a.csv"), max_row_bytes=200)
+    assert [row.text for row in rows if isinstance(row, Row)] == ([text, "next"] if long < 200 else ["next"])
+    assert [reason for _, reason in reasons(rows)] == ([] if long < 200 else ["oversized"])
+
+
 def test_utf16_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
     with pytest.raises(SourceError, match=r"found UTF-16\. Convert the file first: iconv"):

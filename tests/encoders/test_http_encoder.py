@@ -115,6 +115,7 @@ def test_rows_in_another_order_are_placed_by_their_index(service: Service) -> No
         ("400", "refused the request with status 400 .no: second line.*encoder.name"),
         ("401", "status 401.*encoder.key_variable"),
         ("404", "status 404.*encoder.url"),
+        ("409", r"status 409 .*Check encoder.name, encoder.dim and encoder.encoding"),
         ("403", "status 403.*encoder.key_variable.*what it may use"),
         ("413", "status 413.*Set encoder.batch_rows or encoder.batch_bytes"),
     ],
@@ -167,7 +168,7 @@ def test_any_json_is_either_vectors_or_a_refusal(anything: Any, items: list[Any]
 
 # -- transient failures ------------------------------------------------------------------------------------------------
 
-TRANSIENT = ["429", "500", "503", "slow", "truncated", "not_json", "html", "reset", "drip"]
+TRANSIENT = ["408", "425", "429", "500", "503", "599", "slow", "truncated", "not_json", "html", "reset", "drip"]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)

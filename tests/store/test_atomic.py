@@ -93,6 +93,8 @@ def test_fingerprints_ignore_order_and_container_type() -> None:
     assert fingerprint({"b": 1, "a": (1, 2)}) == fingerprint({"a": [1, 2], "b": np.int64(1)})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
     assert len(fingerprint("x")) == 32
+    assert len({fingerprint(name) for name in ("?", "\ud800", "\udfff", "é", "\u00e9 ")}) == 5
+    assert fingerprint(Path("a/b")) == fingerprint("a/b")
     with pytest.raises(ValueError):
         fingerprint(float("nan"))
 
