@@ -214,6 +214,16 @@ def test_an_open_quote_costs_one_line_of_csv(tmp_path: Path) -> None:
     assert kept == [*(line.split(",")[0] for line in good), 'a "fine" one']
 
 
+@pytest.mark.parametrize(("fitting", "kept"), [(9, True), (8, False)])
+def test_nine_of_ten_lines_after_an_open_quote_decide(fitting: int, kept: bool, tmp_path: Path) -> None:
+    lines = [f"row {i},{i}" if i < fitting else f"row {i}" for i in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,n", "first,1", '"never closed,1', *lines]) + "\n")
+    rows = read(kind="csv", path=str(tmp_path / "a.csv"), max_row_bytes=200)
+    good = [row.text for row in rows if isinstance(row, Row)]
+    assert good == ["first", *(f"row {i}" for i in range(9) if kept)]
+    assert [line for line, _ in reasons(rows)] == ([3, 13] if kept else list(range(3, 14)))
+
+
 def test_undecodable_lines_of_csv_are_named_in_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"text,n\ngood,1\n\xff,2\nnext,3\nnul\x00,4\n")
     rows = read(kind="csv", path=str(tmp_path / "a.csv"))
@@ -311,8 +321,8 @@ def test_a_damaged_page_of_a_parquet_file_is_found_by_its_checksum(tmp_path: Pat
 
 @pytest.mark.parametrize(("long", "quotes"), [(10, 1), (10, 2), (500, 1), (500, 2)])
 def test_the_quotation_marks_of_a_line_that_is_too_long_count(long: int, quotes: int, tmp_path: Path) -> None:
-    """A text of three lines, of which the second may be too long, with an escaped pair of marks at its end."""
-    text = "first\n" + "x" * long + '"' * quotes + "\nlast"
+    """The line that ends a text may be too long: its marks are beyond the bytes that are read, and odd in number."""
+    text = "first\n" + "x" * long + '"' * quotes
     with open(tmp_path / "a.csv", "w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
             [["text", "n"], [text, "1"], ["next", "2"]]

@@ -171,3 +171,41 @@ def test_the_progress_is_the_sum_of_the_ranks_of_this_attempt(tmp_path: Path) ->
     assert [path.name for path in plan.progress_folder.iterdir()] == ["plan.json"]
     written = json.loads((plan.progress_folder / "plan.json").read_text())
     assert written == {"fingerprints": plan.fingerprints, "encoder": {"name": "minilm"}}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_progress_bar_is_shown_on_request_and_ends_with_all_rows(
+    shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = some_plan(tmp_path)
+    plan.progress_folder.mkdir()
+    with extract._watch(plan, 10, shown=shown):
+        (plan.progress_folder / "rank-0.json").write_text('{"rows": 10}')
+    text = capsys.readouterr().err
+    assert ("embedding: 100%" in text and "10.0/10.0" in text) == shown, text
+
+
+@pytest.mark.parametrize(
+    ("encoder", "gpus", "device"),
+    [({}, 2, "cuda:1"), ({}, 0, "cpu"), ({"device": "cuda"}, 2, "cuda:1"), ({"device": "cpu"}, 2, None),
+     ({"device": "cuda:7"}, 2, None)],
+)  # fmt: skip
+def test_a_rank_encodes_every_nth_missing_shard_on_its_own_device(
+    encoder: Any, gpus: int, device: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 3 of 4 is the second on its host; of its shards 7, 12 and 20 the second is finished."""
+    plan = some_plan(tmp_path, encoder=parse_encoder(encoder))
+    plan.progress_folder.mkdir()
+    plan.sidecar(12).write_text("{}")
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"plan": plan.to_dict(), "missing": [1, 2, 3, 7, 8, 9, 10, 12, 14, 15, 16, 20, 21]}))
+    rank = worker.environment.RankInfo(rank=3, world=4, local_rank=1, local_world=2)
+    monkeypatch.setattr(worker.environment, "rank_info", lambda: rank)
+    monkeypatch.setattr(worker.process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "append_output", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    called: list[Any] = []
+    monkeypatch.setattr(worker, "encode_shards", lambda *given, **options: called.append((given, options)))
+    worker.main(job)
+    assert called == [((plan, [7, 20]), {"located": None, "rank": 3, "device": device})]
