@@ -23,6 +23,7 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
 from mm_ldlm.corpus.filters import LengthConfig, describe_language_filter, keep_ascii
+from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.normalisation import comparison_form
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import Quarantine
@@ -494,6 +495,23 @@ def test_sources_are_mixed_by_weight_and_continue_where_they_stopped() -> None:
     assert (found.consumed, found.exhausted) == ([2, 2], [True, True])
 
 
+def test_the_limits_and_the_seed_reach_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def refuse(source: Any, **options: Any) -> Any:
+        opened.append((source.label, options))
+        if source.label == "two":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ingestion, "open_source", refuse)
+    config = IngestionConfig(sources=TWO, max_row_bytes=77, images=ImageLimits(max_pixels=9))
+    tokenizer: Any = object()
+    with pytest.raises(KeyboardInterrupt):
+        ingestion.ingest(config, seed=5, workspace=tmp_path, quarantine=tmp_path, tokenizer=tokenizer)
+    options = {"seed": 5, "max_row_bytes": 77, "images": ImageLimits(max_pixels=9), "tokenizer": tokenizer}
+    assert opened == [("one", options), ("two", options)]
+
+
 def test_a_function_is_described_by_its_name_and_the_code_of_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,8 +536,6 @@ def test_a_function_is_described_by_its_name_and_the_code_of_its_module(
 
 
 def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerprint() -> None:
-    from mm_ldlm.corpus.images import ImageLimits
-
     plain = IngestionConfig(sources=TWO)
     sources: Any = [SimpleNamespace(describe=lambda: "content")] * 2
     limits = TokenizerConfig(max_length=9)

@@ -210,6 +210,13 @@ def test_other_vectors_of_the_same_texts_are_read_again(tmp_path: Path) -> None:
     assert by_text(records, stored) == dict(zip(TEXTS, (-VECTORS).tolist(), strict=True))
 
 
+def test_a_declaration_of_another_dimension_reads_the_sources_again(tmp_path: Path) -> None:
+    source = {"kind": "text", "path": str(write(tmp_path / "t.txt", TEXTS, VECTORS)), "vectors": "beside"}
+    run(tmp_path / "out", source)
+    with pytest.raises(SourceError, match=r"a vector of dimension 5, encoder\.dim is 4"):
+        run(tmp_path / "out", source, dim=4)
+
+
 def test_an_interrupted_ingestion_continues_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,11 @@ from mm_ldlm.data import Dataset
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 from mm_ldlm.datasets.run import RunDataset
 from mm_ldlm.datasets.table import TableDataset
-from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.latents.normaliser import Normaliser
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.latents.store import schema as latent_schema
+from mm_ldlm.latents.store import table as latent_table
+from mm_ldlm.store import NOT_NEEDED, Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.manifest import NAME
 
 SCHEMA = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
@@ -121,6 +125,30 @@ def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path
         dataset.load()
     with pytest.raises(DatasetError, match="found str"):
         dataset.save("not a manifest")
+
+
+def test_a_folder_holds_the_last_object_that_was_saved(tmp_path: Path) -> None:
+    entry = FolderDataset(
+        filepath=str(tmp_path / "n"), holds="mm_ldlm.latents.normaliser:Normaliser", marker="normaliser.json"
+    )
+    for kind in ("standard", "one_scale"):
+        entry.save(Normaliser(kind, np.zeros(3), np.ones(3), False))
+        assert (entry.exists(), entry.load().kind) == (True, kind)
+        (tmp_path / "n" / "left").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["n"]
+    entry.save(Normaliser("robust", np.zeros(3), np.ones(3), False))
+    assert not (tmp_path / "n" / "left").exists()
+
+
+def test_a_store_of_vectors_is_read_as_float32_and_others_as_plain_stores(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "l", kind="latents", schema=latent_schema(2, "float16"))
+    writer.append(latent_table(["a"], np.ones((1, 2)), dtype="float16"))
+    writer.finish(meta={"dim": 2})
+    vectors = StoreDataset(filepath=str(tmp_path / "l"), kind="latents").load()
+    assert type(vectors) is LatentStore
+    assert vectors.take([0]).dtype == np.float32
+    write(tmp_path / "t")
+    assert type(StoreDataset(filepath=str(tmp_path / "t"), kind="tokens").load()) is ShardStore
 
 
 def test_folder_refuses_classes_from_elsewhere(tmp_path: Path) -> None:

@@ -77,6 +77,38 @@ def test_sound_data_pass(pristine: Any) -> None:
     enforce(outcome.report)
 
 
+@pytest.mark.parametrize("other", [None, "encoder", "alignment"])
+def test_vectors_are_measured_and_encoded_again_with_the_limits_and_the_seed(
+    other: str | None, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of another encoder or of other rows are not encoded again: they would only differ once more."""
+    called: list[Any] = []
+    real = checks.statistics.measure
+    monkeypatch.setattr(
+        checks.statistics, "measure", lambda latents, **options: called.append(options) or real(latents, **options)
+    )
+    monkeypatch.setattr(checks, "check_spots", lambda *given, **options: called.append((given, options)))
+    if other == "encoder":
+        manifest = data.latents.manifest
+        changed = dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, "encoder": "0" * 32})
+        changed.write(data.root / "latents")
+    if other == "alignment":
+        rewrite(data, lambda ids, vectors: (ids[:200], vectors[:200]))
+    limits = {"plot_rows": 77, "spot_rows": 5}
+    outcome = check(data, seed=9, limits=limits)
+    assert called[0] == {"plot_rows": 77, "seed": 9}
+    assert len(called) == (1 if other else 2)
+    assert other is None or other in failed(outcome)
+    if other is None:
+        (_, records, latents), options = called[1]
+        assert (records.manifest.kind, latents.manifest.kind) == ("records", "latents")
+        assert options["config"] == ValidationConfig(max_quarantine_fraction=0.2, **limits)
+        assert (options["seed"], options["encoder"]) == (9, data.encoder)
+        called.clear()
+        check(data, limits={"spot_rows": 0})
+        assert len(called) == 1
+
+
 def test_damage_a_flipped_byte(data: Any) -> None:
     path = data.root / "latents" / "part-000002.arrow"
     content = bytearray(path.read_bytes())
