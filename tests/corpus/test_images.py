@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import tarfile
@@ -19,7 +20,9 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, digest, digest_of, digits, read_image
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.record import record_id
+from mm_ldlm.corpus.sources import SourceConfig
 from mm_ldlm.corpus.sources.digits import NAMES
+from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.errors import SourceError, StoreError
 from mm_ldlm.latents.images import ImagesConfig, resize, store_images
 from mm_ldlm.latents.store import LatentStore
@@ -196,6 +199,17 @@ def test_the_digits_have_captions_with_their_labels_and_references_to_their_pixe
         assert row["text"].split()[-1] == meta["label"]
         assert digest(read_image(meta["image"], limits=ImageLimits())) == meta["image"]["digest"]
     assert len(set(records.strings("text").take(slice(None)))) > 50
+
+
+def test_the_captions_of_the_digits_follow_the_seed() -> None:
+    config = parse(SourceConfig, {"kind": "digits"}, at="s")
+
+    def captions(seed: int) -> list[str]:
+        source = open_source(config, seed=seed, max_row_bytes=9)
+        return [getattr(row, "text", "") for row in itertools.islice(source.rows(), 30)]
+
+    assert captions(0) == captions(0) != captions(1)
+    assert [open_source(config, seed=seed, max_row_bytes=9).describe()["seed"] for seed in (0, 1)] == [0, 1]
 
 
 def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Path) -> None:

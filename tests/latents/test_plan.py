@@ -193,13 +193,13 @@ def test_the_progress_bar_is_shown_on_request_and_ends_with_all_rows(
 def test_a_rank_encodes_every_nth_missing_shard_on_its_own_device(
     encoder: Any, gpus: int, device: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 3 of 4 is the second on its host; of its shards 7, 12 and 20 the second is finished."""
+    """Rank 2 of 4 is the second on its host; of its shards 3, 10 and 16 the second is finished."""
     plan = some_plan(tmp_path, encoder=parse_encoder(encoder))
     plan.progress_folder.mkdir()
-    plan.sidecar(12).write_text("{}")
+    plan.sidecar(10).write_text("{}")
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"plan": plan.to_dict(), "missing": [1, 2, 3, 7, 8, 9, 10, 12, 14, 15, 16, 20, 21]}))
-    rank = worker.environment.RankInfo(rank=3, world=4, local_rank=1, local_world=2)
+    rank = worker.environment.RankInfo(rank=2, world=4, local_rank=1, local_world=2)
     monkeypatch.setattr(worker.environment, "rank_info", lambda: rank)
     monkeypatch.setattr(worker.process, "die_with_parent", lambda: None)
     monkeypatch.setattr(worker, "append_output", lambda: None)
@@ -208,4 +208,4 @@ def test_a_rank_encodes_every_nth_missing_shard_on_its_own_device(
     called: list[Any] = []
     monkeypatch.setattr(worker, "encode_shards", lambda *given, **options: called.append((given, options)))
     worker.main(job)
-    assert called == [((plan, [7, 20]), {"located": None, "rank": 3, "device": device})]
+    assert called == [((plan, [3, 16]), {"located": None, "rank": 2, "device": device})]
