@@ -48,6 +48,13 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
     }  # fmt: skip
 
 
+def test_zero_and_false_are_labels(tmp_path: Path) -> None:
+    records = records_of(tmp_path, *[("train", {"label": value}) for value in (0, False, 1, "0", "", "  ")])
+    found = labels.read_labels(records, key="label")
+    assert (found.names, found.number_n.tolist()) == (("0", "1", "false"), [0, 2, 1, 0, -1, -1])
+    assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {"no_label": [4, 5]}
+
+
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     records = records_of(tmp_path, ("train", None), ("train", {"label": "a"}), ("test", None))
     key = "mm_ldlm.corpus.text_labels:num_words"

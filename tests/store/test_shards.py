@@ -296,6 +296,15 @@ def test_a_shorter_rewrite_leaves_no_old_shards(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["manifest.json", "part-000000.arrow", "part-000001.arrow"]
 
 
+def test_a_manifest_that_names_a_shard_twice_is_refused(tmp_path: Path) -> None:
+    manifest = build(tmp_path).manifest
+    first, second, *rest = manifest.shards
+    dataclasses.replace(manifest, shards=(first, first, *rest), rows=23).write(tmp_path)
+    with pytest.raises(StoreError, match="expected 4 shards, found 3: some are named twice"):
+        ShardStore.open(tmp_path)
+    assert (first.rows, second.rows) == (7, 7), "the number of rows alone would fit"
+
+
 @pytest.mark.parametrize("name", ["../other/part-000000.arrow", "/etc/hostname", "a/b.arrow"])
 def test_a_shard_outside_the_store_is_refused(tmp_path: Path, name: str) -> None:
     build(tmp_path)
