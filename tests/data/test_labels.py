@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.corpus.text_labels import num_words
 from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data import labels
 from mm_ldlm.errors import ConfigurationError, ValidationError
@@ -46,6 +47,10 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
     assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {
         "no_label": [4, 5, 6], "unknown_label": [3]
     }  # fmt: skip
+
+
+def test_the_number_of_words_is_a_class_up_to_99() -> None:
+    assert [num_words("a " * count) for count in (0, 7, 98, 99, 100, 500)] == ["00", "07", "98", "99", "99", "99"]
 
 
 def test_zero_and_false_are_labels(tmp_path: Path) -> None:
