@@ -309,6 +309,16 @@ def test_deep_json_is_quarantined(tmp_path: Path, depth: int) -> None:
             read(kind="layout", path=str(tmp_path))
 
 
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a": ', "}"), ('[{"a": ', "}]")])
+def test_columns_of_meta_have_a_greatest_depth_of_lists_and_mappings(tmp_path: Path, left: str, right: str) -> None:
+    levels = left.count("[") + left.count("{")
+    for depth, kept in ((62 // levels, True), (70 // levels, False)):
+        value = left * depth + "1" + right * depth
+        (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "m": {value}}}\n')
+        rows = read(10**6, kind="jsonl", path=str(tmp_path / "a.jsonl"), meta_columns=["m"])
+        assert (texts(rows), reasons(rows)) == ((["a"], []) if kept else ([], ["wrong_type"]))
+
+
 def test_values_that_python_cannot_represent_are_quarantined(tmp_path: Path) -> None:
     columns = {
         "big": pa.array([2**63, 2**64 - 1, 0], pa.uint64()),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import itertools
 import json
+import math
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,9 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, digest, digest_of, digits, read_image
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.record import record_id
+from mm_ldlm.corpus.sources import SourceConfig
 from mm_ldlm.corpus.sources.digits import NAMES
+from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.errors import SourceError, StoreError
 from mm_ldlm.latents.images import ImagesConfig, resize, store_images
 from mm_ldlm.latents.store import LatentStore
@@ -68,6 +73,20 @@ def test_the_digest_is_that_of_the_pixels_and_not_of_their_encoding() -> None:
     assert decode(encoded(picture(0, 4, 4)), limits=limits).shape == (4, 4, 1)
 
 
+def test_images_at_their_limits_are_decoded_and_every_mode_is_grey_or_rgb() -> None:
+    exact = ImageLimits(max_bytes=len(encoded(picture(0))), max_pixels=30)
+    assert decode(encoded(picture(0)), limits=exact).shape == (6, 5, 3)
+    grey = picture(3, 4, 5)
+    for mode, channels in (("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)):
+        sink = io.BytesIO()
+        Image.fromarray(grey).convert("RGB").convert(mode).save(sink, "PNG")
+        found = decode(sink.getvalue(), limits=ImageLimits())
+        assert found.shape == (4, 5, channels), mode
+        if mode != "1" and mode != "P":
+            assert (found == grey[:, :, None]).all(), mode
+    assert (ImageLimits().max_bytes, ImageLimits().max_pixels) == (20_000_000, 30_000_000)
+
+
 def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off() -> None:
     grey = picture(0, 5, 4)[..., None]
     sixteen = io.BytesIO()
@@ -83,6 +102,7 @@ def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off() -> None:
         (encoded(picture(0)), {"max_bytes": 20}, "oversized"),
         (encoded(picture(0)), {"max_pixels": 29}, "oversized"),
         (encoded(picture(0), "TIFF"), {}, "broken_image"),
+        (encoded(picture(0)), {"max_bytes": len(encoded(picture(0))) - 1}, "oversized"),
     ],
 )
 def test_unusable_images_are_refused_with_a_reason(data: bytes, limits: dict[str, int], reason: str) -> None:
@@ -181,6 +201,17 @@ def test_the_digits_have_captions_with_their_labels_and_references_to_their_pixe
     assert len(set(records.strings("text").take(slice(None)))) > 50
 
 
+def test_the_captions_of_the_digits_follow_the_seed() -> None:
+    config = parse(SourceConfig, {"kind": "digits"}, at="s")
+
+    def captions(seed: int) -> list[str]:
+        source = open_source(config, seed=seed, max_row_bytes=9)
+        return [getattr(row, "text", "") for row in itertools.islice(source.rows(), 30)]
+
+    assert captions(0) == captions(0) != captions(1)
+    assert [open_source(config, seed=seed, max_row_bytes=9).describe()["seed"] for seed in (0, 1)] == [0, 1]
+
+
 def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(encoded(picture(9)))
     rows: list[dict[str, Any]] = [
@@ -266,7 +297,11 @@ def test_compressed_and_truncated_tars_are_refused(tmp_path: Path) -> None:
 # -- the store ----------------------------------------------------------------------------------------------------
 
 
-def test_the_store_has_the_pixels_of_every_record_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [2, 3, 1024])
+def test_the_store_has_the_pixels_of_every_record_in_order(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.latents.images._ROWS", at_once)
     files = {f"{i}.png": encoded(picture(i, 4, 4)) for i in range(5)}
     source = folder_of(tmp_path, [{"image": name, "text": "a caption"} for name in files], files)
     records, _ = run(tmp_path, source)
@@ -274,8 +309,16 @@ def test_the_store_has_the_pixels_of_every_record_in_order(tmp_path: Path) -> No
     manifest = store_images(records, config=config, limits=ImageLimits(), workspace=tmp_path / "images")
     store = LatentStore.open(tmp_path / "images")
     assert store.ids(slice(None)) == records.strings("id").take(slice(None))
+    assert (manifest.meta["dim"], manifest.meta["image_size"]) == (16, [4, 4, 1])
     for number in range(5):
         assert np.allclose(store.take([number]).reshape(4, 4), picture(number, 4, 4) / 255)
+    for other in ({"height": 5}, {"width": 5}, {"channels": 3}):
+        marks = dataclasses.asdict(config) | other
+        made = store_images(records, config=ImagesConfig(**marks), limits=ImageLimits(), workspace=tmp_path / "images")
+        assert (made.fingerprints, made.meta["image_size"]) != (manifest.fingerprints, manifest.meta["image_size"])
+        assert made.fingerprints["image_size"] != manifest.fingerprints["image_size"]
+        assert LatentStore.open(tmp_path / "images").dim == math.prod(made.meta["image_size"])
+    assert store_images(records, config=config, limits=ImageLimits(), workspace=tmp_path / "images") == manifest
     before = (tmp_path / "images/part-000000.arrow").stat().st_mtime_ns
     assert store_images(records, config=config, limits=ImageLimits(), workspace=tmp_path / "images") == manifest
     assert (tmp_path / "images/part-000000.arrow").stat().st_mtime_ns == before
@@ -297,4 +340,18 @@ def test_images_are_cropped_around_their_centre_and_converted() -> None:
     wide = np.zeros((4, 8, 3), np.uint8)
     wide[:, 2:6] = 255
     assert np.allclose(resize(wide, ImagesConfig(height=4, width=4, channels=1)), 1)
+    assert np.allclose(resize(wide.transpose(1, 0, 2), ImagesConfig(height=4, width=4, channels=1)), 1)
+    slope = np.arange(16, dtype=np.uint8).reshape(2, 8, 1) * 10
+    assert (resize(slope, ImagesConfig(height=2, width=8, channels=1)) * 255 == slope).all(), "not resampled"
+    two = resize(np.repeat(np.repeat(slope[:, :2], 4, 0), 4, 1), ImagesConfig(height=2, width=2, channels=1))
+    assert np.allclose(two[:, :, 0] * 255, slope[:, :2, 0], atol=10), "height and width in this order"
+    ramp = np.tile(np.arange(8, dtype=np.uint8) * 30, (4, 1))[:, :, None]  # twice as wide as high, like the store
+    small = resize(ramp, ImagesConfig(height=2, width=4, channels=1))[:, :, 0] * 255
+    assert np.allclose(small, [[15, 75, 135, 195]] * 2, atol=8), (
+        "the size has the height first, that of Pillow the width"
+    )
+    colours = resize(np.full((3, 3, 1), 51, np.uint8), ImagesConfig(height=2, width=2, channels=3))
+    assert np.allclose(colours, 0.2)
+    red = resize(np.tile(np.array([255, 0, 0], np.uint8), (2, 2, 1)), ImagesConfig(height=2, width=2, channels=1))
+    assert np.allclose(red, 0.299, atol=0.01), "the weights of luminance"
     assert resize(wide, ImagesConfig(height=2, width=2, channels=3)).shape == (2, 2, 3)

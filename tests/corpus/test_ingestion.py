@@ -9,6 +9,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,29 @@ def test_too_long_rows_are_split_into_records_of_their_own(tmp_path: Path, inges
     metas = [json.loads(row["meta"]) for row in out.rows]
     assert [meta["piece"] for meta in metas] == list(range(len(metas)))
     assert {meta["piece_of"] for meta in metas} == {record_id(" ".join(words))}
+    assert {meta["pieces"] for meta in metas} == {len(metas)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens", "reason"),
+    [
+        ({"length": {"min_characters": 3}}, {}, "too_short"), ({"length": {"min_words": 2}}, {}, "too_short"),
+        ({}, {"min_length": 2}, "too_few_tokens"),
+    ],
+)  # fmt: skip
+def test_every_piece_is_tested_like_a_text_and_keeps_the_columns_of_its_row(
+    tmp_path: Path, ingested: Any, keys: dict[str, Any], tokens: dict[str, Any], reason: str
+) -> None:
+    """Of the two pieces "one two three four" and "a", the second is refused."""
+    text = "one two three four a"
+    rows = [{"text": "good text", "n": 1}, {"text": text, "n": 7}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"kind": "jsonl", "path": str(tmp_path / "a.jsonl"), "meta_columns": ["n"]}
+    out = ingested(source, tokens={"max_length": 4, "too_long": "split", **tokens}, **keys)
+    assert out.texts == ["good text", "one two three four"]
+    assert json.loads(out.rows[1]["meta"]) == {"n": 7, "piece_of": record_id(text), "piece": 0, "pieces": 2}
+    assert [(each["reason"], each["excerpt"], each["line"]) for each in out.quarantined] == [(reason, "a", 2)]
+    assert out.report["rows_from_splitting"] == 1
 
 
 def test_truncation_keeps_the_text_and_is_counted(tmp_path: Path, ingested: Any) -> None:
@@ -433,6 +457,29 @@ def test_a_finished_store_is_kept_and_another_one_is_rewritten(
     changed = ingest_into(tmp_path / "out", source)
     assert changed.texts == ["a", "c"]
     assert changed.manifest.fingerprint != first.manifest.fingerprint
+
+
+def test_the_times_of_the_report_are_those_of_this_run(
+    ingest_into: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingestion, "time", SimpleNamespace(monotonic=iter([100.0, 104.0, 50.0, 52.0]).__next__))
+    source = text_file(tmp_path, [f"line {i}" for i in range(20)])
+    for resumed, seconds, rate in ((0, 4.0, 5.0), (20, 2.0, 0.0)):
+        report = ingest_into(tmp_path / "out", source).report
+        assert (report["resumed_after_rows"], report["seconds"], report["rows_per_second"]) == (resumed, seconds, rate)
+
+
+@pytest.mark.parametrize(("early", "read"), [(20, 24), (10_000, 400)])
+def test_a_source_of_damaged_rows_is_not_read_to_its_end(
+    early: int, read: int, ingest_into: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fourth row is damaged and every fifth may be: after `early` rows the run stops with the next chunk."""
+    assert ingestion.EARLY_STOP_ROWS == 10_000
+    monkeypatch.setattr(ingestion, "EARLY_STOP_ROWS", early)
+    monkeypatch.setattr(ingestion, "CHUNK_ROWS", 8)
+    lines = b"".join(b"bad \xff\n" if i % 4 == 0 else b"line %d\n" % i for i in range(400))
+    with pytest.raises(SourceError, match=rf"{read // 4} of {read} rows are damaged \(25\.0 %\)"):
+        ingest_into(tmp_path / "out", text_file(tmp_path, lines), max_bad_fraction=0.2)
 
 
 def test_a_damaged_shard_is_rewritten(ingest_into: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mm_ldlm.corpus.sources import Row, SourceConfig
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.splits import SPLITS
 from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
-from mm_ldlm.errors import SourceError
+from mm_ldlm.errors import SourceError, StoreError
 from mm_ldlm.store import ShardStore, StoreWriter
 
 ROWS = st.lists(
@@ -79,7 +79,11 @@ def test_the_source_reads_all_that_the_export_writes(
     assert ids == [row[2] for row in expected]
 
 
-def test_the_files_are_where_the_older_programs_look(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 4096])
+def test_the_files_are_where_the_older_programs_look(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.corpus.layout_export._BATCH", at_once)
     rows = [("a cat", "train", [1, 2], None), ("a dog", "validation", [3], None), ("an ant", "train", [4, 5], None)]
     records, tokens = stores(tmp_path, rows)
     assert export_layout(tmp_path / "old", records, tokens=tokens) == {"train": 2, "validation": 1, "test": 0}
@@ -88,6 +92,18 @@ def test_the_files_are_where_the_older_programs_look(tmp_path: Path) -> None:
     listed = json.loads((tmp_path / "old/train_data.json").read_text())
     assert [item["id"] for item in listed] == [record_id("a cat"), record_id("an ant")]
     assert listed[0]["text_path"] == "texts/train/00000000.txt"
+    for options, more in (({}, ()), ({"tokens": tokens}, ("token_path",)), ({"with_latents": True}, ("latent_path",))):
+        folder = tmp_path / f"with {more}"
+        export_layout(folder, records, **options)
+        (item,) = json.loads((folder / "validation_data.json").read_text())
+        paths = {"text_path": "texts/validation/00000000.txt", "token_path": "tokens/validation/00000000.npz",
+                 "latent_path": "latents/validation/00000000.npy"}  # fmt: skip
+        kept = {name: path for name, path in paths.items() if name in ("text_path", *more)}
+        assert item == {"id": record_id("a dog"), **kept, "source": "s", "meta": None}
+        assert json.loads((folder / "test_data.json").read_text()) == []
+        assert (folder / paths["token_path"]).exists() == ("token_path" in more)
+    with pytest.raises(StoreError, match="as many rows of tokens as records, found 1 and 3"):
+        export_layout(tmp_path / "x", records, tokens=stores(tmp_path / "one", rows[:1])[1])
 
 
 def test_as_a_source_it_keeps_its_split(tmp_path: Path, ingested: Callable[..., Any]) -> None:
@@ -116,6 +132,14 @@ def test_a_missing_file_is_named(tmp_path: Path, ingested: Callable[..., Any]) -
     out = ingested({"kind": "layout", "path": str(tmp_path / "old")}, max_bad_fraction=0.5)
     (refused,) = out.quarantined
     assert (refused["reason"], refused["file"].endswith("texts/train/00000000.txt")) == ("missing_file", True)
+
+
+def test_a_list_may_be_inside_an_object(tmp_path: Path) -> None:
+    (tmp_path / "train_data.json").write_text(json.dumps({"data": [{"text": "one"}, {"text": "two"}], "version": 3}))
+    assert [row.text for row in read(tmp_path)] == ["one", "two"]
+    (tmp_path / "train_data.json").write_text(json.dumps({"rows": [{"text": "one"}]}))
+    with pytest.raises(SourceError, match="expected a JSON list of objects, found dict"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(("raw", "message"), [("{", "not readable as JSON"), ("[1]", "JSON list of objects")])

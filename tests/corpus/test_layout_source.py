@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.ingestion import ingest
+from mm_ldlm.corpus.layout import describe_layout
 from mm_ldlm.corpus.record import is_decoded, meta_value, record_id
 from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import Row, StoredTokens
@@ -228,6 +230,26 @@ def test_validation_rows_are_divided_where_the_layout_has_none_for_testing(tmp_p
         parse(SourceConfig, {"kind": "disk", "path": "x", "splits": {"a": "held_out"}}, at="source")
     with pytest.raises(ConfigurationError, match="the layout has the splits train, validation, test, found dev"):
         parse(SourceConfig, {"kind": "layout", "path": "x", "splits": {"dev": "test"}}, at="source")
+
+
+@pytest.mark.parametrize("parts", [[], ["tokens"], ["latents"], ["tokens", "latents"]])
+def test_the_description_has_the_texts_the_lists_and_the_parts_that_are_read(
+    parts: list[str], tmp_path: Path, bert: TextTokenizer
+) -> None:
+    place = write_layout(tmp_path / "old", bert)
+    before = describe_layout(place, parts=parts)
+    assert before != describe_layout(place, parts=["latents"] if parts == ["tokens"] else ["tokens"] * (not parts))
+    for part, name in (("tokens", "train/00010.npz"), ("latents", "train/00010.npy")):
+        about = (place / part / name).stat()
+        for time in (1, about.st_mtime_ns):  # other numbers of the same size
+            os.utime(place / part / name, ns=(time, time))
+            assert (describe_layout(place, parts=parts) != before) == (part in parts and time == 1), part
+    for name, text in (("train_data.json", "[ ]"), ("texts/train/00010.txt", "the other")):
+        content = (place / name).read_text()
+        (place / name).write_text(text)
+        assert describe_layout(place, parts=parts) != before, name
+        (place / name).write_text(content)
+    assert describe_layout(place, parts=parts) == before
 
 
 def test_other_latents_of_the_same_size_are_read_again(tmp_path: Path, bert: TextTokenizer) -> None:

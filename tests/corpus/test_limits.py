@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import linecache
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.config import parse
 from mm_ldlm.corpus import ingestion
 from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
-from mm_ldlm.corpus.filters import LengthConfig, keep_ascii
+from mm_ldlm.corpus.filters import LengthConfig, describe_language_filter, keep_ascii
+from mm_ldlm.corpus.images import ImageLimits
 from mm_ldlm.corpus.normalisation import comparison_form
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import Quarantine
-from mm_ldlm.corpus.record import label_text, record_id, text_digest
+from mm_ldlm.corpus.record import RECORD_SCHEMA, label_text, record_id, text_digest
 from mm_ldlm.corpus.report import conservation, ingestion_report
 from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import DAMAGE, EXCERPT_CHARACTERS, HELD_OUT, BadRow, Row, StoredTokens, excerpt
@@ -30,8 +35,8 @@ from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.splits import SPLITS, SplitConfig, splits_of
 from mm_ldlm.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.engines.ray_engine import RayEngineConfig
-from mm_ldlm.errors import SourceError, ValidationError
-from mm_ldlm.store import Shard
+from mm_ldlm.errors import ConfigurationError, SourceError, ValidationError
+from mm_ldlm.store import Shard, ShardStore, StoreWriter
 from mm_ldlm.store.fingerprint import file_sha256
 
 TWO = (SourceConfig(kind="starter", name="one"), SourceConfig(kind="starter", name="two"))
@@ -234,6 +239,7 @@ def test_the_split_key_and_the_comparison_form_decide_where_a_text_goes() -> Non
     assert by_key[0] == by_key[2] != by_key[1]
     assert 60 < sum(split == "test" for split in by_key[0].values()) < 140
     assert comparison_form("  ﬁNE\u00a0Day") == comparison_form("fine day") == "fine day"
+    assert comparison_form("\u0390") == comparison_form("\u03aa\u0301"), "case folding takes characters apart"
 
 
 def test_an_image_is_part_of_the_identity_of_a_text() -> None:
@@ -255,6 +261,120 @@ def test_near_duplicates_are_found_by_shingles_of_the_given_length() -> None:
         similar.append(float(np.mean(a.hashvalues == b.hashvalues)))
         assert similar[-1] == pytest.approx(len(sets[0] & sets[1]) / len(sets[0] | sets[1]), abs=0.06)
     assert similar[0] > similar[1] > similar[2]
+
+
+def test_a_restored_cleaner_decides_as_the_one_that_was_interrupted(tmp_path: Path) -> None:
+    """Of earlier rows: exact and near duplicates, case variants, pairs and images, also in other splits."""
+    one, two = "a long sentence about a dog that runs in the {}", "ships sail over the wide and cold sea at {}"
+    image = {"image": "i", "meta": '{"image": {"digest": "i"}}'}
+    first = [
+        row("One text", split="train"), row(one.format("morning"), split="test"),
+        row("a b c", pair=two.format("midnight"), split="train"), row("seen", split="validation", **image),
+        row("x y", pair="z", split="test", meta='{"k": 1}'),
+    ]  # fmt: skip
+    second = [
+        row("one text", split="test"), row("One text", split="train"), row(one.format("mornings"), split="test"),
+        row("a b c", pair=two.format("midnights"), split="train"), row("a b c", split="train"),
+        row("A b c", split="test"), row("seen", split="validation", **image), row("new", split="train", **image),
+        row("seen", split="train"), row("x y", pair="z", split="test"), row("brand new"),
+    ]  # fmt: skip
+    config = IngestionConfig(sources=TWO, near_duplicates=NearDuplicateConfig(threshold=0.7))
+    tests, found = RowTests(config), []
+    writer = StoreWriter(tmp_path, kind="records", schema=RECORD_SCHEMA, shard_rows=2)
+    whole = Cleaner(config, Counts.empty(2))
+    whole.clean(tests([(0, each) for each in first]))
+    assert sum(whole.counts.accepted) == 5
+    writer.append(whole.take_tables()[0])
+    writer.finish()
+    again = Cleaner(config, Counts.empty(2))
+    again.restore(ShardStore.open(tmp_path))
+    before = Counter(whole.counts.duplicates_by)
+    for cleaner in (whole, again):
+        cleaner.clean(tests([(1, each) for each in second]))
+        found.append((cleaner.take_tables()[0].to_pylist(), Counter(cleaner.counts.duplicates_by)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] - before == found[1][1]
+    assert found[1][1] == {
+        "in_train_but_for_case": 2, "exact": 3, "near": 2, "image_in_validation": 1
+    }, found[1][1]  # fmt: skip
+
+
+# -- parameters of sources -------------------------------------------------------------------------------------------
+
+READS: dict[str, str] = {
+    "starter": "num_train num_validation num_test", "starter_pairs": "num_train num_validation num_test",
+    "text": "path unit encoding split vectors", "layout": "path splits tokens latents", "digits": "",
+    "jsonl": "TABLE encoding", "csv": "TABLE encoding delimiter header", "parquet": "TABLE", "arrow": "TABLE",
+    "hub": "dataset subset revision streaming splits COLUMNS", "disk": "path splits COLUMNS",
+    "image_folder": "CAPTIONED encoding image_column", "webdataset": "CAPTIONED",
+    "table": "path vector_column columns meta_columns",
+}  # fmt: skip
+GROUPS = {
+    "LABELS": "label_column labels pair_column", "COLUMNS": "columns meta_columns vector_column LABELS",
+    "CAPTIONED": "path split split_column columns meta_columns LABELS", "TABLE": "path split split_column COLUMNS",
+}  # fmt: skip
+
+
+def keys_of(text: str) -> set[str]:
+    return {key for word in text.split() for key in (keys_of(GROUPS[word]) if word in GROUPS else {word})}
+
+
+def test_every_kind_reads_its_keys_and_refuses_all_others() -> None:
+    others: dict[str, Any] = {
+        "path": "x", "dataset": "d", "subset": "s", "revision": "r", "streaming": False, "splits": {"train": "test"},
+        "tokens": True, "latents": True, "columns": ["c"], "meta_columns": ["m"], "label_column": "l", "labels": ["x"],
+        "pair_column": "p", "vector_column": "v", "vectors": "beside", "split": "test", "split_column": "w",
+        "unit": "file", "encoding": "latin-1", "delimiter": ";", "header": False, "image_column": "i", "num_train": 1,
+        "num_validation": 2, "num_test": 3,
+    }  # fmt: skip
+    always = {"kind": "x", "name": "n", "max_samples": 5, "weight": 0.5}
+    assert {field.name for field in dataclasses.fields(SourceConfig)} == {*others, *always}
+    for kind, words in READS.items():
+        needed: dict[str, Any] = {"kind": kind, "name": "n", "max_samples": 5, "weight": 0.5}
+        needed |= {"path": "x"} if "path" in keys_of(words) else {}
+        needed |= {"dataset": "d", "splits": {"train": "test"}} if kind == "hub" else {}
+        with_labels = {"labels": {"label_column": "l"}}
+        for key, value in others.items():
+            given = {**needed, key: value}
+            if key in keys_of(words):
+                parse(SourceConfig, given | with_labels.get(key, {}), at="source")
+            else:
+                with pytest.raises(ConfigurationError, match=f"'{key}' is not read by kind '{kind}'"):
+                    parse(SourceConfig, given, at="source")
+
+
+@pytest.mark.parametrize(
+    ("cls", "keys", "key", "words"),
+    [
+        (SourceConfig, {"kind": "csv", "path": "x", "delimiter": "::"}, "delimiter", "must be one character"),
+        (SourceConfig, {"kind": "csv", "path": "x", "delimiter": ""}, "delimiter", "must be one character"),
+        (SourceConfig, {"kind": "csv", "path": "x", "columns": []}, "columns", "must name at least one column"),
+        (SourceConfig, {"kind": "csv", "path": "x", "split": "test", "split_column": "s"}, "split", "not both"),
+        (SourceConfig, {"kind": "csv"}, "path", "kind 'csv' needs 'path'"),
+        (SourceConfig, {"kind": "hub", "dataset": "d"}, "dataset", "needs 'dataset' and 'splits'"),
+        (SplitConfig, {"key": ""}, "key", "must have 1 to 64 bytes"),
+        (SplitConfig, {"key": "é" * 33}, "key", "must have 1 to 64 bytes"),
+        (SplitConfig, {"validation": 0.5, "test": 0.5}, "validation", "leaves no training text"),
+        (LengthConfig, {"min_characters": 4, "max_characters": 3}, "max_characters", "max_characters 3 is below"),
+        (LengthConfig, {"min_words": 4, "max_words": 3}, "max_words", "max_words 3 is below min_words 4"),
+        (NearDuplicateConfig, {"threshold": 0.96}, "threshold", "outside 0.1 to 0.95"),
+        (NearDuplicateConfig, {"threshold": 0.09}, "threshold", "outside 0.1 to 0.95"),
+        (NearDuplicateConfig, {"num_perm": 63}, "num_perm", "below 64"),
+    ],
+)
+def test_a_refusal_names_its_parameter(cls: Any, keys: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"'at\.{key}'.*{words}"):
+        parse(cls, keys, at="at")
+
+
+def test_values_at_the_limits_of_parameters_pass() -> None:
+    for cls, keys in (
+        (SplitConfig, {"key": "é" * 32}), (SplitConfig, {"validation": 0.5, "test": 0.49}),
+        (LengthConfig, {"min_characters": 3, "max_characters": 3, "min_words": 2, "max_words": 2}),
+        (NearDuplicateConfig, {"threshold": 0.95, "num_perm": 64}), (NearDuplicateConfig, {"threshold": 0.1}),
+        (TokenizerConfig, {"max_length": 5, "min_length": 5}),
+    ):  # fmt: skip
+        parse(cls, keys, at="at")
 
 
 # -- counts and reports ----------------------------------------------------------------------------------------------
@@ -375,9 +495,47 @@ def test_sources_are_mixed_by_weight_and_continue_where_they_stopped() -> None:
     assert (found.consumed, found.exhausted) == ([2, 2], [True, True])
 
 
-def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerprint() -> None:
-    from mm_ldlm.corpus.images import ImageLimits
+def test_the_limits_and_the_seed_reach_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
 
+    def refuse(source: Any, **options: Any) -> Any:
+        opened.append((source.label, options))
+        if source.label == "two":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ingestion, "open_source", refuse)
+    config = IngestionConfig(sources=TWO, max_row_bytes=77, images=ImageLimits(max_pixels=9))
+    tokenizer: Any = object()
+    with pytest.raises(KeyboardInterrupt):
+        ingestion.ingest(config, seed=5, workspace=tmp_path, quarantine=tmp_path, tokenizer=tokenizer)
+    options = {"seed": 5, "max_row_bytes": 77, "images": ImageLimits(max_pixels=9), "tokenizer": tokenizer}
+    assert opened == [("one", options), ("two", options)]
+
+
+def test_a_function_is_described_by_its_name_and_the_code_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for code in ("def keep(text): return True\ndef other(text): return True\n", "def keep(text): return False\n"):
+        (tmp_path / "described_filter.py").write_text(code)
+        sys.modules.pop("described_filter", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        try:
+            found.append(describe_language_filter("described_filter:keep"))
+        finally:
+            sys.dont_write_bytecode = before
+        if "other" in code:
+            found.append(describe_language_filter("described_filter:other"))
+    sys.modules.pop("described_filter", None)
+    assert [each["name"] for each in found] == [f"described_filter:{name}" for name in ("keep", "other", "keep")]
+    assert found[0]["source"] == found[1]["source"] != found[2]["source"]
+    assert describe_language_filter(None) is None
+
+
+def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerprint() -> None:
     plain = IngestionConfig(sources=TWO)
     sources: Any = [SimpleNamespace(describe=lambda: "content")] * 2
     limits = TokenizerConfig(max_length=9)

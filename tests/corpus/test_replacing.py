@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.replacing import NAME
+from mm_ldlm.corpus.replacing import NAME, describe
 from mm_ldlm.errors import ConfigurationError
 
 TEXT = "".join(f"The number of this line is {number}.\n" for number in range(30))
@@ -47,6 +48,16 @@ def test_the_same_sources_are_read_again_where_they_changed(tmp_path: Path, sour
     Path(sources["a"]["path"]).write_text(TEXT + "One more line for the same source.\n")
     assert run(tmp_path, sources["a"]) != before
     run(tmp_path, {**sources["a"], "max_samples": 10})
+
+
+def test_every_kind_of_source_is_named_by_where_it_is_read() -> None:
+    config = parse(IngestionConfig, {"sources": [
+        {"kind": "starter"}, {"kind": "text", "name": "two", "path": ["a.txt", "b.txt"], "max_samples": 3},
+        {"kind": "hub", "dataset": "owner/set", "splits": {"train": "train"}},
+    ], "path": "other.txt"}, at="ingestion")  # fmt: skip
+    assert describe(config) == ["starter (starter)", "two (text: other.txt)", "hub (hub: owner/set)"]
+    whole = dataclasses.replace(config, path=None)
+    assert describe(whole)[1] == "two (text: a.txt, b.txt)"
 
 
 def test_an_unfinished_store_is_replaced(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:

@@ -149,6 +149,13 @@ def test_the_hub_is_read_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts(rows) == ["validation 0", "validation 1", "train 0", "train 1"]
     expected = {"name": "owner/set", "subset": "v1", "revision": "abc", "streaming": True}
     assert asked == [{**expected, "split": "validation"}, {**expected, "split": "train"}]
+    assert [row.split for row in rows if isinstance(row, Row)] == ["validation"] * 2 + ["train"] * 2
+    rows = read(**keys, streaming=False, splits={"a": "hash", "b": "train", "c": "test"})
+    assert [(row.text, row.split, row.line) for row in rows if isinstance(row, Row)] == [
+        ("c 0", "test", 1), ("c 1", "test", 2), ("a 0", None, 1), ("a 1", None, 2), ("b 0", "train", 1),
+        ("b 1", "train", 2),
+    ]  # fmt: skip
+    assert [call["streaming"] for call in asked[2:]] == [False] * 3
 
 
 def test_an_unreachable_data_set_is_named_with_a_remedy() -> None:
@@ -205,6 +212,16 @@ def test_an_open_quote_costs_one_line_of_csv(tmp_path: Path) -> None:
     assert reasons(rows)[0][0] == 12
     kept = [row.text for row in rows if isinstance(row, Row)]
     assert kept == [*(line.split(",")[0] for line in good), 'a "fine" one']
+
+
+@pytest.mark.parametrize(("fitting", "kept"), [(9, True), (8, False)])
+def test_nine_of_ten_lines_after_an_open_quote_decide(fitting: int, kept: bool, tmp_path: Path) -> None:
+    lines = [f"row {i},{i}" if i < fitting else f"row {i}" for i in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,n", "first,1", '"never closed,1', *lines]) + "\n")
+    rows = read(kind="csv", path=str(tmp_path / "a.csv"), max_row_bytes=200)
+    good = [row.text for row in rows if isinstance(row, Row)]
+    assert good == ["first", *(f"row {i}" for i in range(9) if kept)]
+    assert [line for line, _ in reasons(rows)] == ([3, 13] if kept else list(range(3, 14)))
 
 
 def test_undecodable_lines_of_csv_are_named_in_their_place(tmp_path: Path) -> None:
@@ -267,6 +284,52 @@ def test_a_truncated_file_stops_the_run(tmp_path: Path, suffix: str) -> None:
     kind = suffix[1:] if suffix in (".parquet", ".arrow") else "text"
     with pytest.raises(SourceError, match="damaged, or not of the type"):
         read(kind=kind, path=str(path))
+
+
+def test_a_file_that_grows_while_it_is_read_stops_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    source = open_source(parse(SourceConfig, {"kind": "text", "path": str(path)}, at="s"), seed=0, max_row_bytes=99)
+    rows = source.rows()
+    assert next(rows).text == "one"  # type: ignore[union-attr]
+    with open(path, "ab") as file:
+        file.truncate(5)
+    with pytest.raises(SourceError, match="8 bytes were read, but the file has 5 now: it changed while it was read"):
+        list(rows)
+
+
+def test_a_file_that_is_named_twice_is_read_once_and_in_the_order_of_the_names(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    (tmp_path / "d.txt").mkdir()
+    paths = [str(tmp_path / name) for name in ("c.txt", "*.txt", "a.txt")]
+    assert texts(read(kind="text", path=paths)) == ["c", "a", "b"]
+
+
+def test_a_damaged_page_of_a_parquet_file_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    lines = [f"line number {i} of the table" for i in range(200)]
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": lines}), path, **options)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"number 150", b"number 151"))
+    with pytest.raises(SourceError, match="damaged, or not of the type"):
+        read(kind="parquet", path=str(path))
+    path.write_bytes(data)
+    assert texts(read(kind="parquet", path=str(path))) == lines
+
+
+@pytest.mark.parametrize(("long", "quotes"), [(10, 1), (10, 2), (500, 1), (500, 2)])
+def test_the_quotation_marks_of_a_line_that_is_too_long_count(long: int, quotes: int, tmp_path: Path) -> None:
+    """The line that ends a text may be too long: its marks are beyond the bytes that are read, and odd in number."""
+    text = "first\n" + "x" * long + '"' * quotes
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+            [["text", "n"], [text, "1"], ["next", "2"]]
+        )
+    rows = read(kind="csv", path=str(tmp_path / "a.csv"), max_row_bytes=200)
+    assert [row.text for row in rows if isinstance(row, Row)] == ([text, "next"] if long < 200 else ["next"])
+    assert [reason for _, reason in reasons(rows)] == ([] if long < 200 else ["oversized"])
 
 
 def test_utf16_is_recognised(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,6 +211,48 @@ def test_folders_files_and_vocabularies(tmp_path: Path, bert: TextTokenizer) -> 
     assert lower.encode(["A cats"]) == [[3, 4, 6]]
     cased = load_tokenizer(TokenizerConfig(path=str(tmp_path / "vocab.txt"), max_length=8, lowercase=False))
     assert cased.encode(["A cats"]) == [[5, 4, 6]]
+
+
+def test_the_limits_of_a_saved_tokenizer_do_not_cut_or_pad_texts(tmp_path: Path) -> None:
+    """A folder with two forms of a tokenizer is read by the newer one."""
+    base = byte_level()
+    base.add_special_tokens(["[PAD]"])
+    base.enable_truncation(2)
+    base.enable_padding(length=50)
+    base.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "vocab.txt").write_text("[UNK]\nx\n")
+    found = load_tokenizer(TokenizerConfig(path=str(tmp_path), max_length=8))
+    assert found.max_length == 8
+    texts = ["the dog ran away, again!", "a"]
+    ids = found.encode(texts)
+    assert [found.decode(row) for row in ids] == texts
+    assert found.pad_id not in ids[0] + ids[1]
+    assert found.spans("a cat")[-1][1] == 5
+
+
+def test_a_tokenizer_of_the_hub_is_that_of_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fetch(name: str, **options: Any) -> Any:
+        asked.append((name, options))
+        return SimpleNamespace(backend_tokenizer=byte_level())
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fetch)
+    for revision, expected in ((None, "main"), ("v1", "v1")):
+        load_tokenizer(TokenizerConfig(name="owner/it", revision=revision, max_length=8))
+        assert asked[-1] == ("owner/it", {"revision": expected, "use_fast": True})
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: SimpleNamespace())
+    with pytest.raises(ConfigurationError, match=r"'owner/it' on the Hugging Face hub .* has no fast tokenizer"):
+        load_tokenizer(TokenizerConfig(name="owner/it", max_length=8))
+
+
+def test_only_the_frame_of_stored_tokens_is_left_out(bert: TextTokenizer) -> None:
+    cls, sep, pad, mask, unk = (bert.base.token_to_id(f"[{name}]") for name in ("CLS", "SEP", "PAD", "MASK", "UNK"))
+    for ids, inner in (
+        ([cls, 7592, sep, 2088, sep, pad, pad], [7592, sep, 2088]), ([unk, 7592, mask], [unk, 7592, mask]),
+        ([pad, cls, mask, sep], [mask]), ([cls, sep], []), ([], []), ([7592], [7592]),
+    ):  # fmt: skip
+        assert bert.without_special_ends(np.array(ids, np.int32)).tolist() == inner
 
 
 def test_a_folder_that_only_transformers_reads(tmp_path: Path) -> None:

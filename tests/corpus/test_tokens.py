@@ -37,13 +37,18 @@ def make(records: Any, tokenizer: TextTokenizer, folder: Path, **keys: Any) -> S
     return ShardStore.open(folder, "tokens")
 
 
-def test_row_i_of_the_tokens_is_row_i_of_the_records(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 8192])
+def test_row_i_of_the_tokens_is_row_i_of_the_records(
+    at_once: int, records: Any, bert: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "_BATCH", at_once)
     store = make(records, bert, tmp_path / "tokens")
     assert store.strings("id").take(slice(None)) == [row["id"] for row in records.rows]
     assert [shard.rows for shard in store.manifest.shards] == [shard.rows for shard in records.manifest.shards]
     padded = store.lists("input_ids").padded(slice(None), pad=bert.pad_id)
     assert bert.decode_batch(padded) == records.texts
     assert store.ints("length").take(slice(None)).tolist() == [len(text.split()) for text in records.texts]
+    assert (store.manifest.meta["splits"]["train"]["rows"], store.manifest.meta["splits"]["test"]["tokens"]) == (4, 6)
 
 
 def test_the_vocabulary_is_that_of_the_training_split(records: Any, tmp_path: Path) -> None:
@@ -51,9 +56,14 @@ def test_the_vocabulary_is_that_of_the_training_split(records: Any, tmp_path: Pa
     training = {word for row in records.rows if row["split"] == "train" for word in row["text"].split()}
     assert small.vocab_size == len(training) + 3
     store = make(records, small, tmp_path / "tokens")
-    assert store.manifest.meta["splits"]["test"]["outside_vocabulary"] == 1  # zebra
-    assert store.manifest.meta["splits"]["train"]["outside_vocabulary"] == 0
-    assert store.manifest.meta["vocab_size"] == small.vocab_size
+    none = {"rows": 0, "tokens": 0, "unknown": 0, "outside_vocabulary": 0, "truncated": 0}
+    assert store.manifest.meta["splits"] == {
+        "train": {**none, "rows": 4, "tokens": 18}, "validation": none,
+        "test": {**none, "rows": 2, "tokens": 6, "outside_vocabulary": 1},  # zebra
+    }  # fmt: skip
+    assert store.manifest.meta["lengths"] == {"3": 4, "6": 2}
+    names = ("vocab_size", "base_vocab_size", "max_length")
+    assert [store.manifest.meta[name] for name in names] == [small.vocab_size, 30_522, 16]
     assert build_tokenizer(records.records, config()).vocab_size == 30_522
 
 
@@ -63,6 +73,19 @@ def test_truncation_cuts_tokens_and_counts_rows(records: Any, bert: TextTokenize
     assert np.diff(offsets).tolist() == [3] * 6
     assert bert.decode(values[:3]) == "a cat sat"
     assert store.manifest.meta["splits"]["train"]["truncated"] == 2
+
+
+def test_unknown_tokens_and_those_outside_the_vocabulary_are_counted_apart(
+    tmp_path: Path, ingested: Callable[..., Any], bert: TextTokenizer
+) -> None:
+    (tmp_path / "a.txt").write_text("a cat 𓀀 sat\n𓀁 𓀂 ran today far away\n")
+    out = ingested({"kind": "text", "path": str(tmp_path / "a.txt"), "split": "test"})
+    small = bert.with_vocabulary(bert.encode_base(["a cat sat ran"])[0])
+    for tokenizer, outside in ((bert, 0), (small, 3)):
+        store = make(out, tokenizer, tmp_path / f"{outside}", max_length=4, too_long="truncate")
+        assert store.manifest.meta["splits"]["test"] == {
+            "rows": 2, "tokens": 8, "unknown": 3, "outside_vocabulary": outside - (outside > 0) * 2, "truncated": 1
+        }  # fmt: skip
 
 
 def test_records_of_other_limits_are_refused(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
@@ -99,6 +122,10 @@ def test_another_tokenizer_writes_another_store(records: Any, bert: TextTokenize
         records, build_tokenizer(records.records, config(reduce_vocabulary=True)), tmp_path / "tokens"
     ).manifest
     assert first.fingerprint != second.fingerprint
+    marks = {first.fingerprints["parameters"]}
+    for number, other in enumerate(({"max_length": 15}, {"min_length": 2}, {"too_long": "split"})):
+        marks.add(make(records, bert, tmp_path / f"other{number}", **other).manifest.fingerprints["parameters"])
+    assert len(marks) == 4
     assert first.fingerprints["records"] == second.fingerprints["records"] == records.manifest.fingerprint
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.config import parse
+from mm_ldlm.corpus import vectors as vectors_module
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.sources.config import SourceConfig
@@ -209,6 +210,13 @@ def test_other_vectors_of_the_same_texts_are_read_again(tmp_path: Path) -> None:
     assert by_text(records, stored) == dict(zip(TEXTS, (-VECTORS).tolist(), strict=True))
 
 
+def test_a_declaration_of_another_dimension_reads_the_sources_again(tmp_path: Path) -> None:
+    source = {"kind": "text", "path": str(write(tmp_path / "t.txt", TEXTS, VECTORS)), "vectors": "beside"}
+    run(tmp_path / "out", source)
+    with pytest.raises(SourceError, match=r"a vector of dimension 5, encoder\.dim is 4"):
+        run(tmp_path / "out", source, dim=4)
+
+
 def test_an_interrupted_ingestion_continues_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +241,18 @@ def test_an_interrupted_ingestion_continues_with_the_same_bytes(
     assert again[1].manifest.shards == whole[1].manifest.shards
     (tmp_path / "out/vectors/part-000001.arrow").write_bytes(b"damaged")
     assert run(tmp_path / "out", source, shard_rows=8)[1].manifest.shards == whole[1].manifest.shards
+
+
+def test_a_shard_of_vectors_has_bounded_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [VectorStore(dim, tmp_path).most_rows for dim in (1, 384, 1 << 28)] == [1 << 26, 174_762, 1]
+    monkeypatch.setattr(vectors_module, "_SHARD_BYTES", 4 * D * 9 + 3)
+    place = write(tmp_path / "t.parquet", TEXTS, VECTORS)
+    source = {"kind": "parquet", "path": str(place), "vector_column": "embedding"}
+    records, stored, _, _ = run(tmp_path / "out", source)
+    assert [shard.rows for shard in stored.manifest.shards] == [9, 9, 9, 9, 4]
+    assert [shard.rows for shard in records.manifest.shards] == [9, 9, 9, 9, 4]
+    assert (stored.manifest.meta["dim"], len(stored)) == (D, len(TEXTS))
+    assert by_text(records, stored) == dict(zip(TEXTS, VECTORS.tolist(), strict=True))
 
 
 def test_texts_without_vectors_are_not_given_those_of_others(tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_a_dataset_moves_with_its_stores(make: Any, tmp_path: Path) -> None:
     assert moved.fingerprint == made.fingerprint
 
 
+def test_stores_that_are_named_by_a_link_are_found_where_they_are(make: Any, tmp_path: Path) -> None:
+    made = make(latents=LATENTS)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    link = tmp_path / "deep" / "er" / "link"
+    link.symlink_to(made.directory.parent)
+    for target in (link / "again", made.directory.parent / "direct"):
+        found = commit(target, stores={name: link / name for name in made.names})
+        assert json.loads((target / NAME).read_text())["stores"]["tokens"]["path"] == "../tokens"
+        Dataset.open(made.directory.parent / target.name).check()
+        assert found.fingerprint == made.fingerprint
+
+
 def test_any_further_store_is_a_field(make: Any) -> None:
     """An objective of another package may ask for a field that this project has never heard of."""
     made = make(latents=LATENTS)

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.corpus.text_labels import num_words
 from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data import labels
 from mm_ldlm.errors import ConfigurationError, ValidationError
@@ -46,6 +47,17 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
     assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {
         "no_label": [4, 5, 6], "unknown_label": [3]
     }  # fmt: skip
+
+
+def test_the_number_of_words_is_a_class_up_to_99() -> None:
+    assert [num_words("a " * count) for count in (0, 7, 98, 99, 100, 500)] == ["00", "07", "98", "99", "99", "99"]
+
+
+def test_zero_and_false_are_labels(tmp_path: Path) -> None:
+    records = records_of(tmp_path, *[("train", {"label": value}) for value in (0, False, 1, "0", "", "  ")])
+    found = labels.read_labels(records, key="label")
+    assert (found.names, found.number_n.tolist()) == (("0", "1", "false"), [0, 2, 1, 0, -1, -1])
+    assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {"no_label": [4, 5]}
 
 
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
@@ -86,7 +98,11 @@ def test_the_report_counts_the_rows_that_fail_once(tmp_path: Path) -> None:
         enforce(none.report)
 
 
-def test_the_stores_hold_classes_names_and_second_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_the_stores_hold_classes_names_and_second_texts(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labels, "_ROWS", at_once)
     records = records_of(
         tmp_path, ("train", {"label": "é", "pair": "w1 w2 w1 w1 w2"}), ("train", {"label": "b"}), ("test", None),
         ("train", {"label": "b", "pair": "w2"}),

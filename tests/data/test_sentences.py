@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mm_ldlm.data import Dataset
-from mm_ldlm.data.sentences import held_out, rows_of_ids, texts_of_split
+from mm_ldlm.data.sentences import held_out, images_of, labels_of, rows_of_ids, texts_of_split
 from mm_ldlm.errors import StoreError
 
 TEXTS = [f"w{i} w{(i * 7) % 20}" for i in range(20)] + [f"w{i} w{(i * 3) % 20} w5" for i in range(20)]
@@ -71,6 +73,18 @@ def test_records_and_tokens_of_other_rows_are_refused(write_dataset: Any, tmp_pa
     made._stores["tokens"]["fingerprint"] = other.fingerprints["tokens"]  # past the check of the fingerprint
     with pytest.raises(StoreError, match="ids of the tokens differ from those of the records"):
         held_out(made, count=4, seed=0)
+
+
+def test_images_and_labels_of_rows_are_in_the_order_of_the_rows() -> None:
+    pixels = np.arange(48.0).reshape(4, 12).astype(np.float32)
+    metas = ['{"label": "a"}', None, '{"label": 7, "other": 1}', "{}"]
+    store = SimpleNamespace(take=lambda rows: pixels[rows], manifest=SimpleNamespace(meta={"image_size": [2, 3, 2]}))
+    records = SimpleNamespace(take=lambda rows: pa.table({"meta": pa.array([metas[row] for row in rows], pa.string())}))
+    data: Any = SimpleNamespace(require=lambda name: {"images": store}[name], records=records)
+    rows = np.array([3, 0, 2])
+    np.testing.assert_array_equal(images_of(data, rows), pixels[rows].reshape(3, 2, 3, 2))
+    assert labels_of(data, rows) == [None, "a", "7"]
+    assert labels_of(data, np.array([1])) == [None]
 
 
 def test_texts_of_a_split_are_streamed(dataset: Dataset) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from mm_ldlm.data import token_identity as module
 from mm_ldlm.data.token_identity import Classifier, identity_bits
 
 CODE = np.array([[-1.0, 0.0], [1.0, 0.0]])
@@ -67,6 +71,56 @@ def test_a_classifier_that_is_too_sure_is_made_less_so() -> None:
         classifier, np.concatenate([held, draw.standard_normal((4000, 40))], 1), wanted, signal=1.0, noise=0.01
     )
     assert -0.01 < found.bits < information(1.0, 4.0)
+
+
+def test_the_classifier_is_fitted_on_training_texts_and_measured_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token j of record i has the state 10 · i + j, and the normaliser halves it."""
+    lengths = np.array([2, 3, 1, 4, 2, 3, 2, 1])
+    rows = {"train": np.array([0, 3, 5]), "validation": np.array([1, 2, 6]), "test": np.array([4, 7])}
+    whole = np.concatenate([10 * i + np.arange(n) for i, n in enumerate(lengths)])
+
+    def read(name: str) -> Any:
+        if name == "state_normaliser":
+            return SimpleNamespace(standardise=lambda x: x / 2)
+        assert name == "token_states"
+        return SimpleNamespace(
+            fixed=lambda column: {"state": SimpleNamespace(take=lambda at: whole[at][:, None])}[column]
+        )
+
+    def tokens(records: Any) -> Any:
+        return np.concatenate([100 * i + np.arange(lengths[i]) for i in records]), None
+
+    data: Any = SimpleNamespace(
+        rows=rows.__getitem__, require=read, tokenizer=SimpleNamespace(vocab_size=800),
+        tokens=SimpleNamespace(
+            ints=lambda name: SimpleNamespace(take=lambda _: {"length": lengths}[name]),
+            lists=lambda name: SimpleNamespace(take={"input_ids": tokens}[name]),
+        ),
+    )  # fmt: skip
+    schedule: Any = SimpleNamespace(signal=lambda t: 1 - t, noise=lambda t: t / 2)
+    fitted: list[Any] = []
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "Classifier", lambda *given, vocab_size: fitted.append((*given, vocab_size)))
+    monkeypatch.setattr(module, "identity_bits", lambda _, *given, **more: seen.append((*given, more)) or len(seen))
+    found = module.measure(data, schedule=schedule, times=(0.0, 0.5), tokens=100, split="test", seed=3)
+    assert found == {0.0: 1, 0.5: 2}
+
+    def of(split: str) -> Any:
+        return np.concatenate([10 * i + np.arange(lengths[i]) for i in rows[split]])
+
+    ((states, ids, vocab_size),) = fitted
+    assert (states[:, 0].tolist(), vocab_size) == ((of("train") / 2).tolist(), 800)
+    assert ids.tolist() == [10 * (state - state % 10) + state % 10 for state in of("train").tolist()]
+    assert [more for *_, more in seen] == [
+        {"signal": 1.0, "noise": 0.0, "seed": 3}, {"signal": 0.5, "noise": 0.25, "seed": 3}
+    ]  # fmt: skip
+    assert seen[0][0][:, 0].tolist() == (of("test") / 2).tolist()
+    module.measure(data, schedule=schedule, times=(0.0,), tokens=2)
+    assert {int(state * 2) // 10 for state in seen[-1][0][:, 0]} <= set(rows["validation"].tolist())
+    counts = {len(module._draw(data, "train", count, 0)[1]) for count in (1, 5, 100)}
+    assert max(counts) == 9, "all of them"
+    assert min(counts) < 9, "whole records up to the number that is asked for"
+    assert len({tuple(module._draw(data, "train", 2, seed)[1]) for seed in range(9)}) > 1
 
 
 def test_tokens_that_were_not_fitted_count() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import typing
 from pathlib import Path
@@ -16,8 +17,13 @@ from kedro.io import DatasetError
 from mm_ldlm.data import Dataset
 from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 from mm_ldlm.datasets.preview import preview_of
+from mm_ldlm.datasets.run import RunDataset
 from mm_ldlm.datasets.table import TableDataset
-from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.latents.normaliser import Normaliser
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.latents.store import schema as latent_schema
+from mm_ldlm.latents.store import table as latent_table
+from mm_ldlm.store import NOT_NEEDED, Manifest, ShardStore, StoreWriter
 from mm_ldlm.store.manifest import NAME
 
 SCHEMA = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
@@ -76,6 +82,43 @@ def test_store_previews_its_first_rows(tmp_path: Path) -> None:
     assert typing.get_type_hints(StoreDataset.preview)["return"] is StoreDataset.preview.__annotations__["return"]
 
 
+def test_a_preview_has_the_rows_that_are_asked_for_in_values_that_json_has(tmp_path: Path) -> None:
+    columns = {
+        "number": [1.5, float("nan"), float("inf"), -float("inf"), None], "word": ["a", None, "c", "d", "e"],
+        "list": [[0.1, 2.0], [1 / 3], [], [1.0] * 8, [1.0] * 9], "flag": [True, False, True, None, False],
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    entry = TableDataset(filepath=str(tmp_path / "t.parquet"))
+    preview = entry.preview()
+    assert preview["columns"] == list(columns)
+    assert preview["index"] == [0, 1, 2, 3, 4]
+    ones = ", ".join(["1"] * 8)
+    assert preview["data"] == [
+        [1.5, "a", "[0.1, 2]", True], ["nan", None, "[0.333]", False], ["inf", "c", "[]", True],
+        ["-inf", "d", f"[{ones}]", None], [None, "e", f"[{ones}, …] (9)", False],
+    ]  # fmt: skip
+    json.dumps(preview, allow_nan=False)
+    assert [len(entry.preview(nrows=count)["data"]) for count in (1, 3, 99)] == [1, 3, 5]
+    pq.write_table(pa.table({"x": list(range(50))}), tmp_path / "long.parquet")
+    assert len(TableDataset(filepath=str(tmp_path / "long.parquet")).preview()["data"]) == 20
+    assert len(TableDataset(filepath=str(tmp_path / "long.parquet")).preview(nrows=30)["data"]) == 30
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    none = TableDataset(filepath=str(tmp_path / "none.parquet")).preview()
+    assert (none["columns"], none["data"]) == (["x"], [])
+
+
+def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_ldlm.datasets.run.chosen_run", lambda path: {"chosen": path})
+    file = str(tmp_path / "run.json")
+    own, chosen = RunDataset(filepath=file), RunDataset(filepath=file, chosen="/a/run")
+    assert (own.exists(), chosen.exists()) == (False, True)
+    assert chosen.load() == {"chosen": "/a/run"}
+    with pytest.raises(DatasetError, match="a run that is chosen by its path is not trained"):
+        chosen.save({"name": "x"})
+    own.save({"name": "x"})
+    assert (own.exists(), own.load(), chosen.load()) == (True, {"name": "x"}, {"chosen": "/a/run"})
+
+
 def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path) -> None:
     # A manifest is an object of this project that reads itself from a directory; enough to stand in for a tokenizer.
     dataset = FolderDataset(filepath=str(tmp_path / "f"), holds="mm_ldlm.store.manifest:Manifest", marker=NAME)
@@ -84,6 +127,30 @@ def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path
         dataset.load()
     with pytest.raises(DatasetError, match="found str"):
         dataset.save("not a manifest")
+
+
+def test_a_folder_holds_the_last_object_that_was_saved(tmp_path: Path) -> None:
+    entry = FolderDataset(
+        filepath=str(tmp_path / "n"), holds="mm_ldlm.latents.normaliser:Normaliser", marker="normaliser.json"
+    )
+    for kind in ("standard", "one_scale"):
+        entry.save(Normaliser(kind, np.zeros(3), np.ones(3), False))
+        assert (entry.exists(), entry.load().kind) == (True, kind)
+        (tmp_path / "n" / "left").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["n"]
+    entry.save(Normaliser("robust", np.zeros(3), np.ones(3), False))
+    assert not (tmp_path / "n" / "left").exists()
+
+
+def test_a_store_of_vectors_is_read_as_float32_and_others_as_plain_stores(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "l", kind="latents", schema=latent_schema(2, "float16"))
+    writer.append(latent_table(["a"], np.ones((1, 2)), dtype="float16"))
+    writer.finish(meta={"dim": 2})
+    vectors = StoreDataset(filepath=str(tmp_path / "l"), kind="latents").load()
+    assert type(vectors) is LatentStore
+    assert vectors.take([0]).dtype == np.float32
+    write(tmp_path / "t")
+    assert type(StoreDataset(filepath=str(tmp_path / "t"), kind="tokens").load()) is ShardStore
 
 
 def test_folder_refuses_classes_from_elsewhere(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,7 +115,9 @@ def test_rows_in_another_order_are_placed_by_their_index(service: Service) -> No
         ("400", "refused the request with status 400 .no: second line.*encoder.name"),
         ("401", "status 401.*encoder.key_variable"),
         ("404", "status 404.*encoder.url"),
-        ("413", "status 413.*encoder.batch_rows"),
+        ("409", r"status 409 .*Check encoder.name, encoder.dim and encoder.encoding"),
+        ("403", "status 403.*encoder.key_variable.*what it may use"),
+        ("413", "status 413.*Set encoder.batch_rows or encoder.batch_bytes"),
     ],
 )
 def test_a_wrong_answer_is_refused_and_not_asked_for_again(service: Service, fault: str, message: str) -> None:
@@ -164,7 +168,7 @@ def test_any_json_is_either_vectors_or_a_refusal(anything: Any, items: list[Any]
 
 # -- transient failures ------------------------------------------------------------------------------------------------
 
-TRANSIENT = ["429", "500", "503", "slow", "truncated", "not_json", "html", "reset", "drip"]
+TRANSIENT = ["408", "425", "429", "500", "503", "599", "slow", "truncated", "not_json", "html", "reset", "drip"]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
@@ -246,8 +250,11 @@ def test_the_rate_limit_spaces_the_requests_of_all_threads_evenly(clock: Clock) 
     limit.hold(7.0)
     limit.wait(clock)
     assert clock.waits[-1] == 7.0
+    limit.hold(2.0)  # of another thread, whose service asked for less
+    limit.wait(clock)
+    assert clock.waits[-1] == 7.05
     RateLimit(None).wait(clock)  # type: ignore[arg-type]
-    assert len(clock.waits) == 6
+    assert len(clock.waits) == 7
 
 
 def test_every_attempt_passes_the_rate_limit_and_a_demanded_wait_holds_all(service: Service, clock: Clock) -> None:
@@ -275,6 +282,71 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert 50 < in_a_minute <= 60
     assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert [_retry_after(value) for value in (None, "", "soon", "-3", "nan")] == [None] * 5
+
+
+def test_a_date_without_a_zone_is_universal_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        plain = (datetime.now(UTC) + timedelta(seconds=60)).strftime("%a, %d %b %Y %H:%M:%S")
+        assert 50 < (_retry_after(plain) or 0) <= 60
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_what_describes_the_vectors_is_kept_and_nothing_of_the_connection() -> None:
+    given: dict[str, Any] = {
+        "url": "https://host/v1", "name": "toy", "dim": 5, "shorten": True, "prompt": "say: ", "normalised": False,
+        "encoding": "base64", "key_variable": "KEY", "batch_rows": 3, "batch_bytes": 7, "connections": 2,
+        "requests_per_minute": 9.0, "timeout": 8.0, "retries": 6, "max_wait": 4.0, "min_cosine": 0.9,
+    }  # fmt: skip
+    found: Any = parse_encoder({"kind": "http", **given})
+    assert to_dict(found) == {"kind": "http", **given}
+    connection = ("url", "key_variable", "connections", "requests_per_minute", "timeout", "retries", "max_wait",
+                  "min_cosine")  # fmt: skip
+    kept = {name: value for name, value in given.items() if name not in connection}
+    assert found.portable() == {"kind": "http", **kept}
+    assert found.batching == {"batch_rows": 3, "batch_bytes": 7}
+    local: Any = parse_encoder({"path": "/x", "device": "cuda:1", "batch_rows": 3, "batch_tokens": 7, "prompt": "p"})
+    assert local.portable().keys() == to_dict(local).keys() - {"path", "device"}
+    assert local.batching == {"batch_tokens": 7, "batch_rows": 3}
+
+
+def test_every_option_reaches_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mm_ldlm.encoders import http_encoder
+
+    made: list[Any] = []
+    monkeypatch.setattr(
+        http_encoder, "Client", lambda url, **options: made.append((url, options)) or SimpleNamespace(close=print)
+    )
+    monkeypatch.setenv("TOY_KEY", KEY)
+    options = {"requests_per_minute": 9.0, "timeout": 8.0, "retries": 6, "max_wait": 4.0}
+    found: Any = parse_encoder(
+        {
+            "kind": "http",
+            "url": "https://host/v1",
+            "name": "toy",
+            "key_variable": "TOY_KEY",
+            "connections": 3,
+            **options,
+        }
+    )
+    service = http_encoder._Service(found, dim=None)
+    ((url, given),) = made
+    assert (url, given.pop("api_key").reveal(), given) == ("https://host/v1/embeddings", KEY, options)
+    assert service._pool._max_workers == 3
+    posted: list[Any] = []
+
+    def post(body: Any, *, max_bytes: int, stop: Any) -> Any:
+        posted.append((body, max_bytes))
+        return {"data": [{"index": i, "embedding": [1.0, 2.0]} for i in range(len(body["input"]))]}
+
+    service.client = SimpleNamespace(post=post, service="x", take_failures=dict)  # type: ignore[assignment]
+    for dim, room in ((None, 65_536 * 32 + 1024), (2, 2 * 32 + 1024)):  # of a vector, before the first and after it
+        service._dim = dim
+        service._request(["a", "b", "c"], threading.Event())
+        assert posted[-1] == ({"model": "toy", "input": ["a", "b", "c"]}, 3 * room + 65_536)
 
 
 def test_waits_grow_are_random_and_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +383,19 @@ def test_another_model_behind_the_name_is_refused_at_the_start(service: Service)
     service.vectors = lambda text: unit(text, salt="new")
     with pytest.raises(EncoderError, match=r"returns other vectors than before: the cosine.*min_cosine is 0\.999"):
         locate_encoder(config(service), expected=first)
+
+
+def test_the_description_of_a_service_has_neither_its_address_nor_its_probes(service: Service) -> None:
+    located: Any = locate_encoder(config(service, prompt="p ", normalised=False))
+    assert located.describe() == {
+        "kind": "http", "name": "toy", "dim": DIM, "normalised": False, "prompt": "p ", "dtype": "unknown",
+        "fingerprint": located.fingerprint,
+    }  # fmt: skip
+    declared: Any = locate_encoder(parse_encoder({"kind": "precomputed", "name": "mine", "dim": 3, "normalised": True}))
+    assert declared.describe() == {
+        "kind": "precomputed", "name": "mine", "dim": 3, "normalised": True, "dtype": "unknown",
+        "fingerprint": declared.fingerprint,
+    }  # fmt: skip
 
 
 def test_drift_while_the_encoder_is_in_use_is_found(service: Service) -> None:

@@ -29,6 +29,9 @@ class Loaded:
         raise EncoderError("it has changed")
 
 
+loaded_on: list[str | None] = []
+
+
 @config
 class ToyEncoderConfig:
     """An encoder for new texts."""
@@ -50,6 +53,7 @@ class ToyEncoderConfig:
         return None
 
     def load(self, located: Any, *, device: str | None = None) -> Any:
+        loaded_on.append(device)
         found = Loaded()
         found.dim = 3 if self.name == "toy" else 4
         return found
@@ -114,5 +118,26 @@ def test_the_encoder_for_new_texts_embeds_under_the_fingerprint_of_the_declarati
     np.testing.assert_array_equal(loaded.run(loaded.prepare(["a"])), np.full((1, 3), 1))
     with pytest.raises(EncoderError, match="it has changed"):
         loaded.verify()
+    load_encoder(found, device="cuda:3")
+    assert loaded_on[-2:] == [None, "cuda:3"]
     with pytest.raises(EncoderError, match=r"expected vectors of dimension 3 .* found dimension 4"):
         load_encoder(parse_encoder({**DECLARED, "for_new_texts": {"kind": TOY, "name": "other"}}))
+
+
+def test_loading_locates_an_encoder_once_and_with_the_expected_fingerprint() -> None:
+    calls: list[Any] = []
+
+    class Config:
+        def locate(self, *, expected: str | None) -> str:
+            calls.append(("locate", expected))
+            return "found"
+
+        def load(self, located: str, *, device: str | None) -> str:
+            calls.append(("load", located, device))
+            return "loaded"
+
+    config: Any = Config()
+    assert load_encoder(config, device="cpu", expected="f") == "loaded"
+    assert load_encoder(config, located="given", expected="f") == "loaded"  # type: ignore[arg-type]
+    assert locate_encoder(config, expected="g") == "found"
+    assert calls == [("locate", "f"), ("load", "found", "cpu"), ("load", "given", None), ("locate", "g")]

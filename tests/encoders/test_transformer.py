@@ -112,6 +112,26 @@ def test_sonar_takes_a_source_language(tiny: Tiny) -> None:
     assert english.fingerprint != french.fingerprint
 
 
+@pytest.mark.parametrize(("name", "cut"), [*((name, None) for name in NAMES), ("qwen3", 33)])
+def test_the_states_of_a_text_do_not_depend_on_its_batch(name: str, cut: int | None, tiny: Tiny) -> None:
+    folder = str(tiny(name))
+    encoder: Any = load_encoder(
+        LocalEncoderConfig(name=name, path=folder, device="cpu", batch_tokens=40, truncate_dim=cut)
+    )
+    found = encoder.token_states(SENTENCES)
+    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
+    for sentence, its in zip(SENTENCES, found, strict=True):
+        (alone,) = encoder.token_states([sentence])
+        inner = [i for i in encoder.tokenise([sentence])[0] if i not in special]
+        assert its.ids_n.tolist() == alone.ids_n.tolist() == inner
+        assert its.states_nd.shape == (len(inner), encoder.dim)
+        np.testing.assert_allclose(its.states_nd, alone.states_nd, atol=1e-5)
+    whole: Any = load_encoder(LocalEncoderConfig(name=name, path=folder, device="cpu"))
+    states = whole.token_states([SENTENCES[0]])[0].states_nd
+    np.testing.assert_allclose(found[0].states_nd, states[:, : encoder.dim], atol=1e-5)
+    assert encoder.token_states([]) == []
+
+
 def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mm_ldlm.encoders.transformer.WINDOW", 3)
     encoder = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ import pytest
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column, write_index, write_quarantine
 from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.latents import alignment
+from mm_ldlm.latents import alignment, checks
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import Outcome, validate
 from mm_ldlm.latents.config import ValidationConfig
-from mm_ldlm.latents.findings import enforce
+from mm_ldlm.latents.findings import Findings, enforce
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
 
@@ -39,7 +40,7 @@ def check(
         "extraction": data.extraction,
         "evaluation_sets": {},
         "seed": 0,
-        "config": ValidationConfig(max_quarantine_fraction=0.2, **(limits or {})),
+        "config": ValidationConfig(**{"max_quarantine_fraction": 0.2, **(limits or {})}),
     }
     return validate(**{**given, **changes})
 
@@ -74,6 +75,38 @@ def test_sound_data_pass(pristine: Any) -> None:
     assert only(outcome, "spot re-encoding")["severity"] == "info"
     assert set(only(outcome, "spot re-encoding")) == {"severity", "check", "message", "count", "examples", "remedy"}
     enforce(outcome.report)
+
+
+@pytest.mark.parametrize("other", [None, "encoder", "alignment"])
+def test_vectors_are_measured_and_encoded_again_with_the_limits_and_the_seed(
+    other: str | None, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of another encoder or of other rows are not encoded again: they would only differ once more."""
+    called: list[Any] = []
+    real = checks.statistics.measure
+    monkeypatch.setattr(
+        checks.statistics, "measure", lambda latents, **options: called.append(options) or real(latents, **options)
+    )
+    monkeypatch.setattr(checks, "check_spots", lambda *given, **options: called.append((given, options)))
+    if other == "encoder":
+        manifest = data.latents.manifest
+        changed = dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, "encoder": "0" * 32})
+        changed.write(data.root / "latents")
+    if other == "alignment":
+        rewrite(data, lambda ids, vectors: (ids[:200], vectors[:200]))
+    limits = {"plot_rows": 77, "spot_rows": 5}
+    outcome = check(data, seed=9, limits=limits)
+    assert called[0] == {"plot_rows": 77, "seed": 9}
+    assert len(called) == (1 if other else 2)
+    assert other is None or other in failed(outcome)
+    if other is None:
+        (_, records, latents), options = called[1]
+        assert (records.manifest.kind, latents.manifest.kind) == ("records", "latents")
+        assert options["config"] == ValidationConfig(max_quarantine_fraction=0.2, **limits)
+        assert (options["seed"], options["encoder"]) == (9, data.encoder)
+        called.clear()
+        check(data, limits={"spot_rows": 0})
+        assert len(called) == 1
 
 
 def test_damage_a_flipped_byte(data: Any) -> None:
@@ -122,6 +155,48 @@ def test_damage_records_that_changed_since(data: Any) -> None:
     manifest = data.records.manifest
     dataclasses.replace(manifest, meta={"changed": True}).write(data.root / "records")
     assert [f["check"] for f in check(data).report["findings"] if f["severity"] == "error"] == ["records", "records"]
+
+
+MADE_FROM = [
+    ("tokens", "records", "ingestion"), ("tokens", "tokenizer", "ingestion"), ("latents", "records", "embedding"),
+    ("latents", "encoder", "embedding"), ("images", "records", "embedding"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("store", "name", "pipeline"), MADE_FROM)
+def test_every_store_is_compared_with_each_of_its_ingredients(store: str, name: str, pipeline: str) -> None:
+    class Store:
+        directory = Path("/folder")
+
+        def __init__(self, kind: str, **made_from: str) -> None:
+            about = {"name": "e", "revision": "r", "dim": 3}
+            self.manifest = SimpleNamespace(
+                kind=kind, fingerprint=f"of {kind}", fingerprints=made_from, meta={"encoder": about}
+            )
+
+        def __len__(self) -> int:
+            return 7
+
+    made: dict[str, Any] = {
+        "records": Store("records"), "tokens": Store("tokens", records="of records", tokenizer="t"),
+        "latents": Store("latents", records="of records", encoder="f"), "images": Store("images", records="of records"),
+    }  # fmt: skip
+    with_them: Any = {
+        "tokenizer": SimpleNamespace(fingerprint="t"),
+        "located": SimpleNamespace(fingerprint="f", name="n"),
+    }
+    found = Findings()
+    checks._check_fingerprints(found, *made.values(), **with_them)
+    assert found.findings == []
+    made[store].manifest.fingerprints[name] = "other"
+    checks._check_fingerprints(found, *made.values(), **with_them)
+    (entry,) = found.findings
+    assert (entry.severity, entry.check, entry.count) == ("error", name, 7)
+    assert f"the {store} in /folder were made with {name} other" in entry.message
+    assert ("(e, revision r, dimension 3)" in entry.message) == (name == "encoder")
+    assert f"run the {pipeline} pipeline again" in entry.remedy
+    checks._check_fingerprints(found, made["records"], made["tokens"], None, None, **with_them)
+    assert len(found.findings) == 1 + (store == "tokens")
 
 
 def test_damage_a_row_of_nan(data: Any) -> None:
@@ -206,6 +281,49 @@ def test_rows_of_later_windows_have_their_own_numbers(data: Any, monkeypatch: py
     outcome = check(data)
     assert outcome.failing["alignment"].tolist() == [10, 75]
     assert [text.split(":")[0] for text in only(outcome, "alignment")["examples"]] == ["row 10", "row 75"]
+
+
+def test_texts_and_tokens_of_later_windows_have_their_own_numbers(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fault is in another window of 16 rows, and the two texts of a pair are in different ones."""
+    monkeypatch.setattr(alignment, "_ROWS", 16)
+    table = data.records.table(slice(None)).to_pydict()
+    table["text"][5], table["split"][5], table["split"][75] = table["text"][75].upper(), "train", "test"
+    table["text"][150], table["split"][150] = table["text"][40].upper(), table["split"][40]
+    table["split"][220] = "dev"
+    writer = StoreWriter(data.root / "records", kind="records", schema=data.records.schema)
+    writer.append(table)
+    writer.finish()
+    rows = data.tokens.table(slice(None)).to_pydict()
+    rows["input_ids"][20][0], rows["input_ids"][100][0] = data.tokenizer.vocab_size, data.tokenizer.mask_id
+    rows["input_ids"][60][0], rows["input_ids"][180][0] = -1, data.tokenizer.pad_id
+    rows["length"][130] -= 1
+    rows["input_ids"][190], rows["length"][190] = [], 0
+    writer = StoreWriter(data.root / "tokens", kind="tokens", schema=data.tokens.schema)
+    writer.append(rows)
+    writer.finish()
+    train = table["text"][next(row for row in range(200, 230) if table["split"][row] == "train")]
+    outcome = check(data, evaluation_sets={"some": [train]}, limits={"spot_rows": 0})
+    failing = {name: found.tolist() for name, found in outcome.failing.items()}
+    assert failing == {
+        "ids": [5, 150], "token ids": [20, 60], "special tokens": [100, 180], "token lengths": [130], "empty": [190],
+        "evaluation leakage": [table["text"].index(train)],
+    }  # fmt: skip
+    assert only(outcome, "split leakage")["count"] == only(outcome, "duplicate texts")["count"] == 1
+    assert "texts are compared without case" in only(outcome, "split leakage")["message"]
+    assert only(outcome, "splits")["examples"] == [table["id"][220]]
+    assert (only(outcome, "ids")["examples"], only(outcome, "ids")["count"]) == ([table["id"][5], table["id"][150]], 2)
+
+
+@pytest.mark.parametrize(("rows", "words"), [(229, "1 are missing"), (231, "1 are too many")])
+def test_stores_of_more_or_fewer_rows_are_counted(rows: int, words: str, data: Any) -> None:
+    table = data.tokens.table([*range(min(rows, 230)), *[0] * (rows - 230)])
+    writer = StoreWriter(data.root / "tokens", kind="tokens", schema=data.tokens.schema)
+    writer.append(table)
+    writer.finish()
+    found = only(check(data, stores={**opened(data), "latents": None}), "alignment")
+    assert (found["count"], found["severity"]) == (1, "error")
+    assert f"there are 230 records, but {rows} rows of tokens: {words}." in found["message"]
+    assert "run the ingestion pipeline again" in found["remedy"]
 
 
 def test_damage_vectors_swapped_under_the_right_ids(data: Any) -> None:
@@ -315,7 +433,6 @@ def test_norms_of_a_normalising_encoder(data: Any) -> None:
 def test_norms_of_other_encoders_are_compared_with_their_quartiles(data: Any, choice: str) -> None:
     from mm_ldlm.latents import statistics
     from mm_ldlm.latents.checks import check_vectors
-    from mm_ldlm.latents.findings import Findings
 
     def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
         vectors *= np.random.default_rng(0).uniform(1, 1.5, (len(vectors), 1)).astype(np.float32)
@@ -396,6 +513,14 @@ def test_too_much_quarantine_stops_the_run(pristine: Any) -> None:
     texts = pristine.records.strings("text").take(slice(None))
     outcome = check(pristine, evaluation_sets={"all": texts}, limits={})
     assert failed(outcome) == {"quarantine"}
+    splits = pristine.records.strings("split").take(slice(None))
+    train = [text for text, split in zip(texts, splits, strict=True) if split == "train"][:3]
+    for most, fails in ((3 / 230, set()), (2.9 / 230, {"quarantine"})):
+        limits = {"max_quarantine_fraction": most, "spot_rows": 0}
+        outcome = check(pristine, evaluation_sets={"some": train}, limits=limits)
+        assert failed(outcome) == fails
+        assert (outcome.report["valid"], outcome.report["quarantined"], outcome.report["rows"]) == (227, 3, 230)
+    assert only(outcome, "quarantine")["message"] == "3 of 230 rows (1.30 %) failed; at most 1.26 % may fail."
 
 
 def test_failed_rows_go_to_quarantine_and_the_rest_is_indexed(pristine: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.encoders import LocalEncoderConfig, load_encoder
 from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
+from mm_ldlm.latents import extract as module
 from mm_ldlm.latents import worker
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.extract import extract
@@ -153,7 +155,7 @@ def test_a_number_of_processes_is_refused_where_the_engine_decides() -> None:
 
 
 def test_only_missing_shards_are_encoded(
-    pristine: Any, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+    pristine: Any, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that ended after two shards: they stay, three are made."""
     real = worker._write
@@ -166,6 +168,7 @@ def test_only_missing_shards_are_encoded(
     monkeypatch.setattr(worker, "_write", broken)
     with pytest.raises(OSError, match="disk full"):
         run(pristine, tmp_path / "w")
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=iter([100.0, 105.0]).__next__))
     assert not Manifest.exists(tmp_path / "w")
     made: list[int] = []
 
@@ -174,7 +177,10 @@ def test_only_missing_shards_are_encoded(
         real(plan, number, *rest)
 
     monkeypatch.setattr(worker, "_write", counted)
-    run(pristine, tmp_path / "w")
+    with caplog.at_level("INFO"):
+        run(pristine, tmp_path / "w")
+    assert "embedding 230 rows with minilm: 3 of 5 shards to do" in caplog.text
+    assert "embedded 130 rows in 5 s, 26 a second (2 shards kept)" in caplog.text
     assert made == [2, 3, 4]
     assert files(tmp_path / "w") == files(pristine.root / "latents")
 
@@ -270,9 +276,11 @@ def test_not_a_number_stops_and_names_the_sentences(
 
 def test_not_a_number_can_go_to_quarantine(pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "load_encoder", lambda *a, **k: _Broken(load_encoder(*a, **k)))
-    store = run(pristine, tmp_path / "w", non_finite="quarantine")
+    store = run(pristine, tmp_path / "w", non_finite="quarantine", shard_rows=5)
     cats = ["cat" in text for text in pristine.records.strings("text").take(slice(None))]
-    assert store.manifest.meta["non_finite"]["count"] == sum(cats)
+    ids = [name for name, bad in zip(store.ids(slice(None)), cats, strict=True) if bad]
+    assert store.manifest.meta["non_finite"] == {"count": sum(cats), "ids": ids[:10]}
+    assert 10 < sum(cats) < 220
     np.testing.assert_array_equal(np.isnan(store.take(slice(None))).all(1), cats)
 
 

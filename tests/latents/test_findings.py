@@ -14,12 +14,15 @@ import pytest
 from mm_ldlm.encoders import parse_encoder
 from mm_ldlm.errors import ValidationError
 from mm_ldlm.latents import figures, statistics
+from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import check_vectors
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.latents.findings import MAX_EXAMPLES, Findings, enforce
 from mm_ldlm.latents.plan import Plan, default_shard_rows
 from mm_ldlm.latents.spot_check import _swapped, default_tolerance, sample
 from mm_ldlm.latents.statistics import Statistics
+from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import StoreWriter
 
 
 def measured(count: int = 8, dim: int = 4, **more: Any) -> Statistics:
@@ -208,6 +211,53 @@ def test_every_figure_has_its_own_numbers() -> None:
     (bars,) = figures.length_histogram(np.array([1, 3, 3])).data
     assert (list(bars.x), list(bars.y)) == ([0, 1, 2, 3], [0, 1, 0, 2])
     assert not figures.norm_histogram(None).data
+
+
+def test_every_figure_has_its_own_titles_and_axes() -> None:
+    made: Any = {
+        figures.norm_histogram: ("Norms of the latents", "norm", "rows", None),
+        figures.neighbour_cosine: ("Cosine to the nearest neighbour", "cosine", "rows", None),
+        figures.spectrum: ("Spectrum of the covariance", "component", "fraction of the variance", "log"),
+    }
+    for draw, (title, x, y, scale) in made.items():
+        for given in (measured(), None):
+            layout = draw(given).layout
+            assert (layout.title.text, layout.xaxis.title.text, layout.yaxis.title.text) == (title, x, y)
+            assert (layout.xaxis.type, layout.yaxis.type) == (None, scale)
+    layout = figures.length_histogram(np.array([1, 2])).layout
+    titles = (layout.title.text, layout.xaxis.title.text, layout.yaxis.title.text)
+    assert titles == ("Tokens per text", "tokens", "texts")
+
+
+@pytest.mark.parametrize("block", [3, 4, 100])
+def test_statistics_of_blocks_and_shards_with_rows_that_do_not_count(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "_BLOCK", block)
+    vectors = (np.random.default_rng(0).normal(size=(20, 3)) + 5).astype(np.float32)
+    vectors[[2, 11], [0, 2]], vectors[17], vectors[5] = np.nan, np.inf, 0
+    vectors[9] = vectors[14]
+    writer = StoreWriter(tmp_path, kind="latents", schema=latent_store.schema(3, "float32"), shard_rows=7)
+    writer.append(latent_store.table([f"{i}" for i in range(20)], vectors, dtype="float32"))
+    writer.finish(meta={"dim": 3})
+    found = statistics.measure(LatentStore.open(tmp_path), plot_rows=1000, seed=0)
+    good = np.array([i for i in range(20) if i not in (2, 11, 17)])
+    rows = vectors[good].astype(np.float64)
+    assert np.flatnonzero(found.finite_n).tolist() == good.tolist()
+    assert found.bad_per_dimension_d.tolist() == [2, 1, 2]
+    np.testing.assert_allclose(found.norm_n[good], np.linalg.norm(rows, axis=1))
+    assert np.isnan(found.norm_n[[2, 11, 17]]).all()
+    np.testing.assert_allclose(found.mean_d, rows.mean(0), atol=1e-12)
+    np.testing.assert_allclose(found.std_d, rows.std(0), atol=1e-12)
+    shards = np.stack([rows[(good >= start) & (good < start + 7)].mean(0) for start in (0, 7, 14)])
+    distances = np.linalg.norm(shards - np.median(shards, axis=0), axis=1) / np.sqrt(rows.var(0).sum())
+    assert [name for name, _ in found.drift] == [f"part-{i:06d}.arrow" for i in range(3)]
+    np.testing.assert_allclose([distance for _, distance in found.drift], distances)
+    assert [i for i in range(20) if found.digest_n[i] == found.digest_n[14]] == [9, 14]
+    unit = rows[good != 5] / np.linalg.norm(rows[good != 5], axis=1, keepdims=True)
+    cosine = unit @ unit.T - 3 * np.eye(16)
+    np.testing.assert_allclose(found.neighbour_cosine, cosine.max(1), atol=1e-6)
+    assert len(statistics.measure(LatentStore.open(tmp_path), plot_rows=4, seed=0).neighbour_cosine) == 4
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mm_ldlm.corpus.record import DECODED, RECORD_SCHEMA
 from mm_ldlm.corpus.vectors import VectorStore, vector_table
 from mm_ldlm.encoders import EncoderConfig, parse_encoder
 from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.latents import given as module
 from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.latents.findings import Findings
@@ -59,6 +60,15 @@ def test_the_vectors_become_latents_bit_for_bit(pristine: Any, tmp_path: Path) -
     stored = given.fixed("vector").take(slice(None))
     assert found.take(slice(None)).tobytes() == stored.tobytes()
     assert (manifest.meta["given"], manifest.meta["encoder"]["name"], manifest.meta["dim"]) == (True, "mine", D)
+    assert [shard.rows for shard in manifest.shards] == [50, 50, 50, 50, 30]
+    assert [manifest.meta[name] for name in ("dtype", "shard_rows", "non_finite", "encoder_config")] == [
+        "float32", 50, {"count": 0, "ids": []}, declared().portable()
+    ]  # fmt: skip
+    for other in ({"shard_rows": 51}, {"dtype": "float16"}, {}):
+        with pytest.raises(FingerprintError, match="other parameters"):
+            take(pristine, given, tmp_path / "l", **{"shard_rows": 50, **other} if other else {})
+    for free in ({"threads": 3}, {"non_finite": "quarantine"}):
+        assert take(pristine, given, tmp_path / "l", shard_rows=50, **free) == manifest
     (tmp_path / "l/part-000001.arrow").unlink()
     assert take(pristine, given, tmp_path / "l", shard_rows=50) == manifest
     assert found.take(slice(None)).tobytes() == stored.tobytes()
@@ -77,12 +87,18 @@ def test_vectors_that_do_not_belong_to_the_records_are_refused(pristine: Any, ne
         take(pristine, swapped, tmp_path / "l")
 
 
-def test_numbers_beyond_float16_stop_the_run_or_are_counted(pristine: Any, tmp_path: Path) -> None:
+def test_numbers_beyond_float16_stop_the_run_or_are_counted(
+    pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = vectors_of(pristine.records, tmp_path / "v", scale=30_000.0)
     with pytest.raises(StoreError, match=r"of 230 given vectors have a number beyond float16 \(first record: "):
         take(pristine, given, tmp_path / "l", dtype="float16")
-    counted = take(pristine, given, tmp_path / "q", dtype="float16", non_finite="quarantine")
-    assert counted.meta["non_finite"]["count"] > 10
+    monkeypatch.setattr(module, "_ROWS", 3)
+    counted = take(pristine, given, tmp_path / "q", dtype="float16", non_finite="quarantine").meta["non_finite"]
+    beyond = np.flatnonzero((np.abs(given.fixed("vector").take(slice(None))) >= 65_520).any(1))
+    ids = pristine.records.strings("id").take(beyond)
+    assert len(beyond) > 10
+    assert counted == {"count": len(beyond), "ids": ids[:10]}
 
 
 def test_without_an_encoder_the_report_says_that_no_row_was_encoded_again(pristine: Any) -> None:

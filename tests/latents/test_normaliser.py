@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import StoreWriter
 
-KINDS = ["standard", "robust", "whitening"]
+KINDS = ["standard", "robust", "whitening", "one_scale"]
 
 
 def store(path: Path, vectors: np.ndarray, *, shard_rows: int = 97) -> LatentStore:
@@ -130,6 +131,14 @@ def test_torch_gives_what_numpy_gives(tmp_path: Path, kind: str) -> None:
     np.testing.assert_allclose(z.numpy(), found.standardise(vectors), rtol=2e-4, atol=2e-4)
     np.testing.assert_allclose(found.invert(z).numpy(), vectors, atol=2e-5)
     assert found.standardise(torch.from_numpy(vectors).reshape(10, 100, 6)).shape == (10, 100, 6)
+    for unit in (True, False):  # latents of a sampler do not lie on the sphere
+        own = dataclasses.replace(found, unit_norm=unit)
+        off = 1.3 * found.standardise(vectors.astype(np.float64)) + 0.2
+        expected, given = own.invert(off), torch.from_numpy(off)
+        np.testing.assert_allclose(own.invert(given).numpy(), expected, rtol=1e-9, atol=1e-12)
+        assert own.invert(given.float()).dtype == torch.float32
+        assert own.invert(off.astype(np.float16)).dtype == np.float16
+        assert (np.abs(np.linalg.norm(expected, axis=1) - 1).max() < 1e-9) == unit
 
 
 def test_dead_dimensions_become_zero_not_noise(tmp_path: Path) -> None:
@@ -159,7 +168,40 @@ def test_fingerprints_distinguish_normalisers(tmp_path: Path) -> None:
     found = [fitted(tmp_path / kind, vectors, kind) for kind in KINDS]
     found.append(fitted(tmp_path / "unit", vectors, "standard", unit=True))
     found.append(fitted(tmp_path / "rows", vectors, "standard", rows=np.arange(999)))
-    assert len({item.fingerprint for item in found}) == 5
+    assert len({item.fingerprint for item in found}) == len(found) == 6
+    plain = found[KINDS.index("whitening")]
+    numbers: dict[str, Any] = {
+        "kind": "other", "mean_d": plain.mean_d + 1, "scale_d": plain.scale_d * 2, "unit_norm": True, "rows": 7,
+        "constant": (2,),
+    }  # fmt: skip
+    assert plain.matrix_dd is not None
+    matrices = {"matrix_dd": plain.matrix_dd * 2, "inverse_dd": np.eye(6)}
+    assert {field.name for field in dataclasses.fields(Normaliser)} == {*numbers, *matrices, "typical"}
+    marks = {dataclasses.replace(plain, **{name: value}).fingerprint for name, value in (numbers | matrices).items()}
+    assert len(marks | {plain.fingerprint}) == 9
+
+
+def test_one_scale_is_the_root_mean_square_of_the_standard_deviations(tmp_path: Path) -> None:
+    """Dimensions that do not vary keep the scale of the others, and vectors that do not vary at all keep their own."""
+    vectors = drawn()
+    vectors[:, 3] = 0.25
+    found = fitted(tmp_path / "a", vectors, "one_scale")
+    std_d = vectors.astype(np.float64).std(0, ddof=1)
+    np.testing.assert_allclose(found.scale_d, np.full(6, np.sqrt((std_d**2).mean())), rtol=1e-9)
+    np.testing.assert_allclose(found.mean_d, vectors.astype(np.float64).mean(0), rtol=1e-9)
+    assert fitted(tmp_path / "b", np.ones((4, 3), np.float32), "one_scale").scale_d.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("ratio", "flat"), [(3e-5, False), (3e-4, False), (3e-6, True)])
+def test_an_axis_counts_as_flat_below_a_hundred_thousandth_of_the_largest(
+    ratio: float, flat: bool, tmp_path: Path
+) -> None:
+    """The squares of the standard deviations are compared: 1e-10 of the variance is 1e-5 of the deviation."""
+    vectors = np.random.default_rng(0).normal(size=(400, 2)) * np.array([1.0, ratio])
+    found = fitted(tmp_path, vectors.astype(np.float32), "whitening")
+    assert found.matrix_dd is not None
+    smaller = np.linalg.svd(found.matrix_dd)[1].max()
+    assert smaller == pytest.approx(1.0 if flat else 1 / ratio, rel=0.2)
 
 
 def test_damage_is_detected(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,18 @@ def run(data: Any, workspace: Path, *, tokenizer: Any = None, encoder: Any = Non
     )  # fmt: skip
 
 
-def test_a_state_is_the_output_of_the_encoder_at_its_token(pristine: Any, tmp_path: Path) -> None:
+def test_a_state_is_the_output_of_the_encoder_at_its_token(
+    pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoTokenizer, BertModel
 
-    manifest = run(pristine, tmp_path / "states", dtype="float32")
+    monkeypatch.setattr(token_states, "_RECORDS_AT_ONCE", 64)
+    used: list[int] = []
+    real = token_states.fixed_threads
+    monkeypatch.setattr(token_states, "fixed_threads", lambda count: used.append(count) or real(1))
+    manifest = run(pristine, tmp_path / "states", dtype="float32", threads=3)
+    assert used == [3]
+    assert [manifest.meta[name] for name in ("dim", "dtype", "bytes_per_token")] == [24, "float32", 4 * 24]
     states = ShardStore.open(tmp_path / "states", token_states.KIND)
     starts = token_states.starts(pristine.tokens.ints("length").take(slice(None)))
     assert manifest.rows == len(states) == starts[-1]
@@ -73,8 +83,24 @@ def test_it_continues_after_a_kill_with_the_same_bytes(
 
 def test_other_inputs_are_refused(pristine: Any, tmp_path: Path) -> None:
     run(pristine, tmp_path / "states")
-    with pytest.raises(FingerprintError, match="other parameters"):
-        run(pristine, tmp_path / "states", dtype="float32")
+    for changed in ({"dtype": "float32"}, {"threads": 2}):
+        with pytest.raises(FingerprintError, match=r"made with other parameters\. Nothing"):
+            run(pristine, tmp_path / "states", **changed)
+    other = dataclasses.replace(pristine.encoder, max_length=60)
+    with pytest.raises(FingerprintError, match=r"made with other encoder\. Nothing"):
+        run(pristine, tmp_path / "states", encoder=other)
+    small = pristine.tokenizer.with_vocabulary(np.arange(2000))
+    with pytest.raises(FingerprintError, match=r"made with other tokenizer\. Nothing"):
+        run(pristine, tmp_path / "states", tokenizer=small)
+    for name in ("records", "tokens"):
+        stores = SimpleNamespace(
+            records=pristine.records, tokens=pristine.tokens, tokenizer=pristine.tokenizer, encoder=pristine.encoder
+        )
+        changed_store = copy.copy(getattr(stores, name))
+        changed_store.manifest = dataclasses.replace(changed_store.manifest, meta={"other": 1})
+        setattr(stores, name, changed_store)
+        with pytest.raises(FingerprintError, match=rf"made with other {name}\. Nothing"):
+            run(stores, tmp_path / "states")
 
 
 def test_an_encoder_with_other_tokens_is_refused(pristine: Any, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,10 +74,27 @@ def test_temporaries_are_removed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        *((each, "the disk is full at /x .*Free some space") for each in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+        *((each, "permission to read and write at /x") for each in (errno.EACCES, errno.EPERM, errno.EROFS)),
+        (errno.EIO, None), (errno.ENOENT, None),
+    ],
+)  # fmt: skip
+def test_every_failure_to_write_that_the_user_can_remove_is_explained(number: int, words: str | None) -> None:
+    found = atomic.write_failure(OSError(number, "reason", "/x"))
+    assert (found is None) if words is None else re.search(rf"{words}", found or "")
+    if words is not None:
+        assert " at " not in str(atomic.write_failure(OSError(number, "reason"))).partition("(")[0]
+
+
 def test_fingerprints_ignore_order_and_container_type() -> None:
     assert fingerprint({"b": 1, "a": (1, 2)}) == fingerprint({"a": [1, 2], "b": np.int64(1)})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
     assert len(fingerprint("x")) == 32
+    assert len({fingerprint(name) for name in ("?", "\ud800", "\udfff", "é", "\u00e9 ")}) == 5
+    assert fingerprint(Path("a/b")) == fingerprint("a/b")
     with pytest.raises(ValueError):
         fingerprint(float("nan"))
 

@@ -84,6 +84,18 @@ def test_the_holder_is_named_without_its_passwords_and_a_killed_one_holds_nothin
     assert str(process.pid) not in path.read_text()
 
 
+def test_the_record_of_a_holder_has_a_bounded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/kedro", "run", "--params", "x" * 5000])
+    for use in ("write", "read"):
+        held = lock.take(tmp_path / use, use)
+        assert held is not None
+        (record,) = [json.loads(line) for line in (tmp_path / use).read_text().splitlines()]
+        assert record.keys() == {"pid", "host", "since", "use", "command"}
+        assert (record["pid"], record["use"]) == (os.getpid(), use)
+        assert record["command"] == f"kedro run --params {'x' * 5000}"[:200]
+        held.release()
+
+
 def test_several_readers_are_counted(tmp_path: Path, other) -> None:
     readers = [other("read"), other("read")]
     path = tmp_path / ".data.lock"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import multiprocessing
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +55,31 @@ def test_a_column_of_another_type_is_refused_when_it_is_opened(tmp_path: Path, r
     for name in {*SCHEMA.names} - {own}:
         with pytest.raises(StoreError, match=f"expected .* in column '{name}', found"):
             getattr(store, reader)(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float16", "float32", "float64"]
+)
+def test_numbers_of_every_type_come_back_in_it(name: str, tmp_path: Path) -> None:
+    kind = pa.from_numpy_dtype(np.dtype(name))
+    schema = pa.schema([("n", kind), ("l", pa.list_(kind)), ("f", pa.list_(kind, 2))])
+    numbers = np.arange(5).astype(name)
+    flat = pa.array(np.arange(10).astype(name))
+    columns = [
+        pa.array(numbers), pa.ListArray.from_arrays(pa.array([0, 1, 1, 4, 6, 10], pa.int32()), flat),
+        pa.FixedSizeListArray.from_arrays(flat, 2),
+    ]  # fmt: skip
+    writer = StoreWriter(tmp_path, kind="toy", schema=schema, shard_rows=2)
+    writer.append(pa.Table.from_arrays(columns, schema=schema))
+    writer.finish()
+    store = ShardStore.open(tmp_path)
+    values, offsets = store.lists("l").take([2, 0])
+    found = (store.ints("n").take([4, 1]), values, store.fixed("f").take([3, 0]))
+    assert [each.tolist() for each in found] == [[4, 1], [1, 2, 3, 0], [[6, 7], [0, 1]]]
+    assert {each.dtype.name for each in found} == {name}
+    assert offsets.tolist() == [0, 3, 4]
+    assert (store.fixed("f").dim, store.fixed("f").dtype.name) == (2, name)
+    assert store.fixed("f").shard(1).tolist() == [[4, 5], [6, 7]]
 
 
 def test_shards_are_cut_by_rows_whatever_pieces_arrive(tmp_path: Path) -> None:
@@ -146,6 +173,52 @@ def test_released_pages_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.M
     assert held[:, 0].tolist() == list(range(7))
 
 
+@pytest.mark.parametrize("limit", [0, 3000, 10**9])
+def test_the_count_of_mapped_bytes_is_never_above_the_files_and_bounded(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr(shards, "_FAULT_BYTES", 500)
+    dropped: list[int] = []
+    real = shards._drop_pages
+    monkeypatch.setattr(shards, "_drop_pages", lambda *span: dropped.append(span[1]) or real(*span))
+    store = build(tmp_path / "x")
+    sizes = [shard.bytes for shard in store.manifest.shards]
+    largest = 0
+    for row in np.random.default_rng(0).integers(0, 23, 60).tolist():
+        store.fixed("v").take([row])
+        assert store._resident == sum(store._touched.values())
+        assert all(count <= sizes[shard] for shard, count in store._touched.items())
+        assert store._resident <= limit or len(store._touched) == 1, "only the shard that is read exceeds the limit"
+        largest = max(largest, store._resident)
+    assert bool(dropped) == (limit < sum(sizes))
+    assert largest == sum(sizes) or limit < sum(sizes)
+    store.release(keep=0)
+    assert set(store._touched) <= {0}
+    assert store._resident == sum(store._touched.values())
+    store.release()
+    assert (store._touched, store._resident) == ({}, 0)
+
+
+def test_limits_of_memory_are_bytes() -> None:
+    assert (shards.RESIDENT_BYTES, shards._FAULT_BYTES) == (64 * 2**20, 64 * 2**10)
+
+
+def test_every_field_of_a_manifest_is_in_its_fingerprint() -> None:
+    shard = Shard(name="part-000000.arrow", rows=3, bytes=9, sha256="a")
+    plain = Manifest(kind="toy", rows=3, shards=(shard,), fingerprints={"maker": "one"}, meta={"dim": 3})
+    others: dict[str, Any] = {
+        "kind": "other", "rows": 4, "shards": (shard, shard), "fingerprints": {"maker": "two"}, "meta": {"dim": 4},
+        "format_version": 2,
+    }  # fmt: skip
+    assert {field.name for field in dataclasses.fields(Manifest)} == set(others)
+    parts: dict[str, Any] = {"name": "part-000001.arrow", "rows": 4, "bytes": 8, "sha256": "b"}
+    assert {field.name for field in dataclasses.fields(Shard)} == set(parts)
+    changed = [dataclasses.replace(plain, **{name: value}) for name, value in others.items()]
+    changed += [dataclasses.replace(plain, shards=(dataclasses.replace(shard, **{k: v}),)) for k, v in parts.items()]
+    assert len({plain.fingerprint, *(each.fingerprint for each in changed)}) == 1 + len(changed)
+
+
 def test_only_file_pages_are_ever_dropped(tmp_path: Path) -> None:
     """A compressed shard is decompressed into anonymous memory; dropping that would turn it into zeros."""
     path = tmp_path / "part-000000.arrow"
@@ -221,6 +294,15 @@ def test_a_shorter_rewrite_leaves_no_old_shards(tmp_path: Path) -> None:
     build(tmp_path, rows=23)
     build(tmp_path, rows=9)
     assert sorted(os.listdir(tmp_path)) == ["manifest.json", "part-000000.arrow", "part-000001.arrow"]
+
+
+def test_a_manifest_that_names_a_shard_twice_is_refused(tmp_path: Path) -> None:
+    manifest = build(tmp_path).manifest
+    first, second, *rest = manifest.shards
+    dataclasses.replace(manifest, shards=(first, first, *rest), rows=23).write(tmp_path)
+    with pytest.raises(StoreError, match="expected 4 shards, found 3: some are named twice"):
+        ShardStore.open(tmp_path)
+    assert (first.rows, second.rows) == (7, 7), "the number of rows alone would fit"
 
 
 @pytest.mark.parametrize("name", ["../other/part-000000.arrow", "/etc/hostname", "a/b.arrow"])

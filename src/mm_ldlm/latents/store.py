@@ -26,7 +26,8 @@ def schema(dim: int, dtype: StoredType) -> pa.Schema:
 def table(ids: list[str], vectors_nd: npt.NDArray[Any], *, dtype: StoredType) -> pa.Table:
     """Convert vectors (n, d) and their ids to rows of a latent store."""
     dim = vectors_nd.shape[1]
-    flat = pa.array(np.ascontiguousarray(vectors_nd, np.dtype(dtype)).reshape(-1))
+    with np.errstate(over="ignore"):  # the caller refuses numbers that `dtype` cannot represent, or counts them
+        flat = pa.array(np.ascontiguousarray(vectors_nd, np.dtype(dtype)).reshape(-1))
     return pa.Table.from_arrays(
         [pa.array(ids, pa.string()), pa.FixedSizeListArray.from_arrays(flat, dim)], schema=schema(dim, dtype)
     )

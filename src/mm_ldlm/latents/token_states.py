@@ -109,7 +109,8 @@ def embed_tokens(
         for number, (first, last) in enumerate(_cuts(starts_n)):
             if number not in done:
                 states_nd = _encode(loaded, records, tokens, tokenizer, first, last, name=located.name)
-                stored = states_nd.astype(np.dtype(config.dtype))
+                with np.errstate(over="ignore"):
+                    stored = states_nd.astype(np.dtype(config.dtype))
                 if not np.isfinite(stored).all():
                     raise EncoderError(
                         f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for "

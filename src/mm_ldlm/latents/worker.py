@@ -177,7 +177,8 @@ def _write(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.floa
 
 def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32]) -> None:
     """Refuse NaN and infinity, including overflows that only the conversion to float16 produces."""
-    stored = vectors.astype(np.dtype(plan.dtype), copy=False)
+    with np.errstate(over="ignore"):
+        stored = vectors.astype(np.dtype(plan.dtype), copy=False)
     bad = np.flatnonzero(~np.isfinite(stored).all(1))
     if len(bad) and plan.non_finite == "stop":
         first = ", ".join(ids[row] for row in bad[:5])
