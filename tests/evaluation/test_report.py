@@ -417,6 +417,14 @@ def test_a_text_only_run_reads_as_a_language_model(text_only_inputs):
     assert text.count("Left out: ") == 3
 
 
+@pytest.mark.parametrize(("level", "words"), [(None, "95 %"), (0.9, "90 %"), (0.999, "99.9 %")])
+def test_the_level_of_the_intervals_is_that_of_the_evaluation(text_only_inputs, level, words):
+    bootstrap = {"replicates": 77} if level is None else {"replicates": 77, "level": level}
+    inputs = dataclasses.replace(text_only_inputs, parameters={"evaluation": {"bootstrap": bootstrap}})
+    html = without_library(page.render(inputs, {}))
+    assert f"Intervals are {words} percentile bootstrap intervals over sentences or pairs (77 resamples" in html
+
+
 def test_the_sampler_of_the_texts_from_noise_is_that_of_their_table(text_only_inputs):
     sampler = {"kind": "remdm<i>", "steps": 37, "temperature": 0.9, "top_k": None}
     parameters = {"text": {"kind": "confidence", "steps": 4}, "unconditional": {"count": 64, "text": sampler}}
