@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mm_ldlm.tracking.outlook import outlook
+from mm_ldlm.tracking.outlook import outlook, training_time, until_trained
 
 PROJECT = Path("/projects/here")
 TYPED: dict[str, Any] = {
@@ -75,3 +76,21 @@ def test_every_limit_of_the_training_is_named() -> None:
         {"training": ["d"]}, {**TYPED, "training": limits}, seconds={}, results={"in": PROJECT}, project=PROJECT
     )
     assert "1 epoch or" in first
+
+
+def test_a_measured_training_is_shown_with_what_it_was_measured_on() -> None:
+    assert training_time(161.5, steps=950, per_step=0.17, measured=6, processes=2) == (
+        "time: the training will take about 3 min on this machine "
+        "(950 steps of 0.17 s, measured over 6 trial steps of 2 processes)"
+    )
+    assert training_time(7300.0, steps=1000, per_step=7.3, measured=1, processes=1).endswith(
+        "about 2 h 02 min on this machine (1,000 steps of 7.3 s, measured over 1 trial step of one process)"
+    )
+
+
+def test_the_time_until_the_end_of_the_training_is_that_of_both_parts() -> None:
+    now = time.mktime((2026, 11, 22, 22, 48, 0, 0, 0, -1))
+    assert until_trained(embedding=95.0, training=262.0, now=now) == (
+        "time: trained in about 6 min, at about 22:53: embedding takes about 2 min more, training about 4 min "
+        "(measured); validation, sampling and evaluation come on top"
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kedro.io import DatasetError
 
 from mm_ldlm.datasets.locks import FOLDERS, FolderLocks
 from mm_ldlm.errors import ConfigurationError, purposeful
+from mm_ldlm.hooks.first_run import RECORDS, measure_training, measures_training
 from mm_ldlm.hooks.names import (
     COMPARISON_PLAN,
     COMPARISON_REPORT,
@@ -31,6 +33,7 @@ from mm_ldlm.hooks.refusals import launches, refuse_beyond_samples, refuse_concu
 from mm_ldlm.hooks.seconds import PipelineSeconds
 from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.hooks.unread import unread
+from mm_ldlm.tracking.expected import EXPECTED
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -52,6 +55,7 @@ class ProjectHooks:
         self._catalog: CatalogProtocol | None = None  # None on a host that does not record the run
         self._tracked: TrackedRun | None = None
         self._seconds = PipelineSeconds()
+        self._unmeasured: Callable[[Any], None] | None = None  # measures the training, once there are records
         self._reported: set[str] = set()
         self._locks = FolderLocks()
         atexit.register(self._close_killed)
@@ -87,6 +91,7 @@ class ProjectHooks:
             check_number(with_environment(typed["training"].launch))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None
         self._catalog, self._tracked, self._reported = catalog, None, set()
+        self._unmeasured, EXPECTED.training = None, None
         self.loading = TIMINGS
         self._seconds = PipelineSeconds(catalog.load(TIMINGS) if catalog.exists(TIMINGS) else None)
         self.loading = None
@@ -112,7 +117,7 @@ class ProjectHooks:
             log.info("host %s of %s: the first host records this run", found.node_rank, found.nodes or "several")
             self._catalog = None
             return
-        self._announce(typed, pipeline, catalog)
+        self._announce(typed, parameters, pipeline, catalog)
         if words := unread(run_params.get("runtime_params") or {}, pipeline, pipelines):
             log.warning(words)
         self._tracked = TrackedRun(project=self._project, runs=lambda: self._runs(catalog))
@@ -129,8 +134,10 @@ class ProjectHooks:
                 "or 'data' in the environment's globals.yml."
             ) from None
 
-    def _announce(self, typed: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Log what the run will do, where its results will be, and how long the last one took."""
+    def _announce(
+        self, typed: dict[str, Any], parameters: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
+    ) -> None:  # fmt: skip
+        """Log what the run will do, where its results will be, and how long the last one took or how it is measured."""
         from mm_ldlm.tracking.description import by_pipeline
         from mm_ldlm.tracking.outlook import outlook
 
@@ -143,6 +150,12 @@ class ProjectHooks:
         executed = by_pipeline(pipeline.nodes, ORDER)
         for line in outlook(executed, typed, seconds=self._seconds.all, results=results, project=self._project):
             log.info(line)
+        if launches(pipeline) and measures_training(
+            typed, executed, seconds=self._seconds.all, runs=self._runs(catalog)
+        ):
+            seed = typed["training"].seed
+            seed = parameters["seed"] if seed is None else seed
+            self._unmeasured = functools.partial(measure_training, typed=typed, seed=seed)
 
     # -- folders and comparison ------------------------------------------------------------------------------------
 
@@ -207,8 +220,11 @@ class ProjectHooks:
 
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
-        self._seconds.count(node)
         self.loading = dataset_name
+        if dataset_name == RECORDS and self._unmeasured is not None and self._catalog is not None:
+            measure, self._unmeasured = self._unmeasured, None
+            measure(self._catalog.load(RECORDS))  # before the seconds of the node begin
+        self._seconds.count(node)
         if dataset_name == TIMINGS:  # without the pipeline of this node, which is still running
             self._save_timings(without=node.tags)
 

@@ -21,7 +21,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,12 @@ from mm_ldlm.latents import hosts, worker
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.plan import PROGRESS_FOLDER, Plan, make_plan
+from mm_ldlm.latents.rate import Rate
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic
 from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.writer import shard_name
+from mm_ldlm.tracking.expected import EXPECTED
+from mm_ldlm.tracking.outlook import until_trained
 
 logger = logging.getLogger(__name__)
 
@@ -275,18 +278,23 @@ def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shard
 
 @contextlib.contextmanager
 def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
-    """Show a progress bar over all processes; each writes its own progress file."""
-    stop = threading.Event()
+    """Show a progress bar over all processes; each writes its own progress file.
+
+    In a run that measured its training before, also log the time until the end of the training, once.
+    """
+    stop, rate, training = threading.Event(), Rate(rows), EXPECTED.training
     with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=not shown, mininterval=1.0) as bar:
 
-        def look(seconds: float | None) -> Callable[[], None]:
-            def loop() -> None:
-                while not stop.wait(seconds):
-                    _advance(bar, plan)
+        def loop() -> None:
+            logged = training is None
+            while not stop.wait(0.5):
+                rate.advanced(_advance(bar, plan), time.monotonic())
+                if not logged and training is not None and (left := rate.left(time.monotonic())) is not None:
+                    logged = True
+                    with tqdm.external_write_mode():
+                        logger.info(until_trained(embedding=left, training=training, now=time.time()))
 
-            return loop
-
-        thread = threading.Thread(target=look(0.5), daemon=True)
+        thread = threading.Thread(target=loop, daemon=True)
         thread.start()
         try:
             yield
@@ -296,10 +304,12 @@ def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
             _advance(bar, plan)
 
 
-def _advance(bar: Any, plan: Plan) -> None:
+def _advance(bar: Any, plan: Plan) -> int:
+    """Advance the bar to the rows that all processes have finished; return their number."""
     done = 0
     for path in plan.progress_folder.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):
             done += int(atomic.read_json(path)["rows"])
     if done > bar.n:
         bar.update(done - bar.n)
+    return done

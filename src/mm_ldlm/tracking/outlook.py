@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.messages import duration, escape, shorten
+from mm_ldlm.messages import about, duration, escape, shorten
 from mm_ldlm.store.needs import FROM_ENCODER, needed_stores
 
 _MEASURED = ("embedding", "training")
@@ -38,6 +39,28 @@ def outlook(
         f"results: {where}",
         *_times(executed, seconds),
     ]
+
+
+def training_time(seconds: float, *, steps: int, per_step: float, measured: int, processes: int) -> str:
+    """Format the time of a training that was measured before it began, and what it was measured on."""
+    of = "one process" if processes == 1 else f"{processes} processes"
+    return (
+        f"time: the training will take {about(seconds)} on this machine ({steps:,} steps of {per_step:.2g} s, measured "
+        f"over {measured} trial step{'' if measured == 1 else 's'} of {of})"
+    )
+
+
+def until_trained(*, embedding: float, training: float, now: float) -> str:
+    """Format the time until the end of the training, from the seconds that embedding still takes and those of training.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    end = time.strftime("%H:%M", time.localtime(now + embedding + training))
+    return (
+        f"time: trained in {about(embedding + training)}, at about {end}: embedding takes {about(embedding)} more, "
+        f"training {about(training)} (measured); validation, sampling and evaluation come on top"
+    )
 
 
 def _details(pipeline: str, typed: Mapping[str, Any]) -> str:

@@ -118,6 +118,14 @@ def _trainable_root(
     return trainable
 
 
+def untrained_root(spec: TrainingSpec, data: Data) -> TrainableRoot:
+    """Build model and objective with the frozen parts of the run; the values of `init_from` are not read."""
+    trainable = _initial_root(spec, data, data.shape, None)
+    trained = spec.training.init_from is not None
+    freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
+    return trainable
+
+
 def _initial_root(
     spec: TrainingSpec, data: Data, shape: DataShape, wrap_objective: Callable[[Objective], Objective] | None
 ) -> TrainableRoot:

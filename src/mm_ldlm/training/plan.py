@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mm_ldlm.config import parse, parse_kind, to_dict
@@ -96,13 +98,8 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
     launch = with_environment(training.launch)
     batch = training.batch.of_processes(launch.processes * launch.nodes)
     lengths = dataset.lengths("train")
-    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
-    if len(lengths):
-        batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)
-        if training.epochs is not None:
-            steps["epochs"] = training.epochs * len(batches.epoch(0))
-        if training.max_tokens is not None:
-            steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    planned = dataclasses.replace(training, batch=batch)
+    steps = steps_of(planned, lengths, max_length=dataset.tokenizer.max_length, seed=seed)
     if not steps:
         raise no_examples(dataset.directory)
     first = min(steps, key=lambda name: steps[name])
@@ -110,6 +107,25 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
         _report_end(training, steps, first)
     changed = {"batch": to_dict(batch), "max_steps": steps[first]}
     return parse(TrainingConfig, to_dict(training) | changed, at="training")
+
+
+def steps_of(
+    training: TrainingConfig, lengths: npt.NDArray[np.int64], *, max_length: int, seed: int
+) -> dict[str, int]:  # fmt: skip
+    """Return the number of steps that each limit of the training allows, by its name.
+
+    Args:
+        training: with the size of the global batch.
+        lengths: tokens of each training example; without examples, only `max_steps` is a number of steps.
+    """
+    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
+    if len(lengths):
+        batches = BatchPlan(lengths, training.batch, seed=seed, max_length=max_length)
+        if training.epochs is not None:
+            steps["epochs"] = training.epochs * len(batches.epoch(0))
+        if training.max_tokens is not None:
+            steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    return steps
 
 
 def _report_end(training: TrainingConfig, steps: dict[str, int], first: str) -> None:

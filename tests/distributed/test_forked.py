@@ -1,0 +1,103 @@
+"""Forked ranks: they form a group, and neither an error nor a lost or slow rank can hold up this process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.forked import run_forked
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.errors import WorkerFailed
+
+
+def test_the_ranks_form_a_group_and_the_first_one_answers() -> None:
+    def work(process: Process) -> list[float]:
+        together = collectives.sum_(torch.tensor([1.0, 10.0 * process.rank]))
+        return [process.world, process.rank, torch.get_num_threads(), *together.tolist()]
+
+    assert run_forked(work, processes=2, seconds=60) == [2, 0, 1, 2.0, 10.0]
+    assert run_forked(work, processes=1, seconds=60) == [1, 0, 1, 1.0, 0.0]
+
+
+def test_what_the_ranks_change_ends_with_them() -> None:
+    def work(process: Process) -> int:
+        torch.manual_seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        random.seed(1)
+        os.environ["RANK_WAS_HERE"] = "1"
+        return os.getpid()
+
+    torch.manual_seed(5)
+    states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    other = run_forked(work, processes=1, seconds=60)
+    assert other != os.getpid()
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (str(np.random.get_state()), random.getstate())  # noqa: NPY002
+    assert (threads, environment) == (torch.get_num_threads(), dict(os.environ))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_error_of_any_rank_ends_all_of_them_at_once(failing: int) -> None:
+    def work(process: Process) -> None:
+        if process.rank == failing:
+            raise ValueError("no such text")
+        collectives.barrier()  # for a rank that never comes
+
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"^ValueError: no such text$"):
+        run_forked(work, processes=2, seconds=50)
+    assert time.monotonic() - started < 40
+
+
+def test_a_lost_rank_and_a_slow_one_are_reported_and_killed() -> None:
+    def lost(process: Process) -> None:
+        if process.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    with pytest.raises(WorkerFailed, match="ended with exit code -9"):
+        run_forked(lost, processes=2, seconds=50)
+
+    def slow(process: Process) -> None:
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"no result within 0\.3 s"):
+        run_forked(slow, processes=1, seconds=0.3)
+    assert time.monotonic() - started < 30
+
+
+def test_no_rank_is_left_when_this_process_is_interrupted() -> None:
+    def work(process: Process) -> None:
+        time.sleep(0.2)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(work, processes=1, seconds=50)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_process_that_cannot_be_started_is_reported_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, made = os.fork, []
+
+    def second_fails() -> int:
+        if made:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        made.append(fork())
+        return int(made[0])
+
+    monkeypatch.setattr(os, "fork", second_fails)
+    with pytest.raises(WorkerFailed, match=r"no process could be started \(Resource temporarily unavailable\)"):
+        run_forked(lambda process: time.sleep(60), processes=2, seconds=50)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(made[0], os.WNOHANG)
