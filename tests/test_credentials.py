@@ -79,6 +79,11 @@ def test_the_values_of_keys_that_name_secrets_are_masked(name: str) -> None:
     assert mask_values(harmless) == harmless
 
 
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Basic", "basic", "BASIC"])
+def test_the_credential_of_a_header_is_masked_in_any_capitals(scheme: str) -> None:
+    assert mask(f"authorization: {scheme} {SENTINEL}") == f"authorization: {scheme} {MASK}"
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.text(st.characters(exclude_characters="/ \t\n@", exclude_categories=("Z", "C")), min_size=1, max_size=20))
 def test_no_password_survives(password: str) -> None:

@@ -87,6 +87,17 @@ def test_images_at_their_limits_are_decoded_and_every_mode_is_grey_or_rgb() -> N
     assert (ImageLimits().max_bytes, ImageLimits().max_pixels) == (20_000_000, 30_000_000)
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])
+def test_images_are_turned_upright(mode: str) -> None:
+    upright = picture(0, 5, 4)[..., None] if mode != "RGB" else picture(0)
+    turned = np.rot90(upright)  # orientation 6: the top of the picture is on the right side
+    found = Image.fromarray(turned.squeeze() if mode != "I;16" else turned[..., 0].astype(np.uint16) * 257)
+    exif, sink = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    found.save(sink, "PNG", exif=exif)
+    assert (decode(sink.getvalue(), limits=ImageLimits()) == upright).all()
+
+
 def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off() -> None:
     grey = picture(0, 5, 4)[..., None]
     sixteen = io.BytesIO()

@@ -22,6 +22,7 @@ from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.sources.vectors import column_vectors, vector_of
+from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.corpus.vectors import COLUMN, VectorStore
 from mm_ldlm.errors import ConfigurationError, SourceError
 from mm_ldlm.store import ShardStore
@@ -104,6 +105,24 @@ BAD: dict[str, Any] = {
     "no_vector": None,
     "wrong_type": "nonsense",
 }
+
+
+@pytest.mark.parametrize("too_long", ["split", "truncate", "drop"])
+def test_a_text_with_a_vector_is_never_split(tmp_path: Path, bert: TextTokenizer, too_long: Any) -> None:
+    """The vector is that of the whole text, so that no piece has one."""
+    path = write(tmp_path / "t.parquet", ["one two three four five six", "a cat"], VECTORS[:2])
+    source = {"kind": "parquet", "path": str(path), "vector_column": "embedding"}
+    _, _, report = ingest(
+        parse(IngestionConfig, {"sources": [source], "progress": False}, at="ingestion"),
+        seed=0,
+        workspace=tmp_path / "records",
+        quarantine=tmp_path / "quarantine",
+        tokenizer=bert,
+        tokens=TokenizerConfig(max_length=4, too_long=too_long),
+        vectors=VectorStore(D, tmp_path / "vectors"),
+    )
+    kept = 2 if too_long == "truncate" else 1
+    assert (report["accepted"], report["quarantined"], report["rows_from_splitting"]) == (kept, 2 - kept, 0)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

@@ -73,6 +73,16 @@ def test_a_classifier_that_is_too_sure_is_made_less_so() -> None:
     assert -0.01 < found.bits < information(1.0, 4.0)
 
 
+def test_the_even_tokens_choose_the_sharpness_for_the_odd_ones() -> None:
+    """The odd states say nothing about their tokens: a sharpness chosen by the even ones is too high for them."""
+    classifier = Classifier(*states(4000, 0), vocab_size=2)
+    held, ids = states(4000, 1)
+    ids[1::2] = np.random.default_rng(2).integers(0, 2, 2000)
+    found = identity_bits(classifier, held, ids, signal=1.0, noise=0.05)
+    assert found.bits < -1
+    assert found.accuracy == pytest.approx(0.5, abs=0.05)
+
+
 def test_the_classifier_is_fitted_on_training_texts_and_measured_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token j of record i has the state 10 · i + j, and the normaliser halves it."""
     lengths = np.array([2, 3, 1, 4, 2, 3, 2, 1])

@@ -241,6 +241,25 @@ def test_every_option_reaches_ray_and_places_have_what_a_task_needs() -> None:
         list(engine.run(raising(_RayError("gone")), [1], ordered=True))
 
 
+def test_a_cluster_that_lost_all_nodes_is_waited_for_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [71.5, 70.0, 60.0, 50.0, 41.0, 30.0, 20.0, 10.0, 0.0]
+    alive = [False, False, False, False, False, True, False, False, False]
+
+    def monotonic() -> float:
+        assert times, "the wait does not end"
+        return times.pop()
+
+    monkeypatch.setattr("mm_ldlm.engines.ray_engine.time", SimpleNamespace(monotonic=monotonic))
+    ray = SimpleNamespace(
+        wait=lambda running, **_: ([], running),
+        nodes=lambda: [{"Alive": alive.pop(), "Resources": {"CPU": 4.0}}],
+    )
+    engine = RayEngine(ray, RayEngineConfig(wait_seconds=30))
+    with pytest.raises(WorkerFailed, match="no node of the Ray cluster has had 1 CPU"):
+        engine._ended(["a task"], 1, 0)
+    assert not times, "30 s after the last node was lost, and not after the first one was"
+
+
 def test_a_node_fetches_the_function_of_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
 

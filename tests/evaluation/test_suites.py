@@ -137,6 +137,14 @@ def test_zero_shot_counts_what_it_leaves_out(model, sentences, tmp_path):
     assert found["given_latent"]["per_token"]["value"] > 0
 
 
+def test_zero_shot_texts_may_have_one_token_and_as_many_as_the_model_reads(model, sentences, tmp_path):
+    path, longest = tmp_path / "other.txt", model.max_length
+    config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path=str(path)),))
+    path.write_text("".join("w1 " * count + "\n" for count in (1, longest, longest + 1)))
+    _, whole = likelihood.evaluate(model, sentences.some(4, seed=0), config=config, seed=0)
+    assert (whole["zero_shot"]["other"]["sentences"], whole["zero_shot"]["other"]["outside_length"]) == (2, 1)
+
+
 def test_zero_shot_on_a_missing_file_is_refused(model, sentences):
     config = LikelihoodConfig(draws=1, other_texts=(TextFile(name="other", path="nowhere.txt"),))
     with pytest.raises(EvaluationError, match="does not exist"):

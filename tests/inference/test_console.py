@@ -198,9 +198,9 @@ def test_every_option_reaches_the_request(tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def export(*places: Path, **given: Any) -> str:
+    def export(*places: Path, **given: Any) -> Path:
         seen.append((places, given))
-        return "C"
+        return tmp_path
 
     def convert(*given: Any) -> Any:
         seen.append(given)
@@ -208,9 +208,10 @@ def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, mon
 
     monkeypatch.setattr("mm_ldlm.training.exporting.export_checkpoint", export)
     monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", convert)
+    (tmp_path / "ema.safetensors").touch()
     for options, given, words in (
-        ((), {"checkpoint": "latest", "use_ema": True}, "the averaged weights of C"),
-        (("--checkpoint", "40", "--last"), {"checkpoint": "40", "use_ema": False}, "the last weights of C"),
+        ((), {"checkpoint": "latest", "use_ema": True}, f"the averaged weights of {tmp_path}"),
+        (("--checkpoint", "40", "--last"), {"checkpoint": "40", "use_ema": False}, f"the last weights of {tmp_path}"),
     ):
         assert words in call("export-checkpoint", "R", "F", *options).output
         assert seen.pop() == ((Path("R"), Path("F")), given)

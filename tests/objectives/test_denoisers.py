@@ -101,6 +101,24 @@ def test_a_latent_of_no_text_reads_the_null_text_or_noise_alone(learned: bool) -
     assert sampler.denoise.self_condition
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_text_without_a_latent_reads_the_null_latent_or_noise_at_the_time_of_noise(learned: bool) -> None:
+    made, model = generation("multimodal", condition_dropout=0.1 if learned else 0.0)
+    noise = RowGenerator(0, torch.arange(2)).fork("unknown latent").normal(5)
+    latents, rows, t_A = torch.randn(2, 5), torch.tensor([1, 0, 1]), torch.tensor([0.25, 0.5, 0.75])
+    canvas = CANVAS[rows]
+    for source in (None, latents):
+        denoise = made.text_denoiser(source, RowGenerator(0, torch.arange(2)))
+        denoise.logits(canvas, t_A, rows, canvas == 1)
+        given, null = model.given, source is None and learned
+        assert given["t_text_B"].tolist() == t_A.tolist()
+        assert given["t_latent_B"].tolist() == [float(source is None and not learned)] * 3
+        expected = torch.zeros(3, 5) if null else (noise if source is None else latents)[rows]
+        assert torch.equal(given["latents_Bd"], expected)
+        assert (given["null_latent_B"] is not None) == null
+        assert (denoise.unconditional is not None) == (learned and source is not None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_together_have_the_options_of_the_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, time, vector, head, dim = KINDS[kind]

@@ -746,6 +746,10 @@ def test_the_metrics_are_those_of_every_suite_and_of_the_runs_own_times(
     assert calls["own_timings"][0] == (run_folder(tmp_path, run), {"sampling": 2.0})
     assert weights["find"] == (weights_folder(tmp_path, run), "best")
     assert weights["weights_of"] == ("the checkpoint", False)
+    run = {"name": "x", CHOSEN: "step-00000005"}
+    assert collect() == {"a number": 1.5, MADE_BY: WEIGHTS}
+    assert weights["find"] == (run_folder(tmp_path, run) / "checkpoints" / "step-00000005", "best")
+    assert calls["own_timings"][0][0] == run_folder(tmp_path, run)
     for name in SUITES:
         with pytest.raises(EvaluationError, match=f"metrics_{name}"):
             collect(**{name: {MADE_BY: OTHERS}})

@@ -136,19 +136,21 @@ def test_samples_are_of_the_split_that_is_named_and_name_their_weights(
 made_by = sampling_nodes._table
 
 
+@pytest.mark.parametrize("split", SPLITS)
 def test_captions_have_the_length_and_sampler_of_the_section_of_images(
-    dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    split: str, dataset: Any, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how: dict[str, Any] = {}
     model = Model()
     model.images = SimpleNamespace(caption=lambda pixels, **options: how.update(options))  # type: ignore[attr-defined]
     monkeypatch.setattr(sentences, "images_of", lambda dataset, rows: None)
-    monkeypatch.setattr(sampling_nodes, "_texts", lambda made, **more: None)
+    monkeypatch.setattr(sampling_nodes, "_texts", lambda made, **about: how.update(about))
     monkeypatch.setattr(sampling_nodes, "_table", lambda *_: None)
-    parameters = {**base["sampling"], "length": 7, "tasks": ["image_to_caption"]}
+    parameters = {**base["sampling"], "length": 7, "tasks": ["image_to_caption"], "split": split}
     parameters["images"] = {**parameters["images"], "length": 5, "caption": {"kind": "confidence", "steps": 3}}
     sampling_nodes.sample_images(model, dataset, parameters, 11)  # type: ignore[arg-type]
     assert (how["length"], how["seed"]) == (5, 11)
+    assert splits_of(how["source"]) == {split}
     assert (how["sampler"].kind, how["sampler"].steps) == ("confidence", 3)
 
 

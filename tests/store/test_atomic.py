@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporaries(tmp_path: Path, m
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are listed on Linux only")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])
+def test_a_number_that_json_does_not_have_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        atomic.write_json(tmp_path / "a.json", value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_write_leaves_a_file_open(tmp_path: Path) -> None:
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

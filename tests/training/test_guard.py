@@ -127,4 +127,7 @@ def test_state_survives_json() -> None:
     judge(guard, math.nan)
     other.load(json.loads(json.dumps(guard.to_dict())))
     assert other.to_dict() == guard.to_dict()
+    for step in range(24):  # more than a window
+        assert judge(other, 2.0 + 0.01 * step) == judge(guard, 2.0 + 0.01 * step)
+    assert other.to_dict() == guard.to_dict()
     assert judge(other, 50.0) == judge(guard, 50.0)
