@@ -157,10 +157,11 @@ def test_errors_of_tasks_are_those_of_this_project(error: Exception, expected: t
 
 
 def test_a_cluster_without_nodes_is_waited_for_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, now = _Ray(), itertools.count()
+    ray, now, waits = _Ray(), itertools.count(), itertools.count()
     monkeypatch.setattr(ray_engine.time, "monotonic", lambda: float(next(now)))
 
     def nothing(*_: Any, **__: Any) -> tuple[list[int], list[int]]:
+        assert next(waits) < 100, "the wait does not end"
         ray.cpus = ()
         return [], []
 
