@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from base_parameters import base
 
 DECISIONS: list[tuple[str, Any, str]] = [
     ("sampling.use_ema", True, "the averaged weights are those that validation and `best` measure"),
@@ -67,15 +68,6 @@ DECISIONS: list[tuple[str, Any, str]] = [
     ("tracking.enabled", True, "every run can be compared with every other"),
     ("seed", 0, "all results in docs/log.md without another seed have this one"),
 ]
-
-
-@functools.cache
-def base() -> dict[str, Any]:
-    """The parameters of `conf/base`, all files together."""
-    found: dict[str, Any] = {}
-    for file in sorted((Path(__file__).parents[1] / "conf" / "base" / "parameters").glob("*.yml")):
-        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    return found
 
 
 @pytest.mark.parametrize(("key", "value", "reason"), DECISIONS, ids=[key for key, _, _ in DECISIONS])

@@ -6,12 +6,11 @@ import copy
 import functools
 import importlib
 import operator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from base_parameters import base
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import SECTIONS
@@ -82,15 +81,6 @@ LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("comparison.budget", [None, {"tokens": 1}, {"seconds": 0.5}], [{}, {"tokens": 0}, {"seconds": 0}]),
 ]  # fmt: skip
 """Parameter → values that are accepted, up to its limits, and values that are refused, just beyond them"""
-
-
-@functools.cache
-def base() -> dict[str, Any]:
-    """The parameters of `conf/base`, all files together."""
-    found: dict[str, Any] = {}
-    for file in sorted((Path(__file__).parents[1] / "conf" / "base" / "parameters").glob("*.yml")):
-        found |= yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    return found
 
 
 @pytest.mark.parametrize(("key", "fits", "refused"), LIMITS, ids=[key for key, _, _ in LIMITS])

@@ -374,7 +374,8 @@ def test_values_at_the_limits_of_parameters_pass() -> None:
         (NearDuplicateConfig, {"threshold": 0.95, "num_perm": 64}), (NearDuplicateConfig, {"threshold": 0.1}),
         (TokenizerConfig, {"max_length": 5, "min_length": 5}),
     ):  # fmt: skip
-        parse(cls, keys, at="at")
+        found = parse(cls, keys, at="at")
+        assert {key: getattr(found, key) for key in keys} == keys
 
 
 # -- counts and reports ----------------------------------------------------------------------------------------------

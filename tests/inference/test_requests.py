@@ -567,7 +567,7 @@ ASKED = ("write", "likelihood", "class_logits", "latents_given_texts", "latents_
 class Guarded(Sized):
     """A model that answers only while it is evaluated, so without dropout and without gradients."""
 
-    inside = 0
+    inside = answers = 0
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:  # type: ignore[override]
@@ -579,6 +579,7 @@ class Guarded(Sized):
 def guarded(name: str) -> Any:
     def answer(self: Any, *given: Any, **named: Any) -> Any:
         assert self.inside, f"{name} is asked for outside of evaluating()"
+        self.answers += 1
         return getattr(Sized, name)(self, *given, **named)
 
     return answer
@@ -604,7 +605,10 @@ for _name in ASKED:
     ],
 )  # fmt: skip
 def test_the_model_is_asked_while_it_is_evaluated(use: Any) -> None:
-    use(engine(batch_tokens=12, model=Guarded()), 0)
+    model = Guarded()
+    use(engine(batch_tokens=12, model=model), 0)
+    assert model.answers > 0
+    assert model.inside == 0
 
 
 # -- edges of the inputs ---------------------------------------------------------------------------------------------
