@@ -13,6 +13,7 @@ from mm_ldlm.corpus.starter.generate import SPLITS
 from mm_ldlm.corpus.starter.scenes import add_adjective
 from mm_ldlm.corpus.starter.shapes import SHAPES
 from mm_ldlm.errors import SourceError
+from mm_ldlm.store.fingerprint import fingerprint
 
 
 def words(text: str) -> set[str]:
@@ -34,6 +35,14 @@ def by_split(corpus: list[StarterSentence]) -> dict[str, list[StarterSentence]]:
 
 def test_the_same_seed_gives_the_same_sentences_whatever_is_asked_afterwards(corpus: list[StarterSentence]) -> None:
     assert list(islice(generate_starter_corpus(seed=0, num_test=7), 500)) == corpus[:500]
+
+
+def test_it_is_the_corpus_of_the_documented_figures(corpus: list[StarterSentence]) -> None:
+    """Every figure of the README was measured on these sentences: whoever changes one measures the figures again."""
+    pairs = generate_starter_sts(seed=0)
+    assert fingerprint([(s.text, s.split, s.shape) for s in corpus])[:16] == "e1f45ba5041c3b6c"
+    told = [(pair.sentence1, pair.sentence2, pair.score, pair.kind) for pair in pairs]
+    assert fingerprint(told)[:16] == "ffb9ff72ae2429a3"
 
 
 def test_another_seed_gives_other_sentences_and_another_split() -> None:
