@@ -176,6 +176,16 @@ def test_the_starter_corpus_keeps_its_split() -> None:
 # -- bad rows ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_large_record_of_several_lines_is_named_by_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\nfirst\n"begins\n' + "x" * 90 + '\nends"\nlast\n', encoding="utf-8")
+    rows = read(kind="table", path=str(tmp_path / "a.csv"), max_row_bytes=100)
+    assert texts([row for row in rows if isinstance(row, Row)]) == ["first", "last"]
+    (bad,) = (row for row in rows if isinstance(row, BadRow))
+    assert (bad.reason, bad.line) == ("oversized", 3)
+    assert "the record of lines 3 to 5 has" in bad.detail
+    assert "begins" in bad.excerpt
+
+
 def test_bad_lines_of_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\n\xff\xfe bad\nnul \x00 byte\n" + b"x" * 300 + b"\nlast\n" + b"y" * 300)
     rows = read(kind="text", path=str(tmp_path / "a.txt"), max_row_bytes=100)

@@ -73,3 +73,5 @@ def test_the_row_of_a_store_that_is_not_finite_is_that_of_the_store(chunk: int) 
         neighbours(np.ones((1, 2)), store, k=2, chunk=chunk)
     with pytest.raises(SamplingError, match="k must lie between 1 and the store's 7 rows, found 8"):
         neighbours(np.ones((1, 2)), store, k=8, chunk=chunk)
+    with pytest.raises(SamplingError, match="expected latents of dimension 2, as in the store, found 3"):
+        neighbours(np.ones((1, 3)), store, k=1, chunk=chunk)

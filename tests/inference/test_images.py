@@ -53,6 +53,12 @@ def test_drawn_images_have_the_size_of_the_data_and_lie_between_0_and_1() -> Non
     assert np.array_equal(np.stack(frame["image"]), drawn.pixels.reshape(2, -1))
 
 
+def test_one_image_and_one_step_are_enough() -> None:
+    model = make()
+    assert model.images.generate(1, steps=1).pixels.shape == model.images.draw("w3", steps=1).pixels.shape == (1, *SIZE)
+    assert len(model.images.caption(np.zeros((1, *SIZE)), steps=1)) == 1
+
+
 def test_samples_do_not_depend_on_the_batches() -> None:
     many, one = make(), make(batch_tokens=1)
     captions = ["w3 w4", "w5", "w6 w7 w8", "w3"]
