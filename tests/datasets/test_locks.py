@@ -10,6 +10,7 @@ from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.datasets.locks import FolderLocks
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.store.lock import Lock
 
 _holding: list[FolderLocks] = []
 """Locks end with their object."""
@@ -86,6 +87,21 @@ def test_a_whole_run_shares_the_data_once_they_are_written(tmp_path: Path) -> No
     other.take(pipeline("validation"), folders(tmp_path, "b"))
     with pytest.raises(ConfigurationError, match="while this one writes them"):
         take(pipeline("ingestion"), folders(tmp_path, "c"))
+
+
+def test_a_part_that_another_run_takes_while_it_is_shared_ends_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, steps = FolderLocks(), pipeline("ingestion")
+    whole.take(steps, folders(tmp_path, "a"))
+    monkeypatch.setattr(Lock, "share", lambda lock: False)
+    *first, last = [name for each in steps.nodes for name in each.outputs]
+    for name in first:
+        whole.saved(name)
+    with pytest.raises(ConfigurationError, match=r"no other run that writes the data in .* while this one uses them"):
+        whole.saved(last)
+    whole.saved("a name of no part")
+    whole.release()
 
 
 def test_the_sessions_of_a_comparison_run_inside_its_folder(tmp_path: Path) -> None:
