@@ -123,6 +123,21 @@ def test_a_refused_run_holds_no_lock(tmp_path: Path) -> None:
     take(pipeline("ingestion"), folders(tmp_path, "b"))
 
 
+@pytest.mark.parametrize(
+    ("part", "step", "parameter"),
+    [("data", "ingestion", "data"), ("features", "embedding", "data"), ("results", "training", "results")],
+)
+def test_a_refused_run_is_told_which_part_and_which_parameter(
+    part: str, step: str, parameter: str, tmp_path: Path
+) -> None:
+    """Data and features are both below the folder that the parameter `data` chooses."""
+    take(pipeline(step), folders(tmp_path))
+    with pytest.raises(ConfigurationError) as error:
+        take(pipeline(step), folders(tmp_path))
+    assert f"no other run that uses the {part} in {folders(tmp_path)[part]} while this one writes" in str(error.value)
+    assert f"`--params {parameter}=FOLDER`" in str(error.value)
+
+
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be written to"):

@@ -111,6 +111,23 @@ def test_a_manifest_that_is_none_or_names_no_such_input_is_refused(tmp_path: Pat
         manifest.require(directory=tmp_path, records="one", tokenizer="two")
 
 
+def test_the_numbers_of_a_manifest_are_numbers(tmp_path: Path) -> None:
+    build(tmp_path, rows=1)
+    whole = (tmp_path / "manifest.json").read_text()
+    for wrong in (True, 1.0, "1", -1, 2**63, None):
+        for key in ("rows", "bytes", None):
+            plain = json.loads(whole)
+            if key is None:
+                plain["rows"] = wrong
+            else:
+                plain["shards"][0][key] = wrong
+            (tmp_path / "manifest.json").write_text(json.dumps(plain))
+            with pytest.raises(
+                StoreError, match=r"expected (a number of at least 0|a text as kind and a number as rows)"
+            ):
+                Manifest.read(tmp_path)
+
+
 def test_json_is_not_nested_without_end(tmp_path: Path) -> None:
     for opening, closing in (("[", "]"), ('{"a": ', "}")):
         for depth in (atomic.DEEPEST - 1, atomic.DEEPEST + 1, 10**5):
