@@ -1,0 +1,71 @@
+"""Mixtures of sources: which weights and names go together, and what `path` and `text_column` change."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.config import parse
+from mm_ldlm.corpus.config import IngestionConfig
+from mm_ldlm.errors import ConfigurationError
+
+
+def mixture(*sources: dict[str, Any], **keys: Any) -> IngestionConfig:
+    return parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion")
+
+
+@pytest.mark.parametrize("weighted", list(product((False, True), repeat=3)))
+def test_every_source_has_a_weight_or_none_has_one(weighted: tuple[bool, ...]) -> None:
+    sources = [
+        {"kind": "starter", "name": f"s{i}", **({"weight": 0.5} if each else {})} for i, each in enumerate(weighted)
+    ]
+    if len(set(weighted)) == 1:
+        mixture(*sources)
+        return
+    with pytest.raises(ConfigurationError) as error:
+        mixture(*sources)
+    named = ", ".join(f"'s{i}'" for i, each in enumerate(weighted) if not each)
+    assert f"sources [{named}] have no weight: give a weight to every source or to none" in str(error.value)
+
+
+def test_every_source_has_a_name_of_its_own() -> None:
+    mixture({"kind": "starter"}, {"kind": "digits"}, {"kind": "starter", "name": "more"})
+    for sources in (
+        [{"kind": "starter"}, {"kind": "digits"}, {"kind": "starter"}],
+        [{"kind": "starter"}, {"kind": "digits", "name": "starter"}],
+    ):
+        with pytest.raises(ConfigurationError, match=r"several sources are called \['starter'\]"):
+            mixture(*sources)
+
+
+def test_a_path_and_columns_of_the_command_line_belong_to_the_source_with_a_path() -> None:
+    starter, table = {"kind": "starter"}, {"kind": "csv", "path": "a.csv", "columns": ["x", "y"], "header": False}
+    changed = mixture(starter, table, path="b.csv", text_column="z").with_path_in_source()
+    assert changed == mixture(starter, {**table, "path": "b.csv", "columns": ["z"]})
+    assert mixture(starter, table, text_column="z").with_path_in_source().sources[1].path == "a.csv"
+    assert mixture(starter, table, path="b.csv").with_path_in_source().sources[1].columns == ("x", "y")
+    plain = mixture(starter, table)
+    assert plain.with_path_in_source() is plain
+    for sources, count in (([starter], 0), ([table, {**table, "name": "two", "path": "c.csv"}], 2)):
+        with pytest.raises(ConfigurationError, match=f"exactly one source, but {count} sources have a path"):
+            mixture(*sources, path="b.csv")
+        with pytest.raises(ConfigurationError, match=r"'text_column' names the column of exactly one source"):
+            mixture(*sources, text_column="z")
+
+
+def test_a_mixture_ends_with_the_first_source_that_is_exhausted(tmp_path: Path, ingested: Any) -> None:
+    """Three of four rows are of the larger source, in the same order at each run."""
+    for name, rows in (("a", 30), ("b", 4)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"row {i} of {name}\n" for i in range(rows)))
+    sources = [
+        {"kind": "text", "name": name, "path": str(tmp_path / f"{name}.txt"), "weight": weight}
+        for name, weight in (("a", 3), ("b", 1))
+    ]
+    found = ingested(*sources)
+    assert found.texts == ingested(*sources).texts
+    assert [text[-1] for text in found.texts] == ["a", "a", "a", "b"] * 4 + ["a", "a", "a"]
+    about = found.report["sources"]
+    assert (about["a"]["read_to_its_end"], about["b"]["read_to_its_end"]) == (False, True)
