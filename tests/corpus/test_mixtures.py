@@ -69,3 +69,24 @@ def test_a_mixture_ends_with_the_first_source_that_is_exhausted(tmp_path: Path, 
     assert [text[-1] for text in found.texts] == ["a", "a", "a", "b"] * 4 + ["a", "a", "a"]
     about = found.report["sources"]
     assert (about["a"]["read_to_its_end"], about["b"]["read_to_its_end"]) == (False, True)
+
+
+def test_the_quarantine_has_bounded_shards_that_are_checked_like_those_of_the_records(
+    tmp_path: Path, ingest_into: Any
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\n" + b"".join(b"bad \xff %d\n" % i for i in range(45)) + b"also good\n")
+    source = {"kind": "text", "path": str(tmp_path / "a.txt")}
+    keys = {"shard_rows": 10, "max_bad_fraction": 1.0}
+    first = ingest_into(tmp_path / "out", source, **keys)
+    assert [shard.rows for shard in first.quarantine.manifest.shards] == [19, 10, 10, 6]
+    assert [row["line"] for row in first.quarantined] == list(range(2, 47))
+    for folder in ("quarantine", "records"):
+        shard = tmp_path / "out" / folder / "part-000000.arrow"
+        whole = shard.read_bytes()
+        for damaged in (whole[:-1] + b"X", whole[:-1], None):
+            shard.unlink() if damaged is None else shard.write_bytes(damaged)
+            again = ingest_into(tmp_path / "out", source, **keys)
+            assert again.quarantine.damaged_shards() == again.records.damaged_shards() == []
+            assert (again.texts, again.quarantined) == (first.texts, first.quarantined)
+            assert again.report["resumed_after_rows"] == 0
+    assert ingest_into(tmp_path / "out", source, **keys).report["resumed_after_rows"] == 47
