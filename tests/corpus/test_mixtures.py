@@ -41,6 +41,20 @@ def test_every_source_has_a_name_of_its_own() -> None:
             mixture(*sources)
 
 
+@pytest.mark.parametrize(
+    ("keys", "has"),
+    [
+        ({"kind": "text", "path": "a.txt"}, False),
+        ({"kind": "text", "path": "a.txt", "vectors": "beside"}, True),
+        ({"kind": "jsonl", "path": "a.jsonl", "vector_column": "e"}, True),
+        ({"kind": "layout", "path": "a", "tokens": True}, False),
+        ({"kind": "layout", "path": "a", "latents": True}, True),
+    ],
+)
+def test_sources_with_vectors_are_known_by_their_keys(keys: dict[str, Any], has: bool) -> None:
+    assert mixture(keys).sources[0].has_vectors == has
+
+
 def test_a_path_and_columns_of_the_command_line_belong_to_the_source_with_a_path() -> None:
     starter, table = {"kind": "starter"}, {"kind": "csv", "path": "a.csv", "columns": ["x", "y"], "header": False}
     changed = mixture(starter, table, path="b.csv", text_column="z").with_path_in_source()

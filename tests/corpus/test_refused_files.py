@@ -202,6 +202,7 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path, monkeypatch: pyte
         "the bytes from byte 7 of the file are not punycode (odd): set the source's 'encoding'"
     )
     assert excerpt(10**5000).startswith("int (Exceeds the limit")
+    assert excerpt("a\0b\ud800") == "a\\x00b\\ud800", "every store and terminal accepts it"
 
 
 def test_a_folder_that_is_no_saved_data_set_is_refused(tmp_path: Path) -> None:

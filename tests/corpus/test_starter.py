@@ -1,5 +1,6 @@
 """The starter corpus: deterministic, diverse, and with new combinations in the held-out splits."""
 
+import hashlib
 import re
 from collections import Counter
 from itertools import islice
@@ -34,6 +35,15 @@ def by_split(corpus: list[StarterSentence]) -> dict[str, list[StarterSentence]]:
 
 def test_the_same_seed_gives_the_same_sentences_whatever_is_asked_afterwards(corpus: list[StarterSentence]) -> None:
     assert list(islice(generate_starter_corpus(seed=0, num_test=7), 500)) == corpus[:500]
+
+
+def test_the_sentences_and_pairs_of_a_seed_stay_what_they_are(corpus: list[StarterSentence]) -> None:
+    """Recorded results are those of these texts. A deliberate change of the grammar changes both digests here."""
+    lines = [f"{s.split}|{s.shape}|{s.text}|{s.combinations}" for s in corpus]
+    pairs = [f"{p.score}|{p.kind}|{p.sentence1}|{p.sentence2}" for p in generate_starter_sts(seed=0)]
+    assert [hashlib.sha256("\n".join(each).encode()).hexdigest()[:16] for each in (lines, pairs)] == [
+        "631195ae92c302f1", "c7546225b2648483",
+    ]  # fmt: skip
 
 
 def test_another_seed_gives_other_sentences_and_another_split() -> None:
