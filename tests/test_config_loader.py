@@ -235,6 +235,11 @@ def test_a_fault_of_a_file_is_one_sentence_that_names_the_environment(load: Load
     assert "dit" in str(error.value)
 
 
+def test_a_top_level_key_that_is_no_text_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigurationError, match=r"'catalog' of the environment 'dit' .*: a top-level key is no text"):
+        load("dit", files={"base/catalog/numbers.yml": "1: {type: MemoryDataset}\n"})["catalog"]
+
+
 @pytest.mark.parametrize(
     ("file", "hint"),
     [

@@ -59,6 +59,8 @@ def test_any_text_is_read_or_refused_with_position_and_example(text: str) -> Non
         ("a=*.txt,b=d/{x}.txt,c=50%,d=a: b", {"a": "*.txt", "b": "d/{x}.txt", "c": "50%", "d": "a: b"}),
         ("a=x #1,b=${g},c=007x,d=@f", {"a": "x #1", "b": "${g}", "c": "007x", "d": "@f"}),
         ("a=1,a=2,b=3,b.c=4", {"a": 2, "b": {"c": 4}}),
+        ("a.b=1,a={c: 2},a={d: {e: 3}},a.d={f: 4}", {"a": {"b": 1, "c": 2, "d": {"e": 3, "f": 4}}}),
+        ("a=<<,b==,c=[NaN],d={\"e\":'f,g'}", {"a": "<<", "b": "=", "c": ["NaN"], "d": {"e": "f,g"}}),
         ("", {}),
     ],
 )  # fmt: skip
@@ -76,6 +78,7 @@ def test_what_a_text_becomes(text: str, parameters: dict[str, Any]) -> None:
         ("a=[1] x,b=2", r"character 7: expected a comma or the end after \], found 'x,b=2'"),
         ("a=[1, @b]", r"character 7: expected a value as in YAML, found '\[1, @b\]'"),
         ("a={b: 1, b: 2}", r"character 10: .*duplicate key b"),
+        ('a={"b":1,"b":2}', r"character 10: .*duplicate key b"),
         ("=1", r"character 1: expected a key such as section.name before '=', found ''"),
         ("a..b=1", r"character 1: expected a key such as section.name"),
         ("a=" + "[" * 40, r"character 35: expected at most 32 nested brackets"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import itertools
 import json
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from PIL import Image
 
 from mm_ldlm.config import parse
@@ -110,6 +112,19 @@ def reading(key: str, *without: str) -> list[str]:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_texts_in_their_order(form: str, tmp_path: Path) -> None:
     assert of("text", read(written(form, tmp_path))) == TEXTS
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if form not in ("text file", "parquet", "arrow", "webdataset", "layout")]
+)
+def test_a_compressed_file_has_the_rows_of_the_plain_one(form: str, tmp_path: Path) -> None:
+    keys = written(form, tmp_path)
+    plain, raw = read(keys), Path(keys["path"]).read_bytes()
+    for suffix, packed in ((".gz", gzip.compress(raw)), (".zst", zstandard.compress(raw))):
+        path = Path(keys["path"] + suffix)
+        path.write_bytes(packed)
+        found = read({**keys, "path": str(path)})
+        assert found == [row._replace(file=str(path)) for row in plain]
 
 
 @pytest.mark.parametrize("form", reading("split"))

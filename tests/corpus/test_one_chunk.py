@@ -1,19 +1,22 @@
-"""Duplicates inside one chunk, and candidates that only the index takes for near duplicates."""
+"""Duplicates inside one chunk, results whatever the chunks, and candidates of the index of near duplicates."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
 from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources.base import Row
+from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.config import SourceConfig
+from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials
 
 
 def cleaned(*chunks: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Counts]:
@@ -55,3 +58,35 @@ def test_a_candidate_of_the_index_is_verified(equal: int) -> None:
     seen._index = SimpleNamespace(query=lambda sketch: [0])
     offered = np.where(np.arange(64) < equal, known, known + 1000)
     assert seen.seen(SimpleNamespace(hashvalues=offered)) == (equal >= 48)
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("too_long", ["truncate", "split", "drop"])
+def test_records_quarantine_and_counts_do_not_depend_on_the_chunks(too_long: Any, near: bool) -> None:
+    base = Tokenizer(models.WordLevel({"w": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    limits = TokenizerConfig(max_length=3, min_length=2, too_long=too_long)
+    texts = ["w a", "w", "w w w w w", "w a", "W A", "", "w b c", "w b c d", "a\0b", "w w w w w", "W B C", "w x y z q"]
+    rows: list[tuple[int, Row | BadRow]] = [
+        (i % 2, Row(text, f"f{i % 2}", i, "test" if i == 4 else None)) for i, text in enumerate(texts)
+    ]
+    rows[7:7] = [(1, BadRow("f1", 99, "encoding", "why")), (1, Row("w v", "f1", 5, pair="w w w w"))]
+    config = IngestionConfig(
+        sources=(SourceConfig(kind="starter", name="one"), SourceConfig(kind="starter", name="two")),
+        near_duplicates=NearDuplicateConfig() if near else None,
+    )
+    tests = RowTests(config, TextTokenizer(complete_specials(base), max_length=3), limits, with_signatures=near)
+    found = []
+    for size in (len(rows), 1, 2, 5):
+        counts = Counts.empty(2)
+        cleaner = Cleaner(config, counts)
+        for start in range(0, len(rows), size):
+            cleaner.clean(tests(rows[start : start + size]))
+        accepted, refused, _ = cleaner.take_tables()
+        sums = {name: value for name, value in counts.to_dict().items() if name != "examples"}  # the first of a chunk
+        found.append((accepted.to_pylist(), sorted(map(str, refused.to_pylist())), sums))
+        assert counts.balanced
+    for each in found[1:]:
+        assert each == found[0]
+    assert found[0][2]["truncated"] == (4 if too_long == "truncate" else 0)
+    assert sum(found[0][2]["from_splitting"]) == (4 if too_long == "split" else 0)

@@ -10,7 +10,10 @@ from mm_ldlm.config import parse
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.replacing import NAME, describe
+from mm_ldlm.corpus.sources import SourceConfig
+from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.store.fingerprint import fingerprint
 
 TEXT = "".join(f"The number of this line is {number}.\n" for number in range(30))
 
@@ -58,6 +61,17 @@ def test_every_kind_of_source_is_named_by_where_it_is_read() -> None:
     assert describe(config) == ["starter (starter)", "two (text: other.txt)", "hub (hub: owner/set)"]
     whole = dataclasses.replace(config, path=None)
     assert describe(whole)[1] == "two (text: a.txt, b.txt)"
+
+
+def test_a_data_set_of_the_hub_is_described_by_its_name_and_its_revision() -> None:
+    """Its rows are not read for the description, and another revision has other rows."""
+    keys = {"kind": "hub", "splits": {"train": "hash"}}
+    described = [
+        open_source(parse(SourceConfig, {**keys, **other}, at="source"), seed=0, max_row_bytes=9).describe()
+        for other in ({"dataset": "a"}, {"dataset": "b"}, {"dataset": "a", "revision": "v1"},
+                      {"dataset": "a", "revision": "v2"})
+    ]  # fmt: skip
+    assert len({fingerprint(each) for each in described}) == 4
 
 
 def test_an_unfinished_store_is_replaced(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:

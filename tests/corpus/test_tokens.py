@@ -118,10 +118,11 @@ def test_an_interrupted_run_continues_with_the_missing_shards(
 
 def test_another_tokenizer_writes_another_store(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
     first = make(records, bert, tmp_path / "tokens").manifest
-    second = make(
-        records, build_tokenizer(records.records, config(reduce_vocabulary=True)), tmp_path / "tokens"
-    ).manifest
-    assert first.fingerprint != second.fingerprint
+    small = build_tokenizer(records.records, config(reduce_vocabulary=True))
+    store = make(records, small, tmp_path / "tokens")
+    second = store.manifest
+    assert second.fingerprints["tokenizer"] == small.fingerprint != first.fingerprints["tokenizer"]
+    assert store.lists("input_ids").take(slice(None))[0].max() < small.vocab_size, "ids of the smaller vocabulary"
     marks = {first.fingerprints["parameters"]}
     for number, other in enumerate(({"max_length": 15}, {"min_length": 2}, {"too_long": "split"})):
         marks.add(make(records, bert, tmp_path / f"other{number}", **other).manifest.fingerprints["parameters"])

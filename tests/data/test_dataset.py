@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mm_ldlm.data import Dataset, commit
-from mm_ldlm.data.dataset import NAME
+from mm_ldlm.data.dataset import NAME, NORMALISERS
 from mm_ldlm.errors import FingerprintError, StoreError
 from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.store import StoreWriter
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]
@@ -176,6 +178,19 @@ def test_stores_that_were_not_made_from_one_another_are_not_committed(
     with pytest.raises(StoreError, match="found no index among"):
         commit(target, stores={name: path for name, path in stores.items() if name != "index"})
     assert not (target / NAME).exists()
+
+
+@pytest.mark.parametrize("name", ["images", "token_states"])
+def test_every_store_of_vectors_needs_a_normaliser_of_its_dimension(make: Any, name: str, tmp_path: Path) -> None:
+    made = make(latents=LATENTS)
+    stores = {each: made.folder(each) for each in made.names}
+    StoreWriter(tmp_path / name, kind=name, schema=pa.schema([("value", pa.float32())])).finish(meta={"dim": 5})
+    stores[name] = tmp_path / name
+    with pytest.raises(StoreError, match=f"a dataset with {name} needs their normaliser"):
+        commit(tmp_path / "target", stores=stores)
+    with pytest.raises(StoreError, match="expected a normaliser of dim 5, found 6"):
+        commit(tmp_path / "target", stores=stores | {NORMALISERS[name]: made.folder("normaliser")})
+    assert not (tmp_path / "target" / NAME).exists()
 
 
 def test_the_manifest_is_plain_json_with_relative_paths(make: Any) -> None:

@@ -122,3 +122,9 @@ def test_the_stores_hold_classes_names_and_second_texts(
     ids = ShardStore.open(tmp_path / "pairs").fixed("value").take(slice(None))
     pad = tokenizer.pad_id
     assert ids.tolist() == [[0, 1, 0], [pad] * 3, [pad] * 3, [1, pad, pad]]
+
+
+def test_a_dataset_without_classes_has_a_store_of_no_names(tmp_path: Path) -> None:
+    read = labels.read_labels(records_of(tmp_path, ("train", None)), key="label")
+    assert labels.write_label_names(read, tmp_path / "names").rows == 0
+    assert ShardStore.open(tmp_path / "names").schema.names == ["id", "value"]

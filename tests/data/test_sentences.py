@@ -85,6 +85,8 @@ def test_images_and_labels_of_rows_are_in_the_order_of_the_rows() -> None:
     np.testing.assert_array_equal(images_of(data, rows), pixels[rows].reshape(3, 2, 3, 2))
     assert labels_of(data, rows) == [None, "a", "7"]
     assert labels_of(data, np.array([1])) == [None]
+    metas[:] = ['{"label": 0}', '{"label": "0"}', '{"label": null}', '{"label": false}']
+    assert labels_of(data, np.arange(4)) == ["0", "0", None, "False"]
 
 
 def test_texts_of_a_split_are_streamed(dataset: Dataset) -> None:

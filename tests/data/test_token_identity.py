@@ -83,6 +83,15 @@ def test_the_even_tokens_choose_the_sharpness_for_the_odd_ones() -> None:
     assert found.accuracy == pytest.approx(0.5, abs=0.05)
 
 
+def test_the_entropy_is_that_of_the_tokens_that_are_measured() -> None:
+    """Three of four tokens of the fit are 0, all that choose the sharpness are 0, and all that are measured are 1."""
+    draw = np.random.default_rng(0)
+    classifier = Classifier(draw.standard_normal((4000, 2)), np.arange(4000) % 4 // 3, vocab_size=2)
+    found = identity_bits(classifier, draw.standard_normal((600, 2)), np.arange(600) % 2, signal=1.0, noise=1.0)
+    assert found.entropy_bits == pytest.approx(2.0, abs=0.01)
+    assert found.accuracy == 0.0
+
+
 def test_the_classifier_is_fitted_on_training_texts_and_measured_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token j of record i has the state 10 · i + j, and the normaliser halves it."""
     lengths = np.array([2, 3, 1, 4, 2, 3, 2, 1])

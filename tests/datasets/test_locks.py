@@ -10,6 +10,7 @@ from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.datasets.locks import FolderLocks
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.store.lock import Lock
 
 _holding: list[FolderLocks] = []
 """Locks end with their object."""
@@ -88,6 +89,21 @@ def test_a_whole_run_shares_the_data_once_they_are_written(tmp_path: Path) -> No
         take(pipeline("ingestion"), folders(tmp_path, "c"))
 
 
+def test_a_part_that_another_run_takes_while_it_is_shared_ends_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, steps = FolderLocks(), pipeline("ingestion")
+    whole.take(steps, folders(tmp_path, "a"))
+    monkeypatch.setattr(Lock, "share", lambda lock: False)
+    *first, last = [name for each in steps.nodes for name in each.outputs]
+    for name in first:
+        whole.saved(name)
+    with pytest.raises(ConfigurationError, match=r"no other run that writes the data in .* while this one uses them"):
+        whole.saved(last)
+    whole.saved("a name of no part")
+    whole.release()
+
+
 def test_the_sessions_of_a_comparison_run_inside_its_folder(tmp_path: Path) -> None:
     """In base, data, features and results are one folder, and the sessions have results below it."""
     take(pipeline("comparison"), folders(tmp_path, ""))
@@ -105,6 +121,21 @@ def test_a_refused_run_holds_no_lock(tmp_path: Path) -> None:
         take(pipeline("validation", "training"), folders(tmp_path, "a"))
     mine.release()
     take(pipeline("ingestion"), folders(tmp_path, "b"))
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "parameter"),
+    [("data", "ingestion", "data"), ("features", "embedding", "data"), ("results", "training", "results")],
+)
+def test_a_refused_run_is_told_which_part_and_which_parameter(
+    part: str, step: str, parameter: str, tmp_path: Path
+) -> None:
+    """Data and features are both below the folder that the parameter `data` chooses."""
+    take(pipeline(step), folders(tmp_path))
+    with pytest.raises(ConfigurationError) as error:
+        take(pipeline(step), folders(tmp_path))
+    assert f"no other run that uses the {part} in {folders(tmp_path)[part]} while this one writes" in str(error.value)
+    assert f"`--params {parameter}=FOLDER`" in str(error.value)
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from damage import damaged
-from mm_ldlm.errors import MissingShardError, StoreError
+from mm_ldlm.errors import MissingShardError, StoreError, TruncatedShardError
 from mm_ldlm.store import ShardStore, StoreWriter, shard_file, verified
 from mm_ldlm.store.manifest import NAME
 
@@ -187,3 +187,23 @@ def test_a_shard_that_is_deleted_while_the_store_is_open_is_named(tmp_path: Path
     (tmp_path / "part-000002.arrow").unlink()
     with pytest.raises(MissingShardError, match=r"part-000002\.arrow: this shard is missing"):
         store.ints("row").take([8])
+
+
+def test_a_shard_of_another_size_is_refused_when_the_store_is_opened(tmp_path: Path) -> None:
+    build(tmp_path)
+    shards = [tmp_path / f"part-{number:06d}.arrow" for number in range(3)]
+    whole = shards[1].read_bytes()
+    for raw, kind, message in (
+        (whole + b"\0", StoreError, f"expected {len(whole)} bytes, found {len(whole) + 1}. Run"),
+        (whole[:-1], TruncatedShardError, f"truncated shard, expected {len(whole)} bytes, found {len(whole) - 1}. Run"),
+    ):
+        shards[1].write_bytes(raw)
+        with pytest.raises(StoreError) as error:
+            ShardStore.open(tmp_path)
+        assert (type(error.value), str(error.value).startswith(f"{shards[1]}: {message}")) == (kind, True)
+    shards[2].write_bytes(b"")
+    shards[0].unlink()
+    with pytest.raises(
+        MissingShardError, match=r"part-000000\.arrow: this shard is missing .* \(2 more shards are wrong"
+    ):
+        ShardStore.open(tmp_path)

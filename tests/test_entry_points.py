@@ -1,0 +1,122 @@
+"""The command `python -m mm_ldlm`: which words it hands on, how a run ends, and which failure it explains."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from typing import Any
+
+import click
+import pytest
+from kedro.framework import project as kedro_project
+from kedro.io import DatasetError
+
+from mm_ldlm import __main__, cli, console
+from mm_ldlm.errors import StoreError
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], "python -m mm_ldlm"),
+        (["--env", "test"], "python -m mm_ldlm"),
+        (["-e", "test"], "python -m mm_ldlm"),
+        (["invert", "a.npy"], "mm-ldlm"),
+        (["export-checkpoint", "--help"], "mm-ldlm"),
+    ],
+)
+def test_a_first_word_is_a_command_and_options_alone_are_a_run(
+    words: list[str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def ends(*, prog_name: str) -> None:
+        called.append(prog_name)
+        raise SystemExit(0)
+
+    configured: list[str] = []
+    monkeypatch.setattr(kedro_project, "configure_project", configured.append)
+    monkeypatch.setattr(console.commands, "main", ends)
+    monkeypatch.setattr(cli.cli.commands["run"], "main", ends)
+    monkeypatch.setattr(sys, "argv", ["mm-ldlm", *words])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert called == [command]
+    assert configured == (["mm_ldlm"] if command.startswith("python") else [])
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "logged"),
+    [
+        (SystemExit(143), 143, f"ended by SIGTERM; {cli.CONTINUES}"),
+        (KeyboardInterrupt(), 130, f"interrupted; {cli.CONTINUES}"),
+        (SystemExit(3), 3, ""),
+        (SystemExit(0), 0, ""),
+    ],
+)
+def test_a_run_that_is_ended_says_what_continues_it(
+    ending: BaseException, code: int, logged: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ends(**options: Any) -> None:
+        raise ending
+
+    monkeypatch.setattr(cli, "check_names", dict)
+    monkeypatch.setattr(cli.kedro_run, "callback", ends)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end:
+        cli.run()
+    assert end.value.code == code
+    assert [record.getMessage() for record in caplog.records] == ([logged] if logged else [])
+
+
+def test_sigterm_ends_a_run_with_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(cli.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(cli, "check_names", dict)
+    monkeypatch.setattr(cli.kedro_run, "callback", lambda **_: handlers[cli.signal.SIGTERM](15, None))
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    assert end.value.code == 128 + 15
+
+
+def test_options_pass_unchecked_where_no_project_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kedro_project, "pipelines", {})
+    given = {"pipelines": ["nope"], "node_names": ["nope"]}
+    assert cli.check_names(given) == given
+
+
+def test_a_full_disk_is_found_below_the_error_that_it_led_to() -> None:
+    def failed(error: Exception, *, cause: Exception | None = None, context: Exception | None = None) -> Exception:
+        error.__cause__, error.__context__ = cause, context
+        return error
+
+    full = OSError(errno.ENOSPC, "No space left on device", "x.json")
+    for error in (
+        full,
+        failed(DatasetError("not saved"), cause=full),
+        failed(ValueError("in a finally"), context=full),
+        failed(DatasetError("not saved"), cause=failed(ValueError("in a finally"), context=full)),
+    ):
+        assert "the disk is full at x.json" in str(cli.unwritable(error))
+
+
+def test_an_artifact_that_fails_for_another_reason_is_no_missing_one() -> None:
+    error = DatasetError("Failed while loading data")
+    error.__cause__ = ZeroDivisionError()
+    assert cli.unreadable(error, "records") is None
+    assert cli.unreadable(ValueError("no error of the catalog"), "records") is None
+
+
+def test_an_error_on_purpose_of_a_run_names_its_own_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: Any) -> None:
+        raise StoreError("a token https://me:secret@host/x. Run `kedro run --pipeline=sampling`.")
+
+    monkeypatch.setattr(cli, "check_names", dict)
+    monkeypatch.setattr(cli.kedro_run, "callback", fail)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(click.ClickException) as error:
+        cli.run(env="a+b", params={"data": "d", "run": "r"})
+    assert error.value.message == (
+        "a token https://***@host/x. Run `kedro run --env=a+b --pipeline=sampling --params data=d,run=r`."
+    )

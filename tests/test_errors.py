@@ -1,0 +1,39 @@
+"""Errors on purpose: their messages in every terminal, their way between processes, and the one below a wrapping."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from mm_ldlm import errors
+from mm_ldlm.errors import MMLDLMError, UnsafePathError, WorkerFailed, purposeful
+
+CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MMLDLMError)]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_bytes_of_a_path_that_are_not_utf8_are_escaped_in_every_message(kind: type[MMLDLMError]) -> None:
+    path = "caf\udce9.txt"
+    error = UnsafePathError(path, path, "is odd") if kind is UnsafePathError else kind(f"{path}: wrong")
+    assert "caf\\udce9.txt" in str(error)
+    assert str(error).encode("utf-8").decode("utf-8") == str(error)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_is_the_same_in_another_process(kind: type[MMLDLMError]) -> None:
+    error = UnsafePathError("folder", "../x", "leads out") if kind is UnsafePathError else kind("a message")
+    if isinstance(error, WorkerFailed):
+        error = WorkerFailed("a message", error_class="ValueError")
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), str(found), vars(found)) == (kind, str(error), vars(error))
+
+
+def test_the_first_error_on_purpose_of_a_chain_of_causes_is_found() -> None:
+    inner, outer, defect = MMLDLMError("inner"), MMLDLMError("outer"), ValueError("a defect")
+    assert purposeful(inner) is inner
+    outer.__cause__, defect.__cause__ = inner, outer
+    assert purposeful(defect) is outer
+    raised_while_handling = ValueError("a defect")
+    raised_while_handling.__context__ = inner
+    assert purposeful(raised_while_handling) is None
