@@ -95,3 +95,19 @@ def test_before_a_step_was_measured_nothing_is_estimated(clock: list[float]) -> 
     step(found, tokens=40, rows=4, length=10)
     assert found.estimate() is None
     assert "seconds_left" not in found.line(0.1, flops_per_token=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12),
+     ("NVIDIA A10G", 70e12), ("NVIDIA A10", 125e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12), ("Radeon", None),
+     ("NVIDIA B200", 2250e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA H100 NVL", 835e12),
+     ("NVIDIA L40", 181e12), ("NVIDIA GeForce RTX 4090", 165e12), ("NVIDIA A40", 150e12), ("NVIDIA A30", 165e12),
+     ("Tesla T4", 65e12)],
+)  # fmt: skip
+def test_the_peak_of_a_gpu_is_that_of_the_first_fitting_name(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert module.peak_flops(torch.device("cuda")) == peak
+    assert module.peak_flops(torch.device("cpu")) is None
