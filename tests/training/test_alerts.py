@@ -161,3 +161,10 @@ def test_a_loss_falls_where_its_means_differ_by_more_than_their_errors(fall: flo
         mean = 5.0 if step < WINDOW else 5.0 - difference
         watch.stepped(step, kind="a", loss=mean + (1 if step % 2 else -1), grad_norm=1.0)
     assert [name for _, name in names(heard)] == expected
+
+
+def test_only_diagnosed_steps_in_a_row_count_and_a_part_that_learns_again_ends_its_alert() -> None:
+    watch = Alerts(heard := Heard())
+    for step, zeros in enumerate([1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]):
+        watch.diagnosed(step, {"grad_zeros/heads": zeros})
+    assert names(heard) == [(5, "zero_gradients_of_parts"), (10, "zero_gradients_of_parts")]

@@ -119,6 +119,7 @@ def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None
     batches = loader.from_(0, 2)
     planned, micros = next(batches)
     assert (planned.epoch, planned.index) == (0, 2)
+    assert 0 < loader.waited < 60, "the first batch is always waited for"
     assert micros[0].examples_B.tolist() == planned.examples.tolist()
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "batches"], "it prepares nothing more"

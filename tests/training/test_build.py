@@ -17,6 +17,7 @@ from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training.build import build
+from mm_ldlm.training.state import step_seed
 
 SET: dict[str, Any] = {
     "max_steps": 84, "max_minutes": 33.0, "diagnose_every": 5, "parameter_gradients": True, "validate_every": 6,
@@ -53,6 +54,7 @@ def test_every_parameter_reaches_the_part_that_reads_it(
         lambda inner, process, *, strategy: SimpleNamespace(inner=inner, module=inner, strategy=strategy),
     )
     spec = helpers.spec(seed=99, model={"depth": 1}, **SET)
+    spec = dataclasses.replace(spec, fingerprints={**spec.fingerprints, "index": "x", "tokens": "y"})
     process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
     parts: Any = build(spec, root=tmp_path, data=helpers.data(), process=process, tracker=Silent())
     given = spec.training
@@ -74,10 +76,21 @@ def test_every_parameter_reaches_the_part_that_reads_it(
     saves = parts.checkpointer
     assert (saves.config, saves.directory) == (given.checkpoint, tmp_path / "run" / "checkpoints")
     assert (saves._writer.keep_last, saves._writer.keep_every, saves._writer.background) == (4, 24, False)
-    assert (saves.session["seed"], saves.session["world"], saves.session["max_steps"]) == (99, 2, 84)
-    assert saves.session["optimizer"] == to_dict(given.optimizer)
-    assert saves.session["batch"] == to_dict(given.batch)
+    of_data = {"index": "x", "tokens": "y"}
+    assert saves.session == {
+        "seed": 99,
+        "world": 2,
+        "max_steps": 84,
+        "optimizer": to_dict(given.optimizer),
+        "batch": to_dict(given.batch),
+        "objective": to_dict(spec.objective),
+        "precision": to_dict(given.precision),
+        "torch": torch.__version__,
+        "data": {"encoder": "e", **of_data},
+    }, "whatever may differ between two sessions is compared"
+    assert set(saves.identity) >= {"model", "shape", "objective", "tokenizer", "normaliser", "encoder"}
     watch = parts.diagnostics
     assert (watch.every, watch.gradients, watch.writes, watch.compiled) == (5, tmp_path / "run", rank == 0, False)
     assert (parts.throughput.max_steps, parts.throughput.max_minutes) == (84, 33.0)
     assert parts.preview is None, "data in memory have no tokenizer"
+    assert torch.initial_seed() == step_seed(99, 0, f"global/{rank}"), "ranks have numbers of their own"

@@ -211,3 +211,13 @@ def test_the_roll_back_after_the_last_stops(rollbacks: int, action: str) -> None
     guard.rolled_back()
     assert guard.rollbacks == rollbacks + 1
     assert (guard.consecutive_skips, guard.consecutive_spikes, guard.consecutive_overflows) == (0, 0, 0)
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow() -> None:
+    """On this rank or on another one: the scale of fp16 explains gradients only."""
+    for loss, bad in ((1.0, [1]), (math.nan, [])):
+        guard = Guard(GuardConfig())
+        guard.consecutive_overflows = 3
+        verdict = guard.judge(kind="a", loss=loss, grad_norm=math.inf, bad_ranks=bad, overflow=True)
+        assert (verdict.action, verdict.non_finite, guard.consecutive_skips) == ("skip", True, 1)
+        assert guard.consecutive_overflows == 0

@@ -153,6 +153,9 @@ def test_a_pause_and_a_signal_end_the_loop_with_a_checkpoint(tmp_path: Path) -> 
     parts = build(spec, root=tmp_path / "c", data=helpers.data(), process=ALONE, tracker=heard)
     assert loop.run(parts) == "finished"
     assert (parts.state.step, heard.events[-1][1]) == (1, "ended_early")
+    parts = build(spec, root=tmp_path / "d", data=helpers.data(), process=ALONE, tracker=Heard())
+    parts.stop_requested = lambda: True
+    assert loop.run(parts) == "stopped", "a signal has priority over the minutes: the same command continues"
 
 
 def test_the_order_of_a_checkpoint_and_the_lines_after_a_roll_back(
@@ -161,7 +164,7 @@ def test_the_order_of_a_checkpoint_and_the_lines_after_a_roll_back(
     """Seconds and frozen weights come before the checkpoint; of undone steps nothing enters the next line."""
     heard, order = Heard(), []
     spec = helpers.spec(
-        max_steps=7, log_every=7, batch={"examples": 16, "length_multiple": 12}, model={"depth": 1},
+        max_steps=7, log_every=100, batch={"examples": 16, "length_multiple": 12}, model={"depth": 1},
         checkpoint={"every_steps": 6, "background": False},
     )  # fmt: skip
     parts: Any = build(spec, root=tmp_path, data=helpers.data(48), process=ALONE, tracker=heard)
@@ -223,3 +226,25 @@ def test_a_step_runs_in_the_order_of_its_definition(tmp_path: Path) -> None:
     assert loop.run(parts) == "finished"
     assert order == ["lr", "passes", "unscale", "norm", "judge", "clip", "step", "average", "scale", "clear", "save"]
     assert all(parameter.grad is None for parameter in parts.stepper.root.parameters())
+
+
+def test_each_row_of_steps_that_are_not_finite_is_diagnosed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spikes that are skipped are not diagnosed, and a second row is another cause."""
+    parts: Any = build(
+        helpers.spec(max_steps=6, model={"depth": 1}), root=tmp_path, data=helpers.data(), process=ALONE,
+        tracker=Silent(),
+    )  # fmt: skip
+    rows = iter([(1, True), (2, True), (0, False), (1, False), (0, False), (1, True)])  # skips in a row, not finite
+
+    def judge(**given: Any) -> Verdict:
+        parts.guard.consecutive_skips, bad = next(rows)
+        return Verdict("skip" if parts.guard.consecutive_skips else "apply", "why", non_finite=bad)
+
+    parts.guard.judge = judge
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(loop, "diagnose", lambda *_, step, draw, **__: found.append((step, draw)))
+    assert loop.run(parts) == "finished"
+    assert found == [(0, 0), (5, 5)]
+    assert (parts.state.skipped, parts.state.ema_updates) == (4, 2)

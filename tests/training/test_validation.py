@@ -17,11 +17,12 @@ from mm_ldlm import MMLDLM
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.tracking.jsonl import read_metrics
 from mm_ldlm.training.config import BatchConfig, EmaConfig
 from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.validation import Subset, Validation
+from mm_ldlm.training.validation import Subset, Validation, _use
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
@@ -149,3 +150,29 @@ def test_the_subset_of_the_validation_is_drawn_once() -> None:
     assert (one.tokens(some, length=12) == rows.tokens(one.examples[some], length=12)).all()
     assert (one.field("latents", some) == rows.field("latents", one.examples[some])).all()
     assert len(Subset(rows, 99, seed=0).examples) == 50
+
+
+@pytest.mark.parametrize(("nll", "perplexity"), [(2.0, math.exp(2.0)), (5_000.0, math.exp(700.0))])
+def test_a_perplexity_is_a_finite_number(nll: float, perplexity: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    root: Any = Root()
+    root.objective.generative_model = lambda model: model
+    validation = Validation(
+        helpers.Rows(8), root, Ema(root, EmaConfig()), ALONE, batch=BatchConfig(examples=4), examples=8,  # type: ignore[arg-type]
+        seed=0, max_length=helpers.LONGEST, fill=False,
+    )  # fmt: skip
+    validation._scores = "score"
+    pair = torch.tensor([3 * nll, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(validation, "_negative_log_likelihood", lambda model, batch, *, draw: pair)
+    found = validation(0)
+    assert (found["nll"], found["perplexity"]) == pytest.approx((nll, perplexity))
+
+
+def test_a_likelihood_given_a_latent_needs_latents() -> None:
+    both, given = ("score", "score_given_latent"), ("score_given_latent",)
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], str | None]] = [
+        (both, ("latents",), "score"), (given, ("latents",), "score_given_latent"), (given, (), None),
+        (("score",), (), "score"), ((), ("latents",), None),
+    ]  # fmt: skip
+    for uses, fields, expected in cases:
+        able: Any = Capabilities(uses=frozenset(uses), trained_as="a test")  # type: ignore[arg-type]
+        assert _use(able, fields) == expected
