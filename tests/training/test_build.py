@@ -26,7 +26,6 @@ SET: dict[str, Any] = {
     "optimizer": {"lr": 7e-4, "betas": [0.81, 0.72], "eps": 3e-5, "weight_decay": 0.31, "schedule": "linear",
                   "warmup_steps": 9, "min_lr_ratio": 0.23, "clip": 0.37},
     "ema": {"decay": 0.77},
-    "precision": {"tf32": True},
     "guard": {"max_consecutive_skips": 6, "max_rollbacks": 4, "rollback_lr_factor": 0.4, "spike_z": 8.5,
               "spike_window": 64, "spike_action": "skip", "spike_patience": 21},
     "checkpoint": {"every_steps": 12, "every_minutes": 9.0, "keep_last": 4, "keep_every": 24,
@@ -38,7 +37,6 @@ SET: dict[str, Any] = {
 @pytest.fixture
 def _tf32_as_found() -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
@@ -53,7 +51,9 @@ def test_every_parameter_reaches_the_part_that_reads_it(
         "mm_ldlm.training.build.Parallel",
         lambda inner, process, *, strategy: SimpleNamespace(inner=inner, module=inner, strategy=strategy),
     )
-    spec = helpers.spec(seed=99, model={"depth": 1}, **SET)
+    tf32 = rank == 0
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not tf32
+    spec = helpers.spec(seed=99, model={"depth": 1}, **SET, precision={"tf32": tf32})
     spec = dataclasses.replace(spec, fingerprints={**spec.fingerprints, "index": "x", "tokens": "y"})
     process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
     parts: Any = build(spec, root=tmp_path, data=helpers.data(), process=process, tracker=Silent())
@@ -64,7 +64,7 @@ def test_every_parameter_reaches_the_part_that_reads_it(
     assert (parts.optimization.config, parts.optimization.max_steps) == (given.optimizer, 84)
     assert parts.optimization.set_lr(83, scale=0.5) == pytest.approx(7e-4 * (0.23 + 0.77 / 75) * 0.5)
     assert (parts.ema.config.decay, parts.guard.config, parts.config) == (0.77, given.guard, given)
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (True, True)
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (tf32, tf32)
     assert (parts.stepper.seed, parts.stepper.parallel.strategy) == (99, "ddp")
     loader, validation = parts.loader, parts.validate
     assert (loader.plan.config, loader.plan.seed, loader.plan.max_length) == (given.batch, 99, helpers.LONGEST)
