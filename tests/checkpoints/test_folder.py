@@ -187,3 +187,22 @@ def test_a_document_is_json_or_no_checkpoint_is_written(number: float, tmp_path:
     with pytest.raises(ValueError, match="not JSON compliant"):
         folder.write(tmp_path, 5, Contents({}, {"training_state.json": {"loss": number}}))
     assert folder.all_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "expected a file x, found none"), (b"{", "not readable"), (b"[1]", r"expected a mapping, found \[1\]")],
+)
+def test_a_file_that_is_not_readable_is_named(content: bytes | None, words: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    with pytest.raises(CheckpointError, match=words):
+        folder.document(tmp_path, "x")
+    words = words if content is None else "not readable"
+    with pytest.raises(CheckpointError, match=words):
+        folder.tensors(tmp_path, "x")
+
+
+def test_a_path_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read \(File name too long\)"):
+        folder.find(Path("x" * 300))

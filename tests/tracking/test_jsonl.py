@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.errors import StoreError
 from mm_ldlm.tracking.base import Silent, Tracker
 from mm_ldlm.tracking.follower import Follower
 from mm_ldlm.tracking.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
@@ -198,3 +199,11 @@ def test_metrics_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in ((5, 1), (9, 2), (6, 3), (5, 4))))
     assert [(line["step"], line["loss"]) for line in read_metrics(path)] == [(5, 4), (6, 3), (9, 2)]
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", "{", "3"])
+def test_a_damaged_line_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 1}}\n\n{line}\n')
+    with pytest.raises(StoreError, match=r"log\.jsonl: line 3 is not a JSON object"):
+        read_lines(path)

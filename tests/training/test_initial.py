@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import Heard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.checkpoints import folder
@@ -239,3 +240,37 @@ def test_an_exported_tokenizer_is_compared(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "model.pt"):
         with pytest.raises(CheckpointError, match="expected the vocabulary of this run"):
             refuse_other_vocabulary(path, ours)
+
+
+def test_a_checkpoint_without_what_by_token_needs_is_refused(tmp_path: Path) -> None:
+    """Its tokenizer, and the shape of its data."""
+    words = tokenizer([*SPECIALS, *WORDS])
+    root, build = built("dit", words, seed=2)
+    words.save(tmp_path / "mine")
+    given: dict[str, Any] = {"vocabulary": "by_token", "tokenizer": tmp_path / "mine", "shape": shape_of(words),
+                             "build": build, "tracker": Silent(), "options": KINDS["dit"][0]}  # fmt: skip
+    tensors = {"model.safetensors": {name: p.detach().clone() for name, p in root.named_parameters()}}
+    bare = folder.write(tmp_path / "bare", 1, Contents(tensors, {"training_state.json": {"identity": None}}))
+    with pytest.raises(CheckpointError, match="expected the tokenizer of the checkpoint, to remap its weights"):
+        initialise(root, bare, **given)
+    described = folder.write(
+        tmp_path / "described", 1,
+        Contents(tensors, {"training_state.json": {"identity": {}}}, {"tokenizer": tmp_path / "mine"}),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"expected the shape of its data in training_state\.json"):
+        initialise(root, described, **given)
+    with pytest.raises(CheckpointError, match=r"parameter 'training\.init_from': .*no complete checkpoint"):
+        initialise(root, tmp_path / "nowhere", **given)
+
+
+def test_what_was_remapped_is_recorded(tmp_path: Path) -> None:
+    theirs, ours = tokenizer([*SPECIALS, *WORDS]), tokenizer(OTHER)
+    path, _ = checkpoint(tmp_path / "source", "dit", theirs)
+    ours.save(tmp_path / "mine")
+    root, build = built("dit", ours, seed=2)
+    heard = Heard()
+    initialise(
+        root, path, vocabulary="by_token", tokenizer=tmp_path / "mine", shape=shape_of(ours), build=build,
+        tracker=heard, options=KINDS["dit"][0],
+    )  # fmt: skip
+    assert heard.events == [(0, "init_vocabulary", {"kept": 7, "new": 2, "source": str(path)})]

@@ -16,6 +16,7 @@ from parts import ALONE, Heard
 
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
+from mm_ldlm.errors import CheckpointError
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import loop
 from mm_ldlm.training.batches import Planned
@@ -248,3 +249,19 @@ def test_each_row_of_steps_that_are_not_finite_is_diagnosed_once(
     assert loop.run(parts) == "finished"
     assert found == [(0, 0), (5, 5)]
     assert (parts.state.skipped, parts.state.ema_updates) == (4, 2)
+
+
+def test_a_spike_that_is_applied_is_named_and_a_failed_last_checkpoint_ends_the_run(tmp_path: Path) -> None:
+    heard = Heard()
+    parts: Any = build(
+        helpers.spec(max_steps=4, model={"depth": 1}, batch={"examples": 32, "length_multiple": 12}), root=tmp_path,
+        data=helpers.data(64), process=ALONE, tracker=heard,
+    )  # fmt: skip
+    spikes = iter([False, False, True, False])
+    parts.guard.judge = lambda **_: Verdict("apply", "why", spike=next(spikes))
+    parts.checkpointer.folders = {"tokenizer": tmp_path / "nowhere"}
+    with pytest.raises(CheckpointError, match="was deleted or moved during the training"):
+        loop.run(parts)
+    assert (2, "spike", {"reason": "why", "epoch": 1, "batch": 0}) in heard.events
+    assert [kind for _, kind, _ in heard.events].count("spike") == 1
+    assert parts.state.ema_updates == 4

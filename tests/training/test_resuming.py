@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
 import pytest
+from parts import Heard
 from test_ranks import go
 
 from mm_ldlm.checkpoints import folder
@@ -194,3 +196,36 @@ def test_the_best_checkpoint_up_to_a_step(
     assert resuming._best(tmp_path, config, upto=10) == ("step-00000010", 3.0), "the step itself counts"
     assert resuming._best(tmp_path, config, upto=5) == (None, None)
     assert [path.name for path in resuming.later(tmp_path / "step-00000040")] == ["step-00000050", "step-00000060"]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_the_first_rank_alone_moves_checkpoints_and_pointers(
+    is_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank restores and reads which are later; without a best metric of the earlier ones `best` goes."""
+    for step in (2, 4, 6):
+        folder.write(tmp_path / "checkpoints", step, folder.Contents({}, {"training_state.json": {"metrics": {}}}))
+    directory = tmp_path / "checkpoints"
+    folder.point(directory, "best", directory / folder.name_of(6))
+    restored: list[Path] = []
+    barriers: list[list[int]] = []
+    monkeypatch.setattr(resuming.collectives, "barrier", lambda: barriers.append(steps(directory)))
+    heard = Heard()
+    state = SimpleNamespace(step=4, best=0.5)
+    parts: Any = SimpleNamespace(
+        checkpointer=SimpleNamespace(directory=directory, restore=restored.append), state=state, tracker=heard,
+        process=SimpleNamespace(is_main=is_main),
+    )  # fmt: skip
+    spec = helpers.spec(checkpoint={"best_metric": "loss"})
+    resuming._go_back(parts, spec, directory / folder.name_of(4))
+    assert restored == [directory / folder.name_of(4)]
+    assert state.best is None
+    assert barriers == [[2, 4, 6], [2, 4] if is_main else [2, 4, 6]], "moved after every rank has listed them"
+    assert steps(directory) == ([2, 4] if is_main else [2, 4, 6])
+    assert (directory / "best").exists() is not is_main
+    moved = {"moved": ["step-00000006"], "to": "checkpoints.old-1"}
+    assert heard.events == ([(4, "went_back", moved)] if is_main else [])
+    assert resuming.went_back(directory / folder.name_of(4)) is is_main
+    assert resuming.went_back(directory / folder.name_of(4), fingerprint=spec.fingerprint) is is_main
+    assert not resuming.went_back(directory / folder.name_of(4), fingerprint="another")
+    assert not resuming.went_back(directory / folder.name_of(2))

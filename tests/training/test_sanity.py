@@ -151,3 +151,27 @@ def test_the_overfit_loss_falls_below_its_fraction_and_ends_early_at_half_of_it(
         found = sanity.learning(parts, batch, SanityConfig(max_steps=12, fall=0.5))[-1]
     assert found.ok == ok
     assert found.found == f"loss 1.000 → {later:.3f} in {steps} steps on one batch of 5 examples"
+
+
+def test_tensors_elsewhere_and_losses_without_a_graph_are_named() -> None:
+    root = torch.nn.Linear(2, 1)
+    batch: Any = SimpleNamespace(tensors={"tokens": torch.zeros(1, device="meta")})
+    losses = {"a": root.weight.sum(), "b": torch.tensor(1.0), "c": root.weight.sum() * torch.nan}
+    stepper = SimpleNamespace(
+        root=root, objective=SimpleNamespace(kinds=tuple(losses)),
+        total=lambda batch, *, kind, draw, step: losses[kind],
+    )  # fmt: skip
+    ema = SimpleNamespace(values={"weight": torch.zeros(1)})
+    parts: Any = SimpleNamespace(stepper=stepper, process=SimpleNamespace(device=torch.device("cpu")), ema=ema)
+    found = sanity.placement(parts, batch)
+    assert (found.found, found.remedy) == ("1 of them elsewhere: batch tokens on meta", "move them to cpu")
+    batch.tensors = {"tokens": torch.zeros(1)}
+    assert (sanity.placement(parts, batch).found, sanity.placement(parts, batch).ok) == ("4 tensors on cpu", True)
+    found = sanity.attached(parts, batch)
+    assert found.found == "b: the loss has no gradient graph; c: loss is nan"
+    assert not found.ok
+    losses.pop("c")
+    losses["b"] = root.bias.sum()
+    stepper.objective.kinds = ("a", "b")
+    assert sanity.attached(parts, batch).found == "attached and finite in a, b"
+    assert sanity.attached(parts, batch).ok
