@@ -22,6 +22,7 @@ from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.tracking.base import Silent
+from mm_ldlm.training import initial
 from mm_ldlm.training.build import _initial_root
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.initial import common_tokens, initialise, refuse_other_vocabulary
@@ -274,3 +275,22 @@ def test_what_was_remapped_is_recorded(tmp_path: Path) -> None:
         tracker=heard, options=KINDS["dit"][0],
     )  # fmt: skip
     assert heard.events == [(0, "init_vocabulary", {"kept": 7, "new": 2, "source": str(path)})]
+
+
+@pytest.mark.parametrize(("behind_theirs", "behind_ours"), [(0, 0), (1, 1), (0, 1), (1, 0), (2, 1)])
+def test_rows_behind_all_ids_are_copied_where_both_have_as_many(behind_theirs: int, behind_ours: int) -> None:
+    """Theirs has the tokens 0 to 3 and ours 0 to 4; token 3 is 1 here. Ids of the noise count as ids."""
+    their_shape = DataShape(vocab_size=4, pad_id=0, mask_id=1, max_length=8, noise_ids=1)
+    our_shape = dataclasses.replace(their_shape, vocab_size=5)
+    both = initial.Vocabularies(torch.tensor([0, 3]), torch.tensor([0, 1]), their_shape, our_shape)
+    theirs = torch.arange(4.0 + 1 + behind_theirs) + 100
+    ours = torch.arange(5.0 + 1 + behind_ours)
+    expected = ours.clone()
+    expected[0], expected[1] = 100, 103
+    if behind_theirs == behind_ours == 1:
+        expected[6] = 105
+    assert initial._moved(theirs, ours, both, dim=0).tolist() == expected.tolist()
+    turned = initial._moved(theirs.repeat(2, 1), ours.repeat(2, 1), both, dim=1)
+    assert turned.tolist() == [expected.tolist()] * 2
+    other = torch.ones(3, 9)
+    assert initial._moved(other, ours.repeat(2, 1), both, dim=1) is other, "another model is refused later"
