@@ -19,7 +19,7 @@ def imports_of(file: Path) -> frozenset[str]:
     """Return the modules of `mm_ldlm` that a Python file imports or names in text, without the package's name."""
     text = file.read_text(encoding="utf-8")
     found = set(re.findall(r"mm_ldlm\.([\w.]+)", text))
-    for module, names in re.findall(r"from mm_ldlm(?:\.([\w.]+))? import \(?([\w\s,]+)", text):
+    for module, names in re.findall(r"from mm_ldlm(?:\.([\w.]+))? import (\([\w\s,]+|[\w ,]+)", text):
         found |= {f"{module}.{name}".strip(".") for name in re.findall(r"\w+", names)}
     return frozenset(found)
 

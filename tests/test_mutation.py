@@ -90,6 +90,16 @@ def test_the_fitting_tests_begin_with_those_of_the_module(project: Path) -> None
     assert "tests/test_decisions.py" in fitting(project, "conf/base/parameters/sampling.yml")
 
 
+def test_every_import_of_a_test_counts(project: Path, tmp_path: Path) -> None:
+    """Also those in a row, those in brackets, and a module that is imported from its room."""
+    (tmp_path / "a.py").write_text(
+        "from mm_ldlm.one import first\nfrom mm_ldlm.two import second, third as other\nfrom mm_ldlm import four\n"
+        "from mm_ldlm.five import (\n    fifth,\n    sixth,\n)\nimport mm_ldlm.seven\n"
+    )
+    modules = {"one.first", "two.second", "two.third", "four", "five.fifth", "five.sixth", "seven"}
+    assert module("fitting").imports_of(tmp_path / "a.py") >= modules
+
+
 def test_code_of_functions_is_replaced_and_other_faults_are_recognised(tmp_path: Path) -> None:
     code, file = module("code"), tmp_path / "made.py"
     file.write_bytes(SOURCE)

@@ -206,6 +206,8 @@ def test_each_part_of_a_provenance_distinguishes_two_results(tmp_path: Path) -> 
             refuse_other(other, mine, what="x", remedy="Do it")
         assert weights_in({name: value for name, value in whole.items() if name != key}) is None
     assert weights_of(checkpoint(tmp_path, "run-a", 8), use_ema=True)["digest"] != mine["digest"]
+    (path / "ema.safetensors").touch()
+    assert [weights_of(path, use_ema=use)["weights"] for use in (True, False)] == ["averaged", "last"]
 
 
 def test_references_name_a_run_or_its_checkpoint(tmp_path: Path) -> None:

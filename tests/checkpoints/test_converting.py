@@ -159,10 +159,12 @@ def test_options_that_change_the_function_are_refused(option: dict[str, Any], me
 
 
 def test_another_number_of_heads_is_refused() -> None:
-    found = ddit(**{"rotary_emb.inv_freq": torch.ones(8)})
-    assert head_dim_of(found) == 16
-    with pytest.raises(CheckpointError, match=r"heads of dimension 8 .* found 16 .* Set model\.heads to 2"):
-        converted(found)
+    for half, heads in ((8, 2), (2, 8)):
+        found = ddit(**{"rotary_emb.inv_freq": torch.ones(half)})
+        assert head_dim_of(found) == 2 * half
+        words = rf"heads of dimension 8 .* found {2 * half} .* Set model\.heads to {heads}"
+        with pytest.raises(CheckpointError, match=words):
+            converted(found)
 
 
 @pytest.mark.parametrize("rows", [V - 1, V + 128, 5])

@@ -165,3 +165,44 @@ def test_incomplete_folders_of_killed_writers_are_no_checkpoints(tmp_path: Path)
     assert folder.step_of(newest) == 5
     atomic.remove_temporaries(tmp_path)
     assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_every_damaged_checkpoint_is_named_and_a_folder_without_runs_is_itself(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        folder.write(tmp_path, step, contents(float(step)))
+    for step in (10, 15):
+        (tmp_path / folder.name_of(step) / "training_state.json").unlink()
+    newest, damaged = folder.newest_whole(tmp_path)
+    assert newest == tmp_path / "step-00000005"
+    assert [text.partition(":")[0].rpartition("/")[2] for text in damaged] == ["step-00000015", "step-00000010"]
+    (tmp_path / "step-00000005" / "COMPLETE").unlink()
+    assert folder.newest_whole(tmp_path)[0] is None
+    (tmp_path / "empty").mkdir()
+    assert folder.newest_run(tmp_path / "empty") == tmp_path / "empty"
+    assert folder.newest_run(tmp_path / "nowhere") == tmp_path / "nowhere"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_document_is_json_or_no_checkpoint_is_written(number: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        folder.write(tmp_path, 5, Contents({}, {"training_state.json": {"loss": number}}))
+    assert folder.all_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "expected a file x, found none"), (b"{", "not readable"), (b"[1]", r"expected a mapping, found \[1\]")],
+)
+def test_a_file_that_is_not_readable_is_named(content: bytes | None, words: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    with pytest.raises(CheckpointError, match=words):
+        folder.document(tmp_path, "x")
+    words = words if content is None else "not readable"
+    with pytest.raises(CheckpointError, match=words):
+        folder.tensors(tmp_path, "x")
+
+
+def test_a_path_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read \(File name too long\)"):
+        folder.find(Path("x" * 300))

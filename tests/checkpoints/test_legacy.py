@@ -198,3 +198,16 @@ def test_damaged_bytes_are_read_as_tensors_or_refused(
     file.write_bytes(content)
     with contextlib.suppress(CheckpointError):
         assert all(isinstance(value, torch.Tensor) for value in legacy.read(file).tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.float64, torch.float64), (torch.float16, torch.float32), (torch.bfloat16, torch.float32),
+     (torch.float32, torch.float32), (torch.int32, torch.int32), (torch.bool, torch.bool)],
+)  # fmt: skip
+def test_no_precision_is_lost(dtype: torch.dtype, expected: torch.dtype, tmp_path: Path) -> None:
+    value = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to(dtype)
+    found = legacy.read(saved(tmp_path, {"a": value.T})).tensors["a"]
+    assert found.dtype == expected
+    assert found.is_contiguous()
+    assert torch.equal(found, value.T.to(expected))

@@ -75,3 +75,17 @@ def test_a_path_without_a_run_is_refused(tmp_path: Path, path: str, message: str
     make_run(tmp_path / "runs" / "empty")
     with pytest.raises(CheckpointError, match=message):
         chosen_run(str(tmp_path / path))
+
+
+def test_a_checkpoint_under_another_name_has_no_step(tmp_path: Path) -> None:
+    """A copy beside the others can be chosen, but its marker alone has its number, and no run continues from it."""
+    run = make_run(tmp_path / "run", 4, 99_999_999, 100_000_000)
+    for name in ("copy", "step-99999999.bak", "zoo"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / "COMPLETE").touch()
+    newest = chosen_run(str(run))
+    assert (newest["checkpoint"], newest["step"]) == ("step-100000000", 100_000_000)
+    found = chosen_run(str(run / "checkpoints" / "copy"))
+    assert found == {
+        "name": "run", "path": str(run / "checkpoints" / "copy"), "checkpoint": "copy", "metrics": {}, "chosen": "copy",
+    }  # fmt: skip

@@ -31,3 +31,8 @@ def test_every_difference_is_named_and_nothing_is_copied() -> None:
     assert "Unknown: ['c']" in message
     assert "b: expected (3,), found (4,)" in message
     assert not targets["d"].any()
+
+
+def test_a_matrix_that_is_turned_does_not_fit() -> None:
+    with pytest.raises(CheckpointError, match=r"a: expected \(2, 3\), found \(3, 2\)"):
+        load_tensors({"a": torch.zeros(2, 3)}, {"a": torch.ones(3, 2)}, Path("x.safetensors"))

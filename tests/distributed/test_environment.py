@@ -13,6 +13,8 @@ def test_torchruns_variables() -> None:
          "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     )  # fmt: skip
     assert found == RankInfo(3, 1, 4, 2, "head", 29400, 2, "x", True)
+    alone = rank_info({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    assert alone == RankInfo(1, 1, 2, 1, "127.0.0.1", 29500, 0, "", False)
 
 
 def test_without_variables_there_is_one_process() -> None:
@@ -27,7 +29,10 @@ def test_slurm_with_a_task_per_process() -> None:
            "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "20077", "SLURM_RESTART_COUNT": "3"}  # fmt: skip
     assert rank_info(env) == RankInfo(5, 1, 8, 4, "gpu03", 10077, 3, "20077", False)
     assert rank_info({**env, "SLURM_NTASKS": "1"}) == RankInfo(), "a task that starts the ranks itself"
-    assert rank_info({**env, "MASTER_ADDR": "here", "MASTER_PORT": "1234"}).master_port == 1234
+    chosen = rank_info({**env, "MASTER_ADDR": "here", "MASTER_PORT": "1234"})
+    assert chosen == RankInfo(5, 1, 8, 4, "here", 1234, 3, "20077", False)
+    less = {name: env[name] for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST")}
+    assert rank_info(less) == RankInfo(5, 0, 8, 1, "gpu03", 10000, 0, "", False)
 
 
 @pytest.mark.parametrize(

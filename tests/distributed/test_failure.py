@@ -82,3 +82,18 @@ def test_signals_of_the_agent_and_of_the_watchdog_are_no_cause() -> None:
     assert launch._killed_first({0: plain, 1: ended(-signal.SIGSEGV, 101)}) == {1}
     assert launch._killed_first({0: plain, 1: ended(-signal.SIGKILL, 130)}) == set(), "a hung rank, by the agent"
     assert launch._killed_first({0: plain, 1: ended(-signal.SIGTERM, 100), 2: ended(-signal.SIGABRT, 100)}) == set()
+
+
+def test_without_an_agent_nothing_is_recorded_and_a_damaged_record_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    failure.record(ValueError("x"))
+    recorded(tmp_path / "3/error.json", ValueError("the cause"), monkeypatch, rank=3)
+    for name, text in (("0", "{"), ("1", "[]"), ("2", '{"message": {"extraInfo": {"mm_ldlm": {"rank": 2}}}}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "error.json").write_text(text)
+    first = failure.first_failure(tmp_path, since=0)
+    assert first is not None
+    assert (first.rank, first.step, first.message) == (3, 7, "the cause")
+    assert failure.first_failure(tmp_path / "0", since=0) is None

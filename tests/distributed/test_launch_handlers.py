@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
 import mm_ldlm
+from mm_ldlm.distributed import failure
 from mm_ldlm.distributed import launch as module
 from mm_ldlm.distributed.launch import LaunchConfig, _restored_signal_handlers, launch
 from mm_ldlm.errors import WorkerFailed
@@ -151,3 +152,39 @@ def test_a_rank_without_a_record_is_reported_with_its_exit_code_and_last_line(tm
     assert str(tmp_path / "b_new/attempt_0/0/stderr.log") in str(found), "the newest log of the rank"
     assert "restarts" not in str(found)
     assert found.error_class == ""
+
+
+def test_what_the_user_set_for_the_workers_stays(
+    called: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(Path(mm_ldlm.__file__).parents[1])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "of the user")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/first", source, "", "/last"]))
+    launch("m", [], config=LaunchConfig(), log_directory=tmp_path)
+    assert called["interface"] == "of the user"
+    assert called["sources"] == ["/first", source, "", "/last"], "the package is on the path already"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "of the user"
+    called["error"] = RendezvousError("closed")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.delenv("PYTHONPATH")
+    with pytest.raises(WorkerFailed):
+        launch("m", [], config=LaunchConfig(), log_directory=tmp_path)
+    assert not {"GLOO_SOCKET_IFNAME", "PYTHONPATH"} & os.environ.keys(), "also after an error"
+
+
+def test_an_error_of_this_project_comes_before_the_signal_that_followed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of another kind is that of a lost rank."""
+    killed = SimpleNamespace(exitcode=-signal.SIGKILL, local_rank=0, timestamp=150)
+    failed = SimpleNamespace(exitcode=1, local_rank=1, timestamp=151)
+    error = SimpleNamespace(failures={2: killed, 3: failed}, get_first_failure=lambda: (2, killed))
+    for is_ours, words in ((True, "rank 3 on h failed at step 7: too far"), (False, "rank 2 was ended by SIGKILL")):
+        first = failure.Failure(
+            rank=3, local_rank=1, host="h", step=7, error_class="E", message="too far", location="a.py:1",
+            is_ours=is_ours, time=149.0, log="x/y/z.log",
+        )  # fmt: skip
+        monkeypatch.setattr(failure, "first_failure", lambda directory, *, since, first=first: first)
+        found = module._worker_failed(error, tmp_path, 140.0, LaunchConfig())
+        assert str(found).startswith(words)
+        assert found.error_class == ("E" if is_ours else "")

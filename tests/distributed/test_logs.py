@@ -87,3 +87,15 @@ def test_errors_name_the_log_of_the_rank_and_those_of_all_ranks() -> None:
     assert text is not None
     assert "The log of that rank is logs/job/attempt_0/1/stderr.log; those of all ranks of this host" in text
     assert text.endswith("are in logs/job/attempt_0")
+
+
+def test_logs_are_bounded_when_a_short_launch_ends(tmp_path: Path) -> None:
+    """Also those of the output stream."""
+    folder = launched(tmp_path, 1)
+    with logs.bounded(tmp_path, largest=1000, interval=1e3):
+        for name in ("stdout.log", "stderr.log"):
+            (folder / name).write_text("x" * 1001)
+    assert [(folder / f"{name}.log").stat().st_size for name in ("stdout", "stderr")] == [0, 0]
+    (folder / "stdout.log").write_text("x" * 1000)
+    logs.shorten(tmp_path, largest=1000)
+    assert (folder / "stdout.log").stat().st_size == 1000, "no longer than its limit"

@@ -36,11 +36,13 @@ from mm_ldlm.evaluation.config import BootstrapConfig, EvaluationConfig
 from mm_ldlm.evaluation.report import figures as report_figures
 from mm_ldlm.evaluation.report import inputs as report_inputs
 from mm_ldlm.evaluation.report import page as report_page
+from mm_ldlm.evaluation.report import theme as report_theme
 from mm_ldlm.evaluation.suites import classification, generation, images, inversion, latents, likelihood, sts
 from mm_ldlm.inference import inputs as inference_inputs
 from mm_ldlm.latents import checks, extract, figures, given, normaliser, token_clusters, token_states, token_vectors
 from mm_ldlm.latents import images as image_store
 from mm_ldlm.latents.config import ExtractConfig
+from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
 from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 from mm_ldlm.pipelines.embedding import nodes as embedding_nodes
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
@@ -275,7 +277,8 @@ def test_the_stores_of_validation(calls: Calls, tmp_path: Path) -> None:
         found = nodes.index_labels("records", "index", "tokenizer", objective, *folders)
         assert found == {"labels": "write_labels", "label_names": "write_label_names", "pair_tokens": pairs}
         assert calls["read_labels"][0] == ("records",)
-        assert calls["read_labels"][1]["key"] == key
+        answers = PairwiseClassificationConfig.answers if objective is PAIRS else None
+        assert calls["read_labels"][1] == {"key": key, "answers": answers}
         assert calls["write_labels"] == (("records", "index", "labels", folders[0]), {"key": key})
         assert calls["write_label_names"] == (("labels", folders[1]), {})
     assert calls["write_pair_tokens"] == (("records", "tokenizer", folders[2]), {})
@@ -496,6 +499,10 @@ def test_infilling_editing_and_interpolation(recording: Recording) -> None:
     assert filled["latent_of"].tolist() == ["x y"]
     assert (edited["target"].tolist(), edited["strength"].tolist()) == (["r", "r"], [0.3, 0.3])
     assert (between["pair"].tolist(), between["fraction"].tolist()) == ([0], [0.25])
+    recording.made.clear()
+    each = {**SAMPLING["edit"], "targets": ["r", "u"]}
+    _, edited, _ = sampling_nodes.edit_texts(recording, {**SAMPLING, "edit": each}, 41)  # type: ignore[arg-type]
+    assert edited["target"].tolist() == ["r", "u"], "a target for each source"
     recording.made.clear()
     sampling_nodes.edit_texts(recording, {**SAMPLING, "infill": {"texts": ["x [MASK]"]}}, 41)  # type: ignore[arg-type]
     assert recording.made[0][0] == "infill"
@@ -753,6 +760,9 @@ def test_the_metrics_are_those_of_every_suite_and_of_the_runs_own_times(
     for name in SUITES:
         with pytest.raises(EvaluationError, match=f"metrics_{name}"):
             collect(**{name: {MADE_BY: OTHERS}})
+    for checkpoint, which in (("step-00000500", "00000500"), (500, "500"), ("latest", "latest")):
+        reporting_nodes._weights(tmp_path, {**EVALUATED, "checkpoint": checkpoint})
+        assert weights["find"] == (tmp_path, which)
 
 
 @pytest.mark.parametrize("chosen", [False, True])
@@ -797,6 +807,7 @@ def test_the_page_is_made_of_every_input_under_its_own_name(calls: Calls, tmp_pa
     figure, data = go.Figure(), [go.Figure(go.Bar(name=name)) for name in reporting_nodes.DATA_PLOTS]
     calls.replace(report_figures, "all_figures", {"plot_sts": figure})
     calls.replace(report_page, "render", "the page")
+    calls.replace(report_theme, "adopted", lambda figure: ("adopted", figure))
     for name in ("training_log", "training_events", "run_config", "own_timings"):
         calls.replace(report_inputs, name, {"the": name, "model": {"kind": "of the run"}})
     calls.replace(report_inputs, "now", "the time")
@@ -824,8 +835,8 @@ def test_the_page_is_made_of_every_input_under_its_own_name(calls: Calls, tmp_pa
     assert calls["own_timings"][0] == (run_folder(tmp_path, run), {"sampling": 2.0})
     (made_of, figures_by_name), named = calls["render"]
     assert named == {"made_at": "the time"}
-    assert list(figures_by_name) == ["plot_sts", *reporting_nodes.DATA_PLOTS]
-    assert all(figures_by_name[name].data[0].name == name for name in reporting_nodes.DATA_PLOTS)
+    shown = {name: ("adopted", plot) for name, plot in zip(reporting_nodes.DATA_PLOTS, data, strict=True)}
+    assert figures_by_name == {"plot_sts": figure, **shown}
     found = {field.name: getattr(made_of, field.name) for field in dataclasses.fields(made_of)}
     rows, unconditional = found.pop("inversion_rows"), found.pop("unconditional")
     assert (rows is given["inversion_rows"], unconditional is given["samples_unconditional"]) == (True, True)

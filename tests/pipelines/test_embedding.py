@@ -111,3 +111,37 @@ def test_a_misspelt_parameter_is_named_by_its_full_path(records: ShardStore, tmp
     data = catalog(records, tmp_path, embedding={"shard_row": 5})
     with pytest.raises(ConfigurationError, match=r"'embedding\.shard_row' is not known\. Did you mean 'shard_rows'"):
         SequentialRunner().run(create_pipeline().only_nodes("embedding.embed_records"), data)
+
+
+@pytest.mark.parametrize(("number", "first"), [("0", True), ("1", False)])
+def test_of_several_hosts_the_first_makes_every_store_and_the_others_encode(
+    number: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of the sources need no encoding, so that the other hosts have nothing to do."""
+    from mm_ldlm.pipelines.embedding import nodes
+
+    made: list[str] = []
+
+    def maker(name: str) -> Any:
+        return lambda *_, **__: made.append(name) or name
+
+    for name, place in (
+        ("extract", "extract.extract"), ("helped", "extract.extract_with_first_host"), ("taken", "given.take_over"),
+        ("pixels", "images.store_images"), ("tokens", "token_vectors.embed_vocabulary"),
+        ("states", "token_states.embed_tokens"),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"mm_ldlm.latents.{place}", maker(name))
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", number)
+    records, vectors, mine = "records", "vectors", {"kind": "precomputed", "name": "a", "dim": 5, "normalised": True}
+    given: Any = nodes
+    pixels = {"height": 6, "width": 9, "channels": 1}
+    found = [
+        given.embed_records(records, vectors, {"device": "cpu"}, {}, MULTIMODAL, tmp_path),
+        given.embed_records(records, vectors, mine, {}, MULTIMODAL, tmp_path),
+        given.store_images(records, pixels, {"sources": [{"kind": "starter"}]}, {"kind": "image_text"}, tmp_path),
+        given.embed_vocabulary("tokenizer", {"device": "cpu"}, DIT, HDLM, tmp_path),
+        given.embed_tokens(records, "tokens", "tokenizer", {"device": "cpu"}, {}, {"kind": "ccdd"}, tmp_path),
+    ]
+    assert made == (["extract", "taken", "pixels", "tokens", "states"] if first else ["helped"])
+    assert found == (made if first else [NOT_NEEDED] * 5)

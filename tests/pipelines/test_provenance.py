@@ -15,11 +15,14 @@ from kedro.io import DatasetError
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, weights_of
+from mm_ldlm.config import parse
 from mm_ldlm.datasets.samples import KEEP, SamplesDataset
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes as evaluation
 from mm_ldlm.pipelines.reporting import nodes as reporting
+from mm_ldlm.pipelines.sampling import nodes as sampling
+from mm_ldlm.sampling.config import SamplingConfig
 
 SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
 
@@ -171,3 +174,31 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mo
         entry.save(other)
     assert [path.name for path in tmp_path.glob("*samples*")] == ["samples.parquet"]
     assert (tmp_path / "samples.parquet").read_bytes() == before
+
+
+def test_a_result_names_every_table_that_it_was_made_of(tmp_path: Path) -> None:
+    one = write_checkpoint(tmp_path, "A", 1)
+    tables = [samples(one, seed=seed) for seed in (3, 4)]
+
+    @evaluation._signed
+    def suite(model: Any, samples_one: Any, samples_two: Any, evaluation: Any, seed: int) -> Any:
+        return pd.DataFrame({"id": ["a"]}), {"a number": 1.5}
+
+    rows, metrics = suite(model(one), *tables, {"progress": False}, seed=9)
+    about = metrics[MADE_BY]
+    assert about["samples"] == {"samples_one": tables[0].attrs[MADE_BY], "samples_two": tables[1].attrs[MADE_BY]}
+    assert (about["run"], about["seed"], about["parameters"]["progress"]) == ("A", 9, False)
+    assert rows.attrs == {MADE_BY: about}
+
+
+def test_only_a_table_that_was_not_requested_leaves_an_earlier_one(tmp_path: Path) -> None:
+    """A task that was requested and refused has no samples, and those of earlier parameters would be stale."""
+    one = write_checkpoint(tmp_path, "A", 1)
+    text, latent = {"kind": "confidence"}, {"kind": "ddim"}
+    given = {"tasks": ["l2t"], "text": text, "latent": latent, "unconditional": {"text": text, "latent": latent}}
+    config = parse(SamplingConfig, given, at="sampling")
+    for task, kept in (("l2t", False), ("t2l", True)):
+        for parts in ([], [pd.DataFrame({"id": ["a"]})]):
+            table = sampling._table(parts, {"id": "string"}, model(one), config, task, 7)
+            assert (KEEP in table.attrs) is kept
+            assert table.attrs[MADE_BY]["seed"] == 7

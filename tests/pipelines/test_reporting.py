@@ -68,8 +68,11 @@ def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
 
 
 def test_the_report_shows_what_a_chosen_run_was_trained_with() -> None:
-    environment = {"model": {"kind": "mmdit"}, "training": {"max_steps": 5}, "sampling": {"rows": 1}}
-    config = {"model": {"kind": "dit"}, "training": {"max_steps": 9}, "sampling": {"rows": 3}, "shape": {}}
+    own = ("model", "objective", "training", "encoder")
+    environment = {name: f"{name} of the environment" for name in (*own, "sampling", "tokenizer")}
+    config = {name: f"{name} of the run" for name in (*own, "sampling", "shape")}
     assert nodes._as_trained(environment, {"name": "a"}, config) == environment
     shown = nodes._as_trained(environment, {"name": "a", "chosen": None}, config)
-    assert shown == {**environment, "model": {"kind": "dit"}, "training": {"max_steps": 9}}
+    assert shown == {**environment, **{name: config[name] for name in own}}
+    del config["encoder"]  # a run of texts alone
+    assert nodes._as_trained(environment, {"name": "a", "chosen": "x"}, config)["encoder"] == environment["encoder"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.errors import StoreError
 from mm_ldlm.tracking.base import Silent, Tracker
 from mm_ldlm.tracking.follower import Follower
 from mm_ldlm.tracking.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
@@ -65,6 +66,7 @@ class Sink:
         self.closed, self.breaks = False, breaks
 
     def take(self, lines: Any) -> None:
+        assert not self.closed, "after its end nothing is shown"
         if self.breaks:
             raise OSError("the server is gone")
         self.lines += lines
@@ -137,3 +139,71 @@ def test_a_broken_sink_is_removed_with_one_warning(tmp_path: Path, caplog: pytes
         follower._pass_on([{"step": step}])
     assert [record.getMessage().partition(" follows ")[0] for record in caplog.records] == ["Sink no longer"]
     assert len(good.lines) == 3
+
+
+def test_a_follower_closes_its_sinks_after_the_last_lines(tmp_path: Path) -> None:
+    """The lines that are written last reach a sink that takes long, and then it is closed."""
+
+    class Slow(Sink):
+        def take(self, lines: Any) -> None:
+            time.sleep(0.05)
+            super().take(lines)
+
+    sink = Slow()
+    tracker = JsonlTracker(tmp_path / "log.jsonl")
+    with Follower(tmp_path / "log.jsonl", [sink], interval=0.01):
+        for step in range(3):
+            tracker.metrics(step, {"loss": 1.0})
+            time.sleep(0.02)
+    assert [line["step"] for line in sink.lines] == [0, 1, 2]
+    assert sink.closed
+
+
+def test_a_line_that_is_written_at_the_end_is_followed(tmp_path: Path) -> None:
+    """It is in the log before the end is seen, but after the last reading."""
+    tracker = JsonlTracker(tmp_path / "log.jsonl")
+    ends = iter([False, True, True])
+
+    def stop() -> bool:
+        end = next(ends)
+        if end:
+            tracker.metrics(7, {})
+        return end
+
+    lines = follow(tmp_path / "log.jsonl", stop=stop, interval=0.0)
+    assert next(lines) == []
+    assert [line["step"] for line in next(lines)] == [7]
+
+
+def test_a_line_is_followed_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = follow(path, stop=lambda: False, interval=0.0)
+    assert next(lines) == [], "there is no log yet"
+    path.write_text('{"step": 1}\n{"step": 2, "text": "é')
+    assert next(lines) == [{"step": 1}]
+    assert next(lines) == []
+    with path.open("a") as file:
+        file.write('ü"}\n')
+    assert next(lines) == [{"step": 2, "text": "éü"}]
+
+
+def test_a_log_that_exists_is_followed_from_its_end_or_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n')
+    assert next(follow(path, stop=lambda: False)) == []
+    assert next(follow(path, stop=lambda: False, from_start=True)) == [{"step": 1}]
+
+
+def test_metrics_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    """After a roll-back earlier steps come again."""
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in ((5, 1), (9, 2), (6, 3), (5, 4))))
+    assert [(line["step"], line["loss"]) for line in read_metrics(path)] == [(5, 4), (6, 3), (9, 2)]
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", "{", "3"])
+def test_a_damaged_line_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 1}}\n\n{line}\n')
+    with pytest.raises(StoreError, match=r"log\.jsonl: line 3 is not a JSON object"):
+        read_lines(path)

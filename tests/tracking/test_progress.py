@@ -92,3 +92,30 @@ def test_every_warning_of_a_training_is_shown(kind: str, caplog: pytest.LogCaptu
         "continuing from checkpoint step-00000007"
     ]
     assert printed(caplog, {"event": "start", "step": 0, "resumed_from": None}, {"event": "trains", "step": 0}) == []
+
+
+def test_a_checkpoint_is_named_only_where_a_run_continues(caplog: pytest.LogCaptureFixture) -> None:
+    start = {"event": "start", "step": 0, "resumed_from": None}
+    assert printed(caplog, start) == []
+    assert printed(caplog, {**start, "resumed_from": "step-00000004"}) == ["continuing from checkpoint step-00000004"]
+
+
+def test_a_terminal_shows_one_line_that_is_rewritten_and_events_on_lines_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    sink = ProgressSink(100)
+    sink.close()
+    line = {"step": 3, "loss": 1.0, "lr": 0.1}
+    sink.take([line, {**line, "step": 4}])
+    sink.take([{**line, "step": 5}])
+    shown = capsys.readouterr().err
+    assert [text.partition(" ")[0] for text in shown.split("\r")] == ["", "\x1b[2Kstep", "\x1b[2Kstep"]
+    assert "step 4/100" in shown, "the newest of several"
+    assert "step 3/100" not in shown
+    assert "\n" not in shown
+    sink.take([{"event": "skip", "step": 5, "reason": "why"}])
+    assert capsys.readouterr().err == "\n", "the warning begins on a new line"
+    sink.close()
+    assert capsys.readouterr().err == ""
+    assert [record.getMessage() for record in caplog.records] == ["step 5: skip why"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.tracking.jsonl import read_events
 from mm_ldlm.training import alerts
-from mm_ldlm.training.alerts import Alerts
+from mm_ldlm.training.alerts import UNDERFLOW, WINDOW, ZERO_DIAGNOSES, ZERO_STEPS, Alerts
 from mm_ldlm.training.gradients import STATISTICS
 from mm_ldlm.training.worker import train
 
@@ -128,3 +129,42 @@ def test_gradients_that_are_not_finite_are_written_too(tmp_path: Path) -> None:
 def test_statistics_without_a_diagnosis_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="parameter_gradients is written every diagnose_every steps"):
         helpers.spec(parameter_gradients=True, diagnose_every=0)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(ZERO_STEPS - 1, 0), (ZERO_STEPS, 1)])
+def test_so_many_steps_without_a_gradient_are_an_alert(steps: int, expected: int) -> None:
+    watch = Alerts(heard := Heard())
+    for step in range(steps):
+        watch.stepped(step, kind="a", loss=1.0 + step, grad_norm=0.0)
+    assert len(heard.events) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "expected"),
+    [({"grad_zeros/x": 1.0}, ZERO_DIAGNOSES - 1, 0), ({"grad_zeros/x": 1.0}, ZERO_DIAGNOSES, 1),
+     ({"grad_zeros/x": 0.99}, 9, 0), ({"fp16_underflow": UNDERFLOW}, 1, 0),
+     ({"fp16_underflow": UNDERFLOW + 0.01}, 1, 1)],
+)  # fmt: skip
+def test_limits_of_diagnosed_steps(line: dict[str, float], count: int, expected: int) -> None:
+    watch = Alerts(heard := Heard())
+    for step in range(count):
+        watch.diagnosed(step, line)
+    assert len(heard.events) == expected
+
+
+@pytest.mark.parametrize(("fall", "expected"), [(0.9, ["stalled_loss/a"]), (1.1, [])])
+def test_a_loss_falls_where_its_means_differ_by_more_than_their_errors(fall: float, expected: list[str]) -> None:
+    """Losses alternate between the mean ± 1, so the error of a mean is 1 / √WINDOW."""
+    watch = Alerts(heard := Heard())
+    difference = fall * math.sqrt(2 / WINDOW)
+    for step in range(2 * WINDOW):
+        mean = 5.0 if step < WINDOW else 5.0 - difference
+        watch.stepped(step, kind="a", loss=mean + (1 if step % 2 else -1), grad_norm=1.0)
+    assert [name for _, name in names(heard)] == expected
+
+
+def test_only_diagnosed_steps_in_a_row_count_and_a_part_that_learns_again_ends_its_alert() -> None:
+    watch = Alerts(heard := Heard())
+    for step, zeros in enumerate([1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]):
+        watch.diagnosed(step, {"grad_zeros/heads": zeros})
+    assert names(heard) == [(5, "zero_gradients_of_parts"), (10, "zero_gradients_of_parts")]

@@ -119,6 +119,7 @@ def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None
     batches = loader.from_(0, 2)
     planned, micros = next(batches)
     assert (planned.epoch, planned.index) == (0, 2)
+    assert 0 < loader.waited < 60, "the first batch is always waited for"
     assert micros[0].examples_B.tolist() == planned.examples.tolist()
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "batches"], "it prepares nothing more"
@@ -158,3 +159,27 @@ def test_the_step_that_reaches_a_number_of_tokens(lengths: list[int], budget: in
     made = BatchPlan(np.array(lengths), config, seed=seed, max_length=30)
     seen = itertools.accumulate(planned.tokens for planned in made.from_(0, 0))
     assert made.steps_until(budget) == next(step for step, total in enumerate(seen, start=1) if total >= budget)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "multiple", "length", "size"),
+    [
+        (100, 8, 12, 8),
+        (96, 8, 12, 8),
+        (95, 8, 12, 8),
+        (192, 8, 12, 16),
+        (191, 8, 12, 8),
+        (10, 8, 12, 8),
+        (100, 1, 12, 8),
+    ],
+)
+def test_the_examples_of_a_budget_of_tokens(tokens: int, multiple: int, length: int, size: int) -> None:
+    config = BatchConfig(tokens=tokens, example_multiple=multiple)
+    assert BatchPlan(np.array([5]), config, seed=0, max_length=12).size_of(length) == size
+
+
+@pytest.mark.parametrize(("length", "padded"), [(1, 4), (4, 4), (5, 8), (8, 8), (9, 10), (10, 10)])
+def test_lengths_are_padded_to_a_multiple_within_the_model(length: int, padded: int) -> None:
+    plan = BatchPlan(np.array([length]), BatchConfig(examples=1, length_multiple=4), seed=0, max_length=10)
+    assert plan.padded(length) == padded
+    assert plan.shapes() == [(1, padded)]

@@ -200,3 +200,9 @@ def test_a_diagnosis_without_a_cause_says_so() -> None:
     assert "all values were finite when the step was repeated" in found.sentence()
     found.trouble = "OSError: gone"
     assert "the step could not be repeated (OSError: gone)" in found.sentence()
+
+
+def test_diagnosed_steps_are_the_first_and_every_so_many() -> None:
+    made = [Diagnostics(every, tiny(), compiled=False, scaler=None, device=torch.device("cpu")) for every in (0, 3)]
+    assert [step + 1 for step in range(9) if made[1].due(step)] == [1, 3, 6, 9]
+    assert not any(made[0].due(step) for step in range(9))

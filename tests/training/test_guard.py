@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
+
+import pytest
 
 from mm_ldlm.training.config import GuardConfig
 from mm_ldlm.training.guard import OVERFLOWS, Guard, Verdict
@@ -131,3 +134,90 @@ def test_state_survives_json() -> None:
         assert judge(other, 2.0 + 0.01 * step) == judge(guard, 2.0 + 0.01 * step)
     assert other.to_dict() == guard.to_dict()
     assert judge(other, 50.0) == judge(guard, 50.0)
+
+
+def filled(**settings: Any) -> Guard:
+    """A guard whose windows have the median 10 and the median absolute deviation 2 (loss), 1 and 0.5 (norm)."""
+    guard = Guard(GuardConfig(spike_window=8, **settings))
+    for loss, norm in ((6, 0.0), (8, 0.5), (8, 0.5), (10, 1.0), (10, 1.0), (12, 1.5), (12, 1.5), (14, 2.0)):
+        guard._admit("a/loss", loss)
+        guard._admit("a/gradient norm", norm)
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "named"),
+    [
+        (10 + 4 * 1.4826 * 2 - 0.01, 1.0, []), (10 + 4 * 1.4826 * 2 + 0.01, 1.0, ["loss"]),
+        (10.0, 1 + 4 * 1.4826 * 0.5 - 0.01, []), (10.0, 1 + 4 * 1.4826 * 0.5 + 0.01, ["gradient norm"]),
+        (1e3, 1e3, ["loss", "gradient norm"]), (-1e3, 0.0, []),
+    ],
+)  # fmt: skip
+def test_a_spike_is_so_many_robust_standard_deviations_above_the_median(
+    loss: float, norm: float, named: list[str]
+) -> None:
+    verdict = filled(spike_z=4.0).judge(kind="a", loss=loss, grad_norm=norm, bad_ranks=[])
+    assert verdict.spike == bool(named)
+    assert verdict.action == "apply"
+    assert [name for name in ("loss", "gradient norm") if f"{name} " in verdict.reason] == named
+
+
+def test_equal_losses_have_a_spread_of_a_hundredth_of_their_median() -> None:
+    for loss, spike in ((5.0 + 10 * 0.05 - 0.001, False), (5.0 + 10 * 0.05 + 0.001, True)):
+        guard = Guard(GuardConfig(spike_window=8))
+        for _ in range(8):
+            guard._admit("a/loss", 5.0)
+        assert guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]).spike == spike
+
+
+def test_the_window_holds_the_last_steps_spikes_included() -> None:
+    guard = filled()
+    guard.judge(kind="a", loss=500.0, grad_norm=7.0, bad_ranks=[])
+    windows = guard.to_dict()["windows"]
+    assert windows["a/loss"] == [8, 8, 10, 10, 12, 12, 14, 500.0]
+    assert windows["a/gradient norm"][-1] == 7.0
+
+
+def test_only_spikes_in_a_row_are_divergence_and_only_skips_in_a_row() -> None:
+    guard = filled(spike_patience=2)
+    actions = [
+        guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]).action for loss in (1e3, 10, 1e6, 10, 1e9, 1e12)
+    ]
+    assert actions == ["apply"] * 5 + ["rollback"]
+    guard = filled(spike_action="skip", max_consecutive_skips=2)
+    judge = [guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]) for loss in (1e3, 10, 1e6, 1e9)]
+    assert [(verdict.action, verdict.spike) for verdict in judge] == [
+        ("skip", True), ("apply", False), ("skip", True), ("rollback", True)
+    ]  # fmt: skip
+    assert "2 steps skipped in a row" in judge[-1].reason
+    assert not judge[-1].non_finite
+
+
+def test_an_applied_spike_ends_a_row_of_skips() -> None:
+    guard = filled(max_consecutive_skips=2)
+    values = [(math.nan, 1.0), (1e6, 1.0), (math.nan, 1.0), (1.0, math.inf)]
+    found = [guard.judge(kind="a", loss=loss, grad_norm=norm, bad_ranks=[]) for loss, norm in values]
+    assert [verdict.action for verdict in found] == ["skip", "apply", "skip", "rollback"]
+    assert [verdict.non_finite for verdict in found] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(("rollbacks", "action"), [(0, "rollback"), (1, "rollback"), (2, "stop"), (3, "stop")])
+def test_the_roll_back_after_the_last_stops(rollbacks: int, action: str) -> None:
+    guard = Guard(GuardConfig(max_consecutive_skips=1, max_rollbacks=2))
+    guard.rollbacks = rollbacks
+    verdict = guard.judge(kind="a", loss=1.0, grad_norm=1.0, bad_ranks=[0, 2])
+    assert (verdict.action, verdict.non_finite) == (action, True)
+    assert "(rank 0, 2)" in verdict.reason
+    guard.rolled_back()
+    assert guard.rollbacks == rollbacks + 1
+    assert (guard.consecutive_skips, guard.consecutive_spikes, guard.consecutive_overflows) == (0, 0, 0)
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow() -> None:
+    """On this rank or on another one: the scale of fp16 explains gradients only."""
+    for loss, bad in ((1.0, [1]), (math.nan, [])):
+        guard = Guard(GuardConfig())
+        guard.consecutive_overflows = 3
+        verdict = guard.judge(kind="a", loss=loss, grad_norm=math.inf, bad_ranks=bad, overflow=True)
+        assert (verdict.action, verdict.non_finite, guard.consecutive_skips) == ("skip", True, 1)
+        assert guard.consecutive_overflows == 0

@@ -71,6 +71,8 @@ def test_a_folder_of_an_older_trainer_samples_without_data(tmp_path: Path) -> No
     assert "19 parameters of the format ddit; left out: rotary_emb.cos_cached" in result.output
     parts = load_run(tmp_path / "runs" / "run", device="cpu")
     assert (parts.step, parts.checkpoint.name) == (90_000, "step-00090000")
+    state = folder.document(parts.checkpoint, "training_state.json")["state"]
+    assert (state["step"], state["draw"], state["tokens"]) == (90_000, 0, 0)
     made = MMLDLM.from_run(tmp_path / "runs" / "run", device="cpu").generate(3, length=5, seed=0)
     assert [len(text.split()) for text in made.texts] == [5, 5, 5]
     config = json.loads((tmp_path / "runs" / "run" / "config.json").read_text())
@@ -163,7 +165,7 @@ def test_export_and_import_return_the_same_bits(
     second = torch.load(tmp_path / "second" / "model.pt", weights_only=True)
     assert helpers.same_bits(plain, second)
     assert [value.dtype for value in plain.values()] == [second[name].dtype for name in plain]
-    export_checkpoint(tmp_path / "runs" / "run", tmp_path / "last", use_ema=False)
+    export_checkpoint(tmp_path / "runs" / "run", tmp_path / "last", checkpoint="step-00000002", use_ema=False)
     assert written_with(tmp_path / "second")["weights"] == "last", "an imported run has no averages"
     assert written_with(tmp_path / "last") == {**counters, "weights": "last"}
     last = helpers.tensors(tmp_path / "runs" / "run", 2)

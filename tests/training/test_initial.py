@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import Heard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.checkpoints import folder
@@ -21,6 +22,7 @@ from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.tracking.base import Silent
+from mm_ldlm.training import initial
 from mm_ldlm.training.build import _initial_root
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.initial import common_tokens, initialise, refuse_other_vocabulary
@@ -239,3 +241,56 @@ def test_an_exported_tokenizer_is_compared(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "model.pt"):
         with pytest.raises(CheckpointError, match="expected the vocabulary of this run"):
             refuse_other_vocabulary(path, ours)
+
+
+def test_a_checkpoint_without_what_by_token_needs_is_refused(tmp_path: Path) -> None:
+    """Its tokenizer, and the shape of its data."""
+    words = tokenizer([*SPECIALS, *WORDS])
+    root, build = built("dit", words, seed=2)
+    words.save(tmp_path / "mine")
+    given: dict[str, Any] = {"vocabulary": "by_token", "tokenizer": tmp_path / "mine", "shape": shape_of(words),
+                             "build": build, "tracker": Silent(), "options": KINDS["dit"][0]}  # fmt: skip
+    tensors = {"model.safetensors": {name: p.detach().clone() for name, p in root.named_parameters()}}
+    bare = folder.write(tmp_path / "bare", 1, Contents(tensors, {"training_state.json": {"identity": None}}))
+    with pytest.raises(CheckpointError, match="expected the tokenizer of the checkpoint, to remap its weights"):
+        initialise(root, bare, **given)
+    described = folder.write(
+        tmp_path / "described", 1,
+        Contents(tensors, {"training_state.json": {"identity": {}}}, {"tokenizer": tmp_path / "mine"}),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"expected the shape of its data in training_state\.json"):
+        initialise(root, described, **given)
+    with pytest.raises(CheckpointError, match=r"parameter 'training\.init_from': .*no complete checkpoint"):
+        initialise(root, tmp_path / "nowhere", **given)
+
+
+def test_what_was_remapped_is_recorded(tmp_path: Path) -> None:
+    theirs, ours = tokenizer([*SPECIALS, *WORDS]), tokenizer(OTHER)
+    path, _ = checkpoint(tmp_path / "source", "dit", theirs)
+    ours.save(tmp_path / "mine")
+    root, build = built("dit", ours, seed=2)
+    heard = Heard()
+    initialise(
+        root, path, vocabulary="by_token", tokenizer=tmp_path / "mine", shape=shape_of(ours), build=build,
+        tracker=heard, options=KINDS["dit"][0],
+    )  # fmt: skip
+    assert heard.events == [(0, "init_vocabulary", {"kept": 7, "new": 2, "source": str(path)})]
+
+
+@pytest.mark.parametrize(("behind_theirs", "behind_ours"), [(0, 0), (1, 1), (0, 1), (1, 0), (2, 1)])
+def test_rows_behind_all_ids_are_copied_where_both_have_as_many(behind_theirs: int, behind_ours: int) -> None:
+    """Theirs has the tokens 0 to 3 and ours 0 to 4; token 3 is 1 here. Ids of the noise count as ids."""
+    their_shape = DataShape(vocab_size=4, pad_id=0, mask_id=1, max_length=8, noise_ids=1)
+    our_shape = dataclasses.replace(their_shape, vocab_size=5)
+    both = initial.Vocabularies(torch.tensor([0, 3]), torch.tensor([0, 1]), their_shape, our_shape)
+    theirs = torch.arange(4.0 + 1 + behind_theirs) + 100
+    ours = torch.arange(5.0 + 1 + behind_ours)
+    expected = ours.clone()
+    expected[0], expected[1] = 100, 103
+    if behind_theirs == behind_ours == 1:
+        expected[6] = 105
+    assert initial._moved(theirs, ours, both, dim=0).tolist() == expected.tolist()
+    turned = initial._moved(theirs.repeat(2, 1), ours.repeat(2, 1), both, dim=1)
+    assert turned.tolist() == [expected.tolist()] * 2
+    other = torch.ones(3, 9)
+    assert initial._moved(other, ours.repeat(2, 1), both, dim=1) is other, "another model is refused later"

@@ -168,3 +168,28 @@ def test_a_state_that_lacks_an_entry_is_refused(entry: str) -> None:
     del held[lost]
     with pytest.raises(ValueError, match=f"{re.escape(lost.split('/')[1])} in adamw lacks {entry}$"):
         optimization.load(held, lambda like, value: value.clone())
+
+
+def test_a_restored_state_replaces_the_one_of_later_steps() -> None:
+    """After a roll-back to a checkpoint before a part was trained, nothing of its later moments is left."""
+    made = nn.Linear(3, 2)
+    optimization = Optimization(made, config(), max_steps=10)
+    made.weight.grad = torch.ones_like(made.weight)
+    optimization.step()
+    early = {key: value.clone() for key, value in optimization.tensors().items()}
+    made.bias.grad = torch.ones_like(made.bias)
+    optimization.step()
+    assert set(optimization.tensors()) > set(early)
+    optimization.load(early, lambda like, value: value.clone())
+    assert set(optimization.tensors()) == set(early)
+    assert all(torch.equal(value, optimization.tensors()[key]) for key, value in early.items())
+
+
+def test_muon_has_its_own_options() -> None:
+    given = config(name="muon", lr=1e-3, muon_lr=3e-3, muon_momentum=0.7, weight_decay=0.2, betas=(0.6, 0.8), eps=1e-5)
+    found = Optimization(model(), given, max_steps=10).optimizers
+    (muon,) = found["muon"].param_groups
+    assert (muon["momentum"], muon["weight_decay"], muon["lr"]) == (0.7, 0.2, 3e-3)
+    assert {(group["betas"], group["eps"], group["lr"]) for group in found["adamw"].param_groups} == {
+        ((0.6, 0.8), 1e-5, 1e-3)
+    }

@@ -36,7 +36,7 @@ def as_found() -> Iterator[None]:
 class Watched:
     """An objective that notes the switches under which it is called."""
 
-    def __init__(self, inner: Objective, seen: set[tuple[bool, bool]]) -> None:
+    def __init__(self, inner: Objective, seen: set[tuple[bool, ...]]) -> None:
         self.inner: Any = inner
         self.seen = seen
 
@@ -44,17 +44,18 @@ class Watched:
         return getattr(self.inner, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.seen.add((torch.is_anomaly_enabled(), torch.backends.cuda.matmul.allow_tf32))
+        switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        self.seen.add((torch.is_anomaly_enabled(), *switches))
         return self.inner(*arguments, **named)
 
 
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize(("anomaly", "tf32"), [(True, False), (False, True)])
 def test_anomaly_mode_and_tf32_follow_the_parameters(tmp_path: Path, anomaly: bool, tf32: bool) -> None:
-    seen: set[tuple[bool, bool]] = set()
+    seen: set[tuple[bool, ...]] = set()
     spec = helpers.spec(max_steps=2, precision={"detect_anomaly": anomaly, "tf32": tf32})
     train(spec, root=tmp_path, data=helpers.data(), wrap_objective=lambda inner: Watched(inner, seen))
-    assert seen == {(anomaly, tf32)}
+    assert seen == {(anomaly, tf32, tf32)}
 
 
 @pytest.mark.usefixtures("as_found")

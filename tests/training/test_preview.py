@@ -54,12 +54,12 @@ def trained(stores: Path, root: Path, **training: Any) -> Path:
     return found.directory / "training_log.jsonl"
 
 
-def made(stores: Path, *, rank: int = 0, **training: Any) -> Any:
+def made(stores: Path, *, rank: int = 0, world: int = 2, **training: Any) -> Any:
     """The preview of a rank."""
     spec = planned(stores, **{"show_every_seconds": 60, **training})
     data = open_data(spec, stores / "runs")
     root = build._trainable_root(spec, data, stores / "runs", None, Silent())
-    process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
+    process = Process(RankInfo(rank=rank, world=world), torch.device("cpu"), None)
     return build._preview(spec, data, root, process, Silent())
 
 
@@ -114,6 +114,7 @@ def test_only_the_first_rank_shows_and_only_where_a_text_can_be_written(stores: 
     assert made(stores, rank=1) is None
     assert made(stores, show_every_seconds=None) is None
     assert made(stores, parallel="fsdp") is None, "a sharded model needs all ranks"
+    assert made(stores, parallel="fsdp", world=1) is not None, "a single rank shards nothing"
     spec = planned(stores, show_every_seconds=60)
     process = Process(RankInfo(), torch.device("cpu"), None)
     without = dataclasses.replace(open_data(spec, stores / "runs"), folders={})

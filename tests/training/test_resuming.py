@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
 import pytest
+from parts import Heard
 from test_ranks import go
 
 from mm_ldlm.checkpoints import folder
@@ -16,7 +18,8 @@ from mm_ldlm.config import parse
 from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.parameters import check_files
 from mm_ldlm.tracking.jsonl import read_events, read_metrics
-from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training import resuming
+from mm_ldlm.training.config import CheckpointConfig, TrainingConfig
 from mm_ldlm.training.session import run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.worker import Result, train
@@ -179,3 +182,50 @@ def test_a_restart_after_a_lost_rank_continues_although_a_new_command_begins_ane
         run(tmp_path, pause_at=2, resume="never", max_steps=4)
         assert read_events(tmp_path / "run/training_log.jsonl", "start")[-1]["resumed_from"] == origin
         assert sorted(path.name for path in tmp_path.glob("run.old-*")) == old
+
+
+@pytest.mark.parametrize(("best_is", "name", "value"), [("min", "step-00000020", 1.0), ("max", "step-00000010", 3.0)])
+def test_the_best_checkpoint_up_to_a_step(
+    best_is: Any, name: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = {10: {"m": 3.0}, 20: {"m": 1.0}, 30: {"other": 0.0}, 40: {"m": 2.0}, 50: {"m": 9.0}, 60: {"m": 0.5}}
+    monkeypatch.setattr(resuming.folder, "all_in", lambda path: [path / f"step-{step:08}" for step in metrics])
+    monkeypatch.setattr(resuming.folder, "document", lambda path, file: {"metrics": metrics[folder.step_of(path)]})
+    config = CheckpointConfig(best_metric="m", best_is=best_is)
+    assert resuming._best(tmp_path, config, upto=40) == (name, value)
+    assert resuming._best(tmp_path, config, upto=10) == ("step-00000010", 3.0), "the step itself counts"
+    assert resuming._best(tmp_path, config, upto=5) == (None, None)
+    assert [path.name for path in resuming.later(tmp_path / "step-00000040")] == ["step-00000050", "step-00000060"]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_the_first_rank_alone_moves_checkpoints_and_pointers(
+    is_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank restores and reads which are later; without a best metric of the earlier ones `best` goes."""
+    for step in (2, 4, 6):
+        folder.write(tmp_path / "checkpoints", step, folder.Contents({}, {"training_state.json": {"metrics": {}}}))
+    directory = tmp_path / "checkpoints"
+    folder.point(directory, "best", directory / folder.name_of(6))
+    restored: list[Path] = []
+    barriers: list[list[int]] = []
+    monkeypatch.setattr(resuming.collectives, "barrier", lambda: barriers.append(steps(directory)))
+    heard = Heard()
+    state = SimpleNamespace(step=4, best=0.5)
+    parts: Any = SimpleNamespace(
+        checkpointer=SimpleNamespace(directory=directory, restore=restored.append), state=state, tracker=heard,
+        process=SimpleNamespace(is_main=is_main),
+    )  # fmt: skip
+    spec = helpers.spec(checkpoint={"best_metric": "loss"})
+    resuming._go_back(parts, spec, directory / folder.name_of(4))
+    assert restored == [directory / folder.name_of(4)]
+    assert state.best is None
+    assert barriers == [[2, 4, 6], [2, 4] if is_main else [2, 4, 6]], "moved after every rank has listed them"
+    assert steps(directory) == ([2, 4] if is_main else [2, 4, 6])
+    assert (directory / "best").exists() is not is_main
+    moved = {"moved": ["step-00000006"], "to": "checkpoints.old-1"}
+    assert heard.events == ([(4, "went_back", moved)] if is_main else [])
+    assert resuming.went_back(directory / folder.name_of(4)) is is_main
+    assert resuming.went_back(directory / folder.name_of(4), fingerprint=spec.fingerprint) is is_main
+    assert not resuming.went_back(directory / folder.name_of(4), fingerprint="another")
+    assert not resuming.went_back(directory / folder.name_of(2))

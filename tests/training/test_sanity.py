@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,12 @@ from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
 CONFIG = SanityConfig(max_seconds=15)
 
 
-def checked(tmp_path: Path, wrap: Any = None, *, steps: int = 150, **settings: Any) -> dict[str, Check]:
+def checked(
+    tmp_path: Path, wrap: Any = None, *, steps: int = 150, data: Any = None, **settings: Any
+) -> dict[str, Check]:
     config = SanityConfig(max_seconds=15, max_steps=steps)
-    found = check_sanity(helpers.spec(**settings), root=tmp_path, config=config, data=helpers.data(), wrap=wrap)
+    data = data or helpers.data()
+    found = check_sanity(helpers.spec(**settings), root=tmp_path, config=config, data=data, wrap=wrap)
     return {check.name: check for check in found}
 
 
@@ -37,7 +41,8 @@ def test_a_sound_configuration_passes(mode: str, tmp_path: Path) -> None:
 def test_a_configuration_that_keeps_its_best_checkpoint_is_checked(tmp_path: Path) -> None:
     """As those of the large corpora do; the checks neither validate nor save."""
     best = {"best_metric": "validation/perplexity", "every_steps": 4}
-    assert "overfit one batch" in checked(tmp_path, steps=1, validate_every=2, checkpoint=best)
+    data = dataclasses.replace(helpers.data(), validation=None)
+    assert "overfit one batch" in checked(tmp_path, steps=1, data=data, validate_every=2, checkpoint=best)
 
 
 def test_a_parameter_outside_the_graph(tmp_path: Path) -> None:
@@ -146,3 +151,27 @@ def test_the_overfit_loss_falls_below_its_fraction_and_ends_early_at_half_of_it(
         found = sanity.learning(parts, batch, SanityConfig(max_steps=12, fall=0.5))[-1]
     assert found.ok == ok
     assert found.found == f"loss 1.000 → {later:.3f} in {steps} steps on one batch of 5 examples"
+
+
+def test_tensors_elsewhere_and_losses_without_a_graph_are_named() -> None:
+    root = torch.nn.Linear(2, 1)
+    batch: Any = SimpleNamespace(tensors={"tokens": torch.zeros(1, device="meta")})
+    losses = {"a": root.weight.sum(), "b": torch.tensor(1.0), "c": root.weight.sum() * torch.nan}
+    stepper = SimpleNamespace(
+        root=root, objective=SimpleNamespace(kinds=tuple(losses)),
+        total=lambda batch, *, kind, draw, step: losses[kind],
+    )  # fmt: skip
+    ema = SimpleNamespace(values={"weight": torch.zeros(1)})
+    parts: Any = SimpleNamespace(stepper=stepper, process=SimpleNamespace(device=torch.device("cpu")), ema=ema)
+    found = sanity.placement(parts, batch)
+    assert (found.found, found.remedy) == ("1 of them elsewhere: batch tokens on meta", "move them to cpu")
+    batch.tensors = {"tokens": torch.zeros(1)}
+    assert (sanity.placement(parts, batch).found, sanity.placement(parts, batch).ok) == ("4 tensors on cpu", True)
+    found = sanity.attached(parts, batch)
+    assert found.found == "b: the loss has no gradient graph; c: loss is nan"
+    assert not found.ok
+    losses.pop("c")
+    losses["b"] = root.bias.sum()
+    stepper.objective.kinds = ("a", "b")
+    assert sanity.attached(parts, batch).found == "attached and finite in a, b"
+    assert sanity.attached(parts, batch).ok

@@ -200,9 +200,9 @@ def test_a_damaged_status_names_the_remedy(tmp_path: Path) -> None:
         read_status(tmp_path)
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize(("hosts", "job"), [(1, None), (3, None), (3, "mine")])
 def test_the_launch_of_a_session_is_that_of_its_parameters(
-    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: int, job: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
 
@@ -215,15 +215,16 @@ def test_the_launch_of_a_session_is_that_of_its_parameters(
     monkeypatch.setattr("mm_ldlm.training.session.host_name", lambda: "host-a")
     if hosts > 1:
         monkeypatch.setenv("NODE_RANK", "2")
-    settings = {"processes": 5, "max_restarts": 7, "nodes": hosts, "rendezvous": "head:29411", "keep_logs": 9}
+    settings = {"processes": 5, "max_restarts": 7, "nodes": hosts, "rendezvous": "head:29411", "keep_logs": 9,
+                "job": job}  # fmt: skip
     spec = helpers.spec(launch=settings)
     with pytest.raises(WorkerFailed, match="was stopped"):
         run_session(spec.to_dict(), tmp_path)
     ((module, arguments, given, read),) = seen
     assert (module, read, arguments[1:]) == ("mm_ldlm.training.worker", spec, ["--root", str(tmp_path)])
     assert given["log_directory"] == tmp_path / "logs" / "run" / "host-a"
-    own = {"node_rank": None, "job": None} if hosts == 1 else {"node_rank": 2, "job": "run"}
-    assert given["config"] == LaunchConfig(**settings, **own), "hosts of a run meet under its name"
+    own = {"node_rank": None, "job": None} if hosts == 1 else {"node_rank": 2, "job": job or "run"}
+    assert given["config"] == LaunchConfig(**{**settings, **own}), "hosts of a run meet under its name"
     locks = [path.name for path in tmp_path.glob(".*.lock")]
     assert locks == [".run.session.lock"] * (hosts == 1), "each host has a session of its own"
 

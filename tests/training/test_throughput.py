@@ -95,3 +95,40 @@ def test_before_a_step_was_measured_nothing_is_estimated(clock: list[float]) -> 
     step(found, tokens=40, rows=4, length=10)
     assert found.estimate() is None
     assert "seconds_left" not in found.line(0.1, flops_per_token=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12),
+     ("NVIDIA A10G", 70e12), ("NVIDIA A10", 125e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12), ("Radeon", None),
+     ("NVIDIA B200", 2250e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA H100 NVL", 835e12),
+     ("NVIDIA L40", 181e12), ("NVIDIA GeForce RTX 4090", 165e12), ("NVIDIA A40", 150e12), ("NVIDIA A30", 165e12),
+     ("Tesla T4", 65e12)],
+)  # fmt: skip
+def test_the_peak_of_a_gpu_is_that_of_the_first_fitting_name(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert module.peak_flops(torch.device("cuda")) == peak
+    assert module.peak_flops(torch.device("cpu")) is None
+
+
+def test_the_utilisation_is_that_of_all_devices(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "peak_flops", lambda device: 1e12)
+    found = made()
+    step(found, tokens=60, rows=4, length=25)
+    clock[0] = 102.0
+    line = found.line(0.1, flops_per_token=1e10)
+    assert (line["tflops_per_second"], line["flops_utilisation"]) == pytest.approx((0.5, 0.25)), "of two ranks"
+
+
+@pytest.mark.parametrize(("max_minutes", "left"), [(None, 80.0), (1.0, 50.0), (10.0, 80.0), (0.1, 0.0)])
+def test_the_remaining_time_ends_with_the_first_limit(
+    max_minutes: float | None, left: float, clock: list[float]
+) -> None:
+    state = TrainingState(step=10)
+    found = made(max_minutes=max_minutes, state=state)
+    for _ in range(2):
+        clock[0] += 5.0
+        step(found, tokens=40, rows=4, length=50)  # five times the mean size
+    assert found.line(0.1, flops_per_token=0.0)["seconds_left"] == pytest.approx(left)

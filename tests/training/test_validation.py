@@ -11,14 +11,18 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from parts import ALONE
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.tracking.jsonl import read_metrics
-from mm_ldlm.training.validation import Validation
+from mm_ldlm.training.config import BatchConfig, EmaConfig
+from mm_ldlm.training.ema import Ema
+from mm_ldlm.training.validation import Subset, Validation, _use
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 1, "heads": 2}
@@ -105,3 +109,70 @@ def test_runs_that_score_texts_have_a_perplexity(
     if scored:
         assert line["validation/perplexity"] == pytest.approx(math.exp(line["validation/nll"]))
         assert 1 < line["validation/nll"] < 20
+
+
+class _Objective(SimpleNamespace):
+    def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
+        count = batch.real_B.sum().double()
+        values = {"a": (2.0, 5.0), "b": (3.0, 7.0)}[kind]
+        one = {"text": (values[0] * count, count), "length": (values[1] * count, count)}
+        return one if kind == "a" else {**one, "rare": (0.0 * count, 0.0 * count)}
+
+
+class Root(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Linear(1, 1)
+        self.objective = _Objective(kinds=("a", "b"), fields=(), weights={"text": 2.0, "length": 0.5, "absent": 9.0})
+
+
+def test_the_validation_loss_is_the_mean_over_kinds_of_the_weighted_losses() -> None:
+    root: Any = Root()
+    validation = Validation(
+        helpers.Rows(20), root, Ema(root, EmaConfig()), ALONE, batch=BatchConfig(examples=4), examples=10,  # type: ignore[arg-type]
+        seed=0, max_length=helpers.LONGEST, fill=True,
+    )  # fmt: skip
+    found = validation(3)
+    assert found == pytest.approx({
+        "loss": ((2 * 2 + 0.5 * 5) + (2 * 3 + 0.5 * 7)) / 2, "a/text": 2.0, "a/length": 5.0, "b/text": 3.0,
+        "b/length": 7.0,
+    })  # fmt: skip
+
+
+def test_the_subset_of_the_validation_is_drawn_once() -> None:
+    rows: Any = helpers.Rows(50)
+    one, again, other = (Subset(rows, 20, seed=seed) for seed in (3, 3, 4))
+    assert one.examples.tolist() == again.examples.tolist() == sorted(one.examples.tolist())
+    assert one.examples.tolist() != other.examples.tolist()
+    assert len(set(one.examples.tolist())) == 20
+    assert one.lengths.tolist() == rows.lengths[one.examples].tolist()
+    some = np.array([4, 2])
+    assert (one.tokens(some, length=12) == rows.tokens(one.examples[some], length=12)).all()
+    assert (one.field("latents", some) == rows.field("latents", one.examples[some])).all()
+    assert len(Subset(rows, 99, seed=0).examples) == 50
+
+
+@pytest.mark.parametrize(("nll", "perplexity"), [(2.0, math.exp(2.0)), (5_000.0, math.exp(700.0))])
+def test_a_perplexity_is_a_finite_number(nll: float, perplexity: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    root: Any = Root()
+    root.objective.generative_model = lambda model: model
+    validation = Validation(
+        helpers.Rows(8), root, Ema(root, EmaConfig()), ALONE, batch=BatchConfig(examples=4), examples=8,  # type: ignore[arg-type]
+        seed=0, max_length=helpers.LONGEST, fill=False,
+    )  # fmt: skip
+    validation._scores = "score"
+    pair = torch.tensor([3 * nll, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(validation, "_negative_log_likelihood", lambda model, batch, *, draw: pair)
+    found = validation(0)
+    assert (found["nll"], found["perplexity"]) == pytest.approx((nll, perplexity))
+
+
+def test_a_likelihood_given_a_latent_needs_latents() -> None:
+    both, given = ("score", "score_given_latent"), ("score_given_latent",)
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], str | None]] = [
+        (both, ("latents",), "score"), (given, ("latents",), "score_given_latent"), (given, (), None),
+        (("score",), (), "score"), ((), ("latents",), None),
+    ]  # fmt: skip
+    for uses, fields, expected in cases:
+        able: Any = Capabilities(uses=frozenset(uses), trained_as="a test")  # type: ignore[arg-type]
+        assert _use(able, fields) == expected

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mm_ldlm.checkpoints.reference import MARKER
+from mm_ldlm.checkpoints.reference import MARKER, NAME
 from mm_ldlm.errors import CheckpointError, UnsafePathError
 from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
@@ -29,7 +28,6 @@ from mm_ldlm.store.paths import inside, problem
 from mm_ldlm.store.verified import RECORD
 
 FORMAT_VERSION = 2
-_NAME = re.compile(r"step-(\d{8,18})")
 _READ = (".safetensors", ".json", ".arrow")
 """Endings of the files that are read from a checkpoint; each must be in its marker."""
 
@@ -57,7 +55,7 @@ def step_of(path: Path) -> int:
     Raises:
         CheckpointError: it has another name, and its marker is missing or damaged.
     """
-    match = _NAME.fullmatch(path.name)
+    match = NAME.fullmatch(path.name)
     return int(match[1]) if match else int(_marker(path)["step"])
 
 
@@ -109,7 +107,7 @@ def _reason(error: Exception, contents: Contents) -> str:
     return f"{error}. Free some disk space."
 
 
-def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
+def check(path: Path) -> dict[str, Any]:
     """Check a checkpoint and return its marker.
 
     Raises:
@@ -125,7 +123,7 @@ def check(path: Path, *, checksums: bool = True) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {name} is missing.")
         if (size := file.stat().st_size) != promised["bytes"]:
             raise CheckpointError(f"{path}: expected {promised['bytes']} bytes in {name}, found {size}.")
-        if checksums and file_sha256(file) != promised["sha256"]:
+        if file_sha256(file) != promised["sha256"]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs).")
     for file in sorted(file for file in path.rglob("*") if file.suffix in _READ):
         if (name := file.relative_to(path).as_posix()) not in marker["files"]:
@@ -196,7 +194,7 @@ def document(path: Path, name: str) -> Any:
 def all_in(directory: Path) -> list[Path]:
     """List the complete checkpoints (with a marker) under their own names, oldest first; a copy has another name."""
     found = (path.parent for path in directory.glob(f"step-*/{MARKER}"))
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in found if NAME.fullmatch(path.name)), key=step_of)
 
 
 def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from mm_ldlm.messages import show
 from mm_ldlm.store.atomic import read_json
 from mm_ldlm.store.paths import inside
 
+NAME = re.compile(r"step-(\d{8,18})")
+"""Name of the folder of a checkpoint; a copy may have another one."""
 MARKER = "COMPLETE"
 """File of a checkpoint that is written last and names its other files."""
 CHECKPOINTS, CONFIG = "checkpoints", "config.json"
@@ -107,12 +110,12 @@ def chosen_run(path: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}, which has no complete checkpoint. Train the run, or choose another one.")
     if checkpoint is not None and checkpoint not in complete:
         raise CheckpointError(f"{where}, but {checkpoint} is not complete here. Choose one of: {', '.join(complete)}.")
-    name = checkpoint or complete[-1]
-    step = name.removeprefix("step-")
+    steps = {name: int(match[1]) for name in complete if (match := NAME.fullmatch(name))}
+    name = checkpoint or max(steps, key=lambda name: steps[name], default=complete[-1])
     return {
         "name": folder.name,
         "path": path,
-        **({"step": int(step)} if step.isascii() and step.isdigit() else {}),
+        **({"step": steps[name]} if name in steps else {}),
         "checkpoint": name,
         "metrics": {},
         CHOSEN: checkpoint,

@@ -149,7 +149,7 @@ def deal(
     """
     parts = world * accumulation
     size = len(planned.examples)
-    each = -(-(max(planned.full_size, size) if fill else size) // parts)
+    each = -(-(planned.full_size if fill else size) // parts)
     batches = []
     for micro in range(accumulation):
         position = micro * world + rank + parts * np.arange(each, dtype=np.int64)

@@ -59,7 +59,6 @@ class Diagnostics:
         self._seen: dict[str, Tensor] = {}
         self._numbers: dict[str, Tensor] = {}
         self._freezing: FreezingSnapshot | None = None
-        self._all_had_gradients = False
 
     def new_epoch(self) -> None:
         """Reset the peak of memory; on a CPU it is the peak since the start of the process and cannot be reset."""
@@ -200,13 +199,6 @@ class Diagnostics:
         parameters, of_model = (sum(p.numel() for p in m.parameters()) for m in (self.root, self.root.model))
         own = {"objective_parameters": parameters - of_model} if parameters > of_model else {}
         return {"parameters": parameters, **own, "parts": count_by_part(self.root)}
-
-    def observe_gradients(self) -> None:
-        """Record which parameters have had a gradient, until all have had one."""
-        if self._freezing is not None and not self._all_had_gradients:
-            self._freezing.observe(self.root)
-            trains = sum(1 for p in self.root.parameters() if p.requires_grad)
-            self._all_had_gradients = len(self._freezing.had_gradient) >= trains
 
     def verify_freezing(self) -> None:
         """Check at a checkpoint that no frozen parameter has moved.

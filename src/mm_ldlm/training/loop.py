@@ -119,7 +119,6 @@ def run(parts: Run, *, pause_at: int | None = None) -> Ending:
                     reason=verdict.reason, directory=parts.checkpointer.directory.parent, tracker=parts.tracker,
                 )  # fmt: skip
             if detailed:
-                parts.diagnostics.observe_gradients()
                 parts.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
             if scaler is not None:
                 scaler.update()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import PreflightError
@@ -47,13 +48,15 @@ def preflight(parts: Run, spec: TrainingSpec, data: Data, directory: Path) -> li
         PreflightError: a check failed on a rank; the message contains the whole table.
     """
     process, plan = parts.process, parts.loader.plan
+    # Nothing is resumed yet, so the steps that are done are those of the newest checkpoint.
+    done = max((folder.step_of(path) for path in folder.all_in(directory / "checkpoints")), default=0)
     checks = [
         device(process, parts.config.precision),
         versions(process),
         all_reduce(process),
         configuration(directory, spec),
         shared_folder(process, directory),
-        disk(parts.stepper, parts.config, directory, averaged=bool(parts.ema.values), done=parts.state.step),
+        disk(parts.stepper, parts.config, directory, averaged=bool(parts.ema.values), done=done),
         data_shape(data, parts.stepper.objective.fields),
         batches(plan, process, epoch=parts.state.epoch),
     ]
@@ -149,6 +152,7 @@ def shared_folder(process: Process, directory: Path) -> Check:
 
 
 def disk(stepper: Stepper, config: TrainingConfig, directory: Path, *, averaged: bool, done: int) -> Check:
+    """Check that there is room for the checkpoints of the steps after the first `done` ones."""
     parameters = sum(p.numel() for p in stepper.root.parameters())
     one = 4 * parameters * (4 if averaged else 3)
     checkpoint = config.checkpoint

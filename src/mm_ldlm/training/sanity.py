@@ -126,7 +126,7 @@ def attached(parts: Run, batch: Batch) -> Check:
         if loss.grad_fn is None:
             faults.append(f"{kind}: the loss has no gradient graph")
         if not bool(torch.isfinite(loss)):
-            faults.append(f"{kind}: loss is {float(loss)}")
+            faults.append(f"{kind}: loss is {float(loss.detach())}")
     if faults:
         return Check("loss", "; ".join(faults), "look for .detach(), .item() or a constant in the objective")
     return Check("loss", f"attached and finite in {', '.join(parts.stepper.objective.kinds)}")

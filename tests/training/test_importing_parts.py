@@ -1,0 +1,154 @@
+"""Parts of an import by hand: which source of a setting counts, the mask of a tokenizer, weights of the objective."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_importing import HEADS, WORDS, older
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+from mm_ldlm.checkpoints.converting import Names
+from mm_ldlm.checkpoints.legacy import Legacy
+from mm_ldlm.errors import CheckpointError
+from mm_ldlm.training import importing
+from mm_ldlm.training.exporting import refuse_existing
+from mm_ldlm.training.importing import Given, import_checkpoint
+
+FILE = Path("model.pt")
+
+
+class Root(nn.Module):
+    """A model and an objective with a parameter each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.objective = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "loaded"),
+    [
+        ({"weight": 1.0, "objective.weight": 2.0}, None, (1.0, 2.0)), ({"weight": 1.0}, None, (1.0, 0.0)),
+        ({"w": 1.0}, Names({"w": "weight"}, ("objective.weight",)), (1.0, 0.0)),
+        ({"o": 3.0}, Names({"o": "objective.weight"}, ("weight",)), (0.0, 3.0)),
+    ],
+)  # fmt: skip
+def test_the_objective_gets_its_weights_or_keeps_its_own(
+    given: dict[str, float], names: Names | None, loaded: tuple[float, float]
+) -> None:
+    root = Root()
+    shapes = {name: parameter.shape for name, parameter in (("w", root.model.weight), ("o", root.objective.weight))}
+    tensors = {name: torch.full(shapes["o" if name.startswith("o") else "w"], value) for name, value in given.items()}
+    config = {"shape": SimpleNamespace(num_ids=5), "model": {"kind": "dit", "dim": 4, "heads": 2}}
+    found = importing._load(root, Legacy(FILE, tensors, None), config, names)
+    assert (root.model.weight.unique().item(), root.objective.weight.unique().item()) == loaded
+    assert found.format is None
+    with pytest.raises(CheckpointError, match=r"Missing: \['model\.weight'\]|without a name in the checkpoint"):
+        importing._load(root, Legacy(FILE, {}, None), config, names)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [((3, 4), 3), ((None, 4, 5), 4), ((None, None, 65_536), 65_536), ((1, "x"), 1)]
+)
+def test_the_first_setting_that_is_given_counts(values: tuple[Any, ...], expected: int) -> None:
+    assert importing._count("--heads", *values, file=FILE) == expected
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 65_537, True, 2.0, "2"])
+def test_a_setting_that_is_no_count_is_refused(value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"expected --heads from 1 to 65,536, found .* Give --heads N"):
+        importing._count("--heads", value, file=FILE)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "expected"),
+    [
+        ("plain", {"time_conditioning": False}, "plain"), (None, {"time_conditioning": False}, "none"),
+        (None, {"time_conditioning": False, "model": {"diffusion_process": "mdlm"}}, "none"),
+        (None, {"model": {"diffusion_process": "mdlm"}}, "plain"), ("none", {"time_conditioning": True}, "none"),
+        (None, {"time_conditioning": True}, "embeds σ"), (None, {}, "expected --timesteps"),
+        (None, {"model": "x"}, "expected --timesteps"),
+    ],
+)  # fmt: skip
+def test_how_the_timestep_reached_the_model(given: Any, settings: dict[str, Any], expected: str) -> None:
+    if expected in ("none", "plain"):
+        assert importing._timesteps(FILE, given, settings) == expected
+    else:
+        with pytest.raises(CheckpointError, match=expected):
+            importing._timesteps(FILE, given, settings)
+
+
+@pytest.mark.parametrize(("heads", "words"), [(HEADS * 2, "expected heads of dimension 4"), (HEADS, "")])
+def test_the_heads_of_the_command_are_compared_with_the_file(heads: int, words: str, tmp_path: Path) -> None:
+    path = older(tmp_path / "older")
+    if words:
+        with pytest.raises(CheckpointError, match=words):
+            import_checkpoint(path, tmp_path / "run", Given(heads=heads))
+        assert not (tmp_path / "run").exists()
+    else:
+        import_checkpoint(path, tmp_path / "run", Given(heads=heads))
+
+
+def saved(place: Path, *specials: str) -> Path:
+    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": WORDS}, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.Whitespace()
+    base.add_special_tokens(list(specials))
+    place.mkdir(parents=True)
+    base.save(str(place / "tokenizer.json"))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("specials", "more_rows", "mask", "size"),
+    [
+        ((), 1, 21, 23), (("[PAD]",), 1, 22, 23),  # MDLM's [MASK] is behind the tokens of its tokenizer
+        (("<mask>",), 1, 21, 23), (("[PAD]", "[MASK]"), 1, 22, 23), (("[PAD]",), 0, 22, 23), (("[PAD]",), 2, 22, 23),
+    ],
+)  # fmt: skip
+def test_the_mask_is_that_of_the_tokenizer_or_the_id_behind_it(
+    specials: tuple[str, ...], more_rows: int, mask: int, size: int, tmp_path: Path
+) -> None:
+    place = saved(tmp_path / "a", *specials)
+    rows = WORDS + 1 + len(specials) + more_rows
+    for named in (None, str(place), str(place / "tokenizer.json")):
+        found = importing._tokenizer(place if named is None else tmp_path, named, rows=rows, max_length=7)
+        assert (found.mask_id, found.vocab_size, found.max_length) == (mask, size, 7)
+
+
+def test_a_tokenizer_is_taken_from_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, other = saved(tmp_path / "a", "[PAD]", "[MASK]"), saved(tmp_path / "b", "[PAD]", "[MASK]", "more")
+    given: dict[str, Any] = {"rows": 5, "max_length": 7}
+    assert importing._tokenizer(beside, None, **given).vocab_size == 23
+    assert importing._tokenizer(beside, str(other), **given).vocab_size == 24, "the command comes first"
+    asked: list[Any] = []
+    base = Tokenizer.from_file(str(other / "tokenizer.json"))
+    monkeypatch.setattr(importing.pretrained, "from_package", lambda: asked.append("package") or base)
+    monkeypatch.setattr(
+        importing.pretrained, "from_hub", lambda name, *, revision: asked.append((name, revision)) or base
+    )
+    for name in ("bert-base-uncased", "someone/else"):
+        importing._tokenizer(beside, name, **given)
+    assert asked == ["package", ("someone/else", None)]
+    with pytest.raises(CheckpointError, match=r"expected tokenizer\.json or vocab\.txt beside the weights, found none"):
+        importing._tokenizer(tmp_path, None, **given)
+
+
+def test_a_file_and_a_folder_with_files_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "empty").mkdir()
+    for name in ("file", "full"):
+        with pytest.raises(CheckpointError, match="expected a new folder, found one with files"):
+            refuse_existing(tmp_path / name)
+    for name in ("empty", "new"):
+        refuse_existing(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"cannot be a folder \(File name too long\)"):
+        refuse_existing(tmp_path / ("x" * 300))
