@@ -53,6 +53,13 @@ def test_bad_shapes_are_refused(bad, message):
         parse(MMDiTConfig, bad, at="model")
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_number_of_two_stream_blocks_up_to_all_of_them_is_accepted(count):
+    config = parse(MMDiTConfig, {"dim": 8, "depth": 3, "heads": 2, "cross_modal_blocks": count}, at="model")
+    model = config.build(data(), generator=torch.Generator())
+    assert [len(block.streams) for block in model.blocks] == [2] * count + [1] * (3 - count)
+
+
 def test_ids_outside_the_vocabulary_get_embeddings_and_no_logits():
     config, generator = MMDiTConfig(dim=8, depth=1, heads=2), torch.Generator()
     model = config.build(data(10, pad_id=10, mask_id=11), generator=generator)
