@@ -143,6 +143,14 @@ def test_verification_fails_on_each_fault(make, inputs, frozen_in):
     verify_parameter_freezing(model, snapshot, idle_parts=frozenset({"text_embedding"}))
 
 
+def test_a_parameter_frozen_after_the_start_is_found_before_it_had_a_gradient(make):
+    model = make()
+    snapshot = FreezingSnapshot(model)
+    model.text_head.linear.weight.requires_grad_(False)
+    with pytest.raises(FreezingError, match="was trainable at the start and is frozen now"):
+        verify_parameter_freezing(model, snapshot, check_gradients=False)
+
+
 def test_a_gradient_of_zeros_is_no_gradient(make, inputs):
     model = make(stirred=False)
     snapshot = FreezingSnapshot(model)
