@@ -81,6 +81,14 @@ def test_ccdd_refuses_data_without_token_states_and_names_the_remedy():
         config.build(dataclasses.replace(data(), state_dim=None), generator=torch.Generator())
 
 
+@pytest.mark.parametrize(("ratio", "units"), [(1.2, 10), (1.3, 10), (0.07, 1), (4, 32)])
+def test_an_mlp_has_the_nearest_whole_number_of_units(ratio, units):
+    for kind, layer in (("dit", "streams.0.mlp.up"), ("causal", "mlp.up"), ("latent_mlp", "inner")):
+        keys = {"dim": 8, "depth": 1, "mlp_ratio": ratio} | ({"heads": 2} if kind != "latent_mlp" else {})
+        model = parse_kind(MODELS, {"kind": kind, **keys}, at="model").build(data(), generator=torch.Generator())
+        assert model.blocks[0].get_submodule(layer).out_features == units
+
+
 @pytest.mark.parametrize(("depth", "dim"), [(0, 6), (2, 16)])
 def test_the_features_of_a_latent_are_the_output_of_its_model(depth, dim):
     config = parse_kind(MODELS, {"kind": "latent_mlp", "dim": 16, "depth": depth}, at="model")
