@@ -70,6 +70,23 @@ def test_a_run_without_dropout_has_neither_an_unknown_condition_nor_guidance(kin
             unknown.logits(*asked)
 
 
+@pytest.mark.parametrize("kind", ["latent_conditioned", "multimodal", "image_text"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_lengths_are_chosen_given_a_condition_and_without_one_as_they_were_trained(
+    kind: str, dropout: float, weight: float
+) -> None:
+    made = generation(kind, condition_dropout=dropout, length_weight=weight)
+    for given, trained in ((torch.zeros(2, made.dim), dropout < 1), (None, dropout > 0)):
+        if trained and weight:
+            with made.evaluating():
+                assert made.length_log_probs(given, rows=2).exp().sum(1).tolist() == pytest.approx([1, 1])
+            continue
+        named = "length_weight 0" if not weight else f"condition_dropout {dropout:g}"
+        with pytest.raises(SamplingError, match=rf"not learned the distribution of lengths.*objective\.{named}\."):
+            made.length_log_probs(given, rows=2)
+
+
 @pytest.mark.parametrize(("dropout", "kind"), [(0.1, "confidence"), (0.0, "joint_states")])
 def test_part_of_a_text_is_written_without_states_where_they_were_dropped(dropout: float, kind: str) -> None:
     made = generation("ccdd", condition_dropout=dropout)
