@@ -6,9 +6,11 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import writing
 from mm_ldlm.inference.latents import LatentWriter
@@ -95,3 +97,31 @@ def test_a_text_that_the_model_cannot_read_is_refused_whichever_it_is(place: int
         )  # fmt: skip
     blocks = text_sampler("blocks", inner={"kind": "confidence"})
     assert len(writer.write(canvases, latents_nd=None, sampler=blocks, seed=0).tokens[place]) == LONGEST + 1
+
+
+LATENTS = np.eye(3, 6, dtype=np.float32)
+DRAWN = text_sampler("confidence", steps=3)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda m: m.invert(LATENTS, sampler=DRAWN, length="sample", samples=2),
+        lambda m: m.invert(LATENTS, sampler=DRAWN, search=SearchConfig(candidates=2, rounds=2, resize=0.5)),
+        *(
+            lambda m, order=order: m.generate(3, order=order, steps=3, latent_sampler={"kind": "ddim", "eta": 0.5})
+            for order in ("text_first", "latent_first", "together")
+        ),
+        lambda m: m.edit(["w1 w2 w3"] * 3, targets=LATENTS, sampler=DRAWN, which="random"),
+        lambda m: m.edit(["w1 w2 w3"] * 3, targets=LATENTS, sampler=DRAWN),
+        lambda m: m.infill("w1 [MASK]", sampler=DRAWN),
+        lambda m: m.embed(["w1 w2"], draws=3, sampler="ddpm", steps=3),
+        lambda m: m.score(["w1 w2"], draws=3),
+    ],
+)
+def test_no_random_number_is_drawn_twice_in_a_request(request_of: Any, model: Any, monkeypatch: Any) -> None:
+    keys, plain = list[int](), RowGenerator._next_key
+    monkeypatch.setattr(RowGenerator, "_next_key", lambda self: keys.append(plain(self)) or keys[-1])
+    request_of(model)
+    assert keys
+    assert len(set(keys)) == len(keys)
