@@ -1,0 +1,76 @@
+"""Losses and statistics by hand: of a Gaussian diffusion, and of captions that are noised as vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_image_text import SHAPE, Spy, batch, generator, objective
+from torch import Tensor
+
+from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.objectives.gaussian_loss import gaussian_loss
+
+T = torch.tensor([0.1, 0.3, 0.45, 0.7, 0.9, 0.95])
+REAL = torch.tensor([True, True, True, True, True, False])
+X0, NOISE, FOUND = (torch.randn(6, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1, 2))
+
+
+@pytest.mark.parametrize("gamma", [0.5, 5.0])
+@pytest.mark.parametrize("weight", ["min_snr", "uniform"])
+@pytest.mark.parametrize("kind", ["eps", "x0", "v", "flow"])
+def test_the_loss_the_cosine_the_noise_level_and_the_error_by_time_are_as_defined(
+    kind: Any, weight: Any, gamma: float
+) -> None:
+    schedule = GaussianSchedule(name="flow" if kind == "flow" else "linear")
+    s, n = schedule.signal(T)[:, None], schedule.noise(T)[:, None]
+    x_t = s * X0 + n * NOISE
+    want, x0_hat = {
+        "eps": (NOISE, (x_t - n * FOUND) / s), "x0": (X0, FOUND), "v": (s * NOISE - n * X0, s * x_t - n * FOUND),
+        "flow": (NOISE - X0, (x_t - n * FOUND) / (s + n)),
+    }[kind]  # fmt: skip
+    found = gaussian_loss(
+        FOUND, X0, x_t, NOISE, T, REAL, schedule=schedule, parameterisation=kind, weight=weight, gamma=gamma,
+        name="latent",
+    )  # fmt: skip
+
+    def close(name: str, values: Tensor, count: int = 5) -> None:
+        assert float(found[name][0]) == pytest.approx(float(values.sum()), rel=1e-4)
+        assert int(found[name][1]) == count
+
+    error = (FOUND - want).square().mean(1)
+    in_x0 = (s / n).square()[:, 0].clamp(max=gamma) * (x0_hat - X0).square().mean(1)
+    close("latent_loss", (in_x0 if weight == "min_snr" else error)[REAL])
+    close("latent_cosine", ((x0_hat * X0).sum(1) / (x0_hat.norm(dim=1) * X0.norm(dim=1)))[REAL])
+    close("noise_level", n[REAL])
+    for quarter, rows in enumerate(([0], [1, 2], [3], [4])):
+        close(f"latent_error_t{quarter}", error[rows], len(rows))
+    assert set(found) == {"latent_loss", "latent_cosine", "noise_level", *(f"latent_error_t{i}" for i in range(4))}
+
+
+@pytest.mark.parametrize("fixed_shapes", [True, False])
+def test_captions_as_vectors_are_scored_at_every_token(fixed_shapes: bool) -> None:
+    """A model that prefers the word 7: right at every 7, wrong elsewhere, whatever it gives to [MASK] and [PAD]."""
+
+    class Prefers(Spy):
+        def forward(self, tokens_BL: Tensor, **given: Any) -> Any:
+            out = super().forward(tokens_BL, **given)
+            out.logits[..., 7], out.logits[..., :2] = 2.0, 9.0
+            return out
+
+    made, spy, data = objective("image_text_continuous"), Prefers(), batch()
+    made.fixed_shapes = fixed_shapes
+    found = made(spy, data, generator(), kind="image_to_caption", step=0)
+    assert (spy.given["logits_at"] is None) is fixed_shapes
+    tokens, t_B = data.tokens_BL, spy.given["t_text_B"]
+    norm = torch.logsumexp(torch.tensor([2.0, *[0.0] * (SHAPE.vocab_size - 3)]), 0)
+    nll_BL = torch.where(tokens == 7, norm - 2.0, norm).masked_fill(~data.valid_BL, 0.0)
+    count = data.global_tokens
+    assert [float(x) for x in found["text_loss"]] == pytest.approx([float(nll_BL.sum()), count], rel=1e-5)
+    assert [float(x) for x in found["text_nll"]] == pytest.approx([float(nll_BL.sum()), count], rel=1e-5)
+    assert [float(x) for x in found["text_accuracy"]] == [int((tokens == 7).sum()), count]
+    for quarter in range(4):
+        rows = ((t_B * 4).long().clamp(max=3) == quarter).nonzero()[:, 0]
+        expected = [float(nll_BL[rows].sum()), int(data.valid_BL[rows].sum())]
+        assert [float(x) for x in found[f"text_nll_t{quarter}"]] == pytest.approx(expected, rel=1e-5)
