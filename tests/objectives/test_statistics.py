@@ -1,4 +1,5 @@
-"""Losses and statistics by hand: of a Gaussian diffusion, and of captions that are noised as vectors."""
+"""Losses and statistics by hand: of a Gaussian diffusion, and of captions that are noised as vectors; what a sample of
+such captions records."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_image_text import SHAPE, Spy, batch, generator, objective
-from torch import Tensor
+from test_image_text import SHAPE, Spy, batch, canvases, generator, model, objective, pairs
+from torch import Tensor, nn
 
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 T = torch.tensor([0.1, 0.3, 0.45, 0.7, 0.9, 0.95])
 REAL = torch.tensor([True, True, True, True, True, False])
@@ -74,3 +76,55 @@ def test_captions_as_vectors_are_scored_at_every_token(fixed_shapes: bool) -> No
         rows = ((t_B * 4).long().clamp(max=3) == quarter).nonzero()[:, 0]
         expected = [float(nll_BL[rows].sum()), int(data.valid_BL[rows].sum())]
         assert [float(x) for x in found[f"text_nll_t{quarter}"]] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_sample_of_captions_as_vectors_records_its_words_steps_and_calls(guidance: float) -> None:
+    made = objective("image_text_continuous").generative_model(model("image_text_continuous"))
+    canvas_BL, sampler = canvases(), latent_sampler("ddim", steps=3, guidance=guidance)
+    open_BL = canvas_BL == 1
+    assert not bool(open_BL.all())
+    with made.evaluating():
+        found = made.write(canvas_BL, open_BL, latents_Bd=pairs()[1], sampler=sampler, generator=generator())
+        both = made.both(canvas_BL, text=None, latent=latent_sampler("ddim", steps=3), generator=generator())
+    calls = 3 * (2 if guidance != 1.0 else 1) + 1  # the last call rounds the vectors to words
+    for sample, expected in ((found, calls), (both.text, 4)):
+        assert sample.model_calls == expected
+        assert sample.calls_per_row.tolist() == [expected] * len(canvas_BL)
+        assert torch.equal(sample.steps, torch.where(open_BL, 0, -1))
+        assert bool((sample.tokens[open_BL] > 1).all())
+        assert bool((sample.tokens[~open_BL] == SHAPE.pad_id).all())
+        assert bool((sample.log_probs[open_BL] < 0).all())
+        assert not bool(sample.log_probs[~open_BL].any())
+    assert both.model_calls == 4
+
+
+@pytest.mark.parametrize("kind", ["image_text", "image_text_continuous"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_caption_is_written_given_a_clean_image_or_the_null_image(kind: str, given: bool) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Seen(Spy):
+        unit_vectors = torch.randn(SHAPE.vocab_size, 5)
+
+        def forward(self, tokens_BL: Tensor, **arguments: Any) -> Any:
+            seen.append(arguments)
+            return super().forward(tokens_BL, **{"logits_at": None, **arguments})
+
+    spy = Seen()
+    made, canvas_BL, images_BP = objective(kind).generative_model(spy), canvases(), pairs()[1]
+    sampler = text_sampler("ancestral", steps=3) if kind == "image_text" else latent_sampler("ddim", steps=3)
+    spy.unused = nn.Parameter(torch.zeros(1))
+    with made.evaluating():
+        made.write(
+            canvas_BL, canvas_BL == 1, latents_Bd=images_BP if given else None, sampler=sampler, generator=generator()
+        )  # fmt: skip
+    times = [float(call["t_text_B"][0]) for call in seen]
+    assert times == pytest.approx([1, 2 / 3, 1 / 3] + ([] if kind == "image_text" else [0.0]))
+    for call in seen:
+        assert not bool(call["t_image_B"].any())
+        if given:
+            assert call["null_image_B"] is None
+            assert torch.isin(call["images_BP"], images_BP).all()
+        else:
+            assert bool(call["null_image_B"].all())
