@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.distributions import entropy, normalise_, token_loss
+from mm_ldlm.diffusion.distributions import categorical, entropy, normalise_, token_loss
 
 V, MASK, PAD = 7, 0, 1
 
@@ -95,6 +95,13 @@ def test_a_common_offset_costs_no_digits():
     one, other = (token_loss(x.float(), targets, mask_id=MASK, pad_id=PAD).nll_M for x in (shifted, shifted - 4096))
     assert torch.allclose(one, other, atol=1e-6)
     assert torch.allclose(normalise_(shifted.float()), normalise_((shifted - 4096).float()), atol=1e-6)
+
+
+@pytest.mark.parametrize("mass", [1.0, 3.0])
+def test_an_impossible_id_is_not_drawn_where_the_level_is_rounded_to_the_total(mass):
+    probs = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64) * mass
+    assert categorical(probs, torch.ones(2, dtype=torch.float64)).tolist() == [2, 1]
+    assert categorical(probs, torch.full((2,), 1e-300, dtype=torch.float64)).tolist() == [1, 1]
 
 
 def test_a_second_backward_pass_is_refused():

@@ -1,4 +1,4 @@
-"""The time that the model receives with a masked text is the time of that mask ratio, whatever the schedule."""
+"""Draws of the NELBO: the time that the model receives with a masked text, and noise of its own for every draw."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_traits import IDS, STORES
 from torch import Tensor
 
+from mm_ldlm.config import parse_kind
 from mm_ldlm.diffusion.absorbing import Absorbing
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
 
@@ -30,3 +33,26 @@ def test_the_bound_asks_at_the_time_of_its_mask_ratio(name: Any) -> None:
     expected = schedule.time_of_mask_ratio(found.noise_KB)
     torch.testing.assert_close(torch.stack(asked), expected.float())
     torch.testing.assert_close(schedule.mask_probability(expected), found.noise_KB, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", TEXT_PROCESSES.known)
+@pytest.mark.parametrize("options", [{}, {"graph": "uniform"}], ids=str)
+def test_every_draw_of_the_bound_has_noise_of_its_own(kind: str, options: dict[str, str]) -> None:
+    """With the noise of another draw, the tokens of the lower level would all be among those of the higher one."""
+    if options and kind != "sedd":
+        return
+    config = parse_kind(TEXT_PROCESSES, {"kind": kind, **options}, at="process")
+    process = config.build(**IDS, **{name: STORES[name] for name in config.stores})
+    changed: list[Tensor] = []
+    tokens = torch.randint(1, 5, (8, 60), generator=torch.Generator().manual_seed(0))
+
+    def predict(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
+        changed.append(noisy_BL != tokens)
+        return torch.zeros(int(scored_BL.sum()), 6)
+
+    process.nelbo(
+        predict, tokens, torch.ones_like(tokens, dtype=torch.bool), draws=4, generator=RowGenerator(0, torch.arange(8))
+    )
+    for first, second in ((0, 1), (1, 2), (2, 3)):
+        alone = [(changed[a] & ~changed[b]).any(dim=1) for a, b in ((first, second), (second, first))]
+        assert bool((alone[0] & alone[1]).any())

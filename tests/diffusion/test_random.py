@@ -89,6 +89,20 @@ def test_select_and_fork_keep_rows_and_draws():
     )
 
 
+def test_a_stream_that_is_moved_goes_on_at_the_same_draw():
+    here = generator(7)
+    here.uniform(3)
+    there = here.to("cpu")
+    assert torch.equal(there.uniform(4), here.uniform(4))
+    assert here.to("meta").uniform(2).device.type == "meta"
+
+
+def test_more_axes_than_there_are_constants_are_refused():
+    assert generator(1, 2).uniform(2, 2, 2, 2).shape == (2, 2, 2, 2, 2)
+    with pytest.raises(ValueError, match="at most 4 axes after the rows, found 5"):
+        generator(1, 2).uniform(1, 1, 1, 1, 1)
+
+
 def test_shared_uniform_is_the_same_for_all_rows_and_differs_by_draw():
     a, b = RowGenerator(9, torch.tensor([0, 1])), RowGenerator(9, torch.tensor([70, 3, 4]))
     first = a.shared_uniform(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,60 @@ def test_a_sampler_of_latents_does_not_write_texts(sampler, model):
         model.generate(1, sampler=sampler)
     with pytest.raises(ConfigurationError, match="expected a latent sampler, found ConfidenceConfig, which is not one"):
         model.embed("w1", sampler=text_sampler("confidence"))
+
+
+class Broken:
+    """A sequence, or an array, that fails where it is read."""
+
+    def __iter__(self):
+        raise RuntimeError("the disk is gone")
+
+    def __array__(self, *args, **keys):
+        raise RuntimeError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.embed(Broken()), r"texts: expected a list of texts, found one that cannot be read \(the disk"),
+        (lambda m: m.neighbours(Broken(), LATENTS), r"latents: expected an array, found Broken \('the disk is gone'\)"),
+        (lambda m: m.interpolate(LATENTS, LATENTS[:1]), "an end for each of 2 starts, found 1"),
+        (lambda m: m.edit(["w1"] * 3, targets=LATENTS), "one for each of 3 sources, found 2 targets"),
+        (lambda m: m.generate(1, length="top-2"), "length 'top-2' ranks texts instead of drawing them"),
+        (lambda m: m.neighbours(LATENTS, LATENTS[0], k=1), r"an array of real numbers \(m, d\), found shape \(6,\)"),
+        (lambda m: m.neighbours(LATENTS, LATENTS > 0, k=1), "an array of real numbers .* dtype .*bool"),
+        (lambda m: m.neighbours(LATENTS, LATENTS[:, :5], k=1), "latents of dimension 5, as in the store, found 6"),
+        (lambda m: m.neighbours(LATENTS, "store", k=1), "expected a latent store or an array"),
+    ],
+)
+def test_what_cannot_be_read_or_does_not_fit_together_is_one_sentence(call, message, model):
+    with pytest.raises(SamplingError, match=message):
+        call(model)
+
+
+def test_an_encoder_makes_one_vector_for_each_text(build):
+    encoder = SimpleNamespace(dim=6, encode=lambda texts: np.ones((len(texts) + 1, 6), np.float32))
+    with pytest.raises(SamplingError, match="a vector for each of 2 texts, the encoder made 3"):
+        build(encoder=encoder).invert(["w1", "w2"])
+
+
+def test_the_second_texts_of_pairs_are_truncated_and_refused_as_the_first_ones(parts):
+    model, long = parts.make_classifier(pairs=True), "w1 " * 13
+    cut = model.classify("w2", second=long, too_long="truncate")
+    np.testing.assert_array_equal(cut.probabilities, model.classify("w2", second="w1 " * 12).probabilities)
+    assert len(cut) == 1
+    for first, second in (("w2", long), (long, "w2")):
+        with pytest.raises(SamplingError, match="has 13 tokens, but the model reads at most 12"):
+            model.classify(first, second=second)
+    with pytest.raises(SamplingError, match="one second text for each of 1, found 2"):
+        model.classify("w2", second=["w1", "w3"])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    for path in (tmp_path / "latin.txt", tmp_path):
+        with pytest.raises(SamplingError, match=r"cannot be read as UTF-8 text"):
+            read_texts(path)
 
 
 def test_a_file_without_texts_is_named(tmp_path):

@@ -40,6 +40,11 @@ def test_a_weight_that_is_not_finite_is_named(call, value, model):
     assert f"'{name}' of this run contains 1 numbers" in str(error.value)
 
 
+def test_a_latent_that_exceeds_float32_is_refused_by_its_row(model):
+    with pytest.raises(SamplingError, match=r"row 1 of the request: the model drew a latent that exceeds float32"):
+        model._engine.edge.raw(torch.tensor([[1.0] * 6, [float("nan")] * 6]))
+
+
 def test_every_tensor_of_every_module_is_examined():
     """The cause can be a parameter or a buffer, of the model or of the objective that a generative model carries."""
     made = SimpleNamespace(model=torch.nn.BatchNorm1d(2), other=None, objective=torch.nn.BatchNorm1d(2))

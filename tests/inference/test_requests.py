@@ -201,6 +201,10 @@ def test_starting_canvases_share_the_likeliest_lengths() -> None:
     latents_nd = torch.tensor([[3.0, 0.0]])
     found = writer.starting_canvases(latents_nd, first=[4], config=SearchConfig(candidates=5, lengths=3))
     assert [len(canvas) for canvas in found[0]] == [4, 3, 2, 4, 3]
+    for first, lengths in ((1, [1, 3, 2]), (2, [2, 3, 4]), (3, [3, 2, 4])):
+        found = writer.starting_canvases(latents_nd, first=[first], config=SearchConfig(candidates=3, lengths=3))
+        assert sorted(len(canvas) for canvas in found[0]) == sorted(lengths)
+        assert len(found[0][0]) == first
     found = writer.starting_canvases(latents_nd, first=[4], config=SearchConfig(candidates=2))
     assert found == [[[MASK] * 4] * 2]
 

@@ -41,6 +41,7 @@ def data(vocab_size: int = 23, *, pad_id: int = 0, mask_id: int = 1, latent_dim:
         ({"dim": 100, "heads": 3}, "dim must be divisible by heads, found dim 100 and 3 heads"),
         ({"dim": 12, "heads": 4}, "must be even for RoPE, found 3"),
         ({"depth": 2, "cross_modal_blocks": 3}, r"must lie in 1\.\.depth \(2\), found 3"),
+        ({"dim": 8, "heads": 2, "mlp_ratio": 0.05}, r"mlp_ratio · dim must be at least 1, found 0\.05 · 8"),
         ({"depht": 2}, "'model.depht' is not known. Did you mean 'depth'"),
         ({"latent_dim": 8}, "'model.latent_dim' is not known"),
         ({"max_length": 8}, "'model.max_length' is not known"),
@@ -51,6 +52,13 @@ def data(vocab_size: int = 23, *, pad_id: int = 0, mask_id: int = 1, latent_dim:
 def test_bad_shapes_are_refused(bad, message):
     with pytest.raises(ConfigurationError, match=message):
         parse(MMDiTConfig, bad, at="model")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_number_of_two_stream_blocks_up_to_all_of_them_is_accepted(count):
+    config = parse(MMDiTConfig, {"dim": 8, "depth": 3, "heads": 2, "cross_modal_blocks": count}, at="model")
+    model = config.build(data(), generator=torch.Generator())
+    assert [len(block.streams) for block in model.blocks] == [2] * count + [1] * (3 - count)
 
 
 def test_ids_outside_the_vocabulary_get_embeddings_and_no_logits():
@@ -65,6 +73,31 @@ def test_ids_outside_the_vocabulary_get_embeddings_and_no_logits():
 def test_mmdit_refuses_data_without_latents_and_names_the_remedy():
     with pytest.raises(ConfigurationError, match=r"'mmdit', which reads latents, but the dataset has none.*kind: dit"):
         MMDiTConfig(dim=8, depth=1, heads=2).build(data(latent_dim=None), generator=torch.Generator())
+
+
+def test_ccdd_refuses_data_without_token_states_and_names_the_remedy():
+    config = parse_kind(MODELS, {"kind": "ccdd", "dim": 8, "depth": 1, "heads": 2}, at="model")
+    with pytest.raises(ConfigurationError, match=r"'ccdd', which reads a continuous state.*has none.*kind: dit"):
+        config.build(dataclasses.replace(data(), state_dim=None), generator=torch.Generator())
+
+
+@pytest.mark.parametrize(("ratio", "units"), [(1.2, 10), (1.3, 10), (0.07, 1), (4, 32)])
+def test_an_mlp_has_the_nearest_whole_number_of_units(ratio, units):
+    for kind, layer in (("dit", "streams.0.mlp.up"), ("causal", "mlp.up"), ("latent_mlp", "inner")):
+        keys = {"dim": 8, "depth": 1, "mlp_ratio": ratio} | ({"heads": 2} if kind != "latent_mlp" else {})
+        model = parse_kind(MODELS, {"kind": kind, **keys}, at="model").build(data(), generator=torch.Generator())
+        assert model.blocks[0].get_submodule(layer).out_features == units
+
+
+@pytest.mark.parametrize(("depth", "dim"), [(0, 6), (2, 16)])
+def test_the_features_of_a_latent_are_the_output_of_its_model(depth, dim):
+    config = parse_kind(MODELS, {"kind": "latent_mlp", "dim": 16, "depth": depth}, at="model")
+    model = config.build(data(), generator=torch.Generator().manual_seed(0)).eval()
+    latents = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    found = model.features(latents)
+    assert found.shape == (3, model.feature_dim) == (3, dim)
+    assert torch.equal(found, model(latents))
+    assert torch.equal(found, latents) is (depth == 0)
 
 
 def test_the_892m_shape_has_its_exact_number_of_parameters():

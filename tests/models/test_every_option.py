@@ -222,6 +222,20 @@ def test_checkpointed_blocks_run_twice_where_gradients_are_computed_alone(kind: 
         assert counts == [expected] * len(counts)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in CASES if kind != "latent_mlp"])
+def test_checkpointed_blocks_drop_the_same_values_when_they_run_again(kind: str) -> None:
+    gradients = []
+    for on in (False, True):
+        model = build(kind, gradient_checkpointing=on, dropout=0.5).train()
+        torch.manual_seed(0)
+        found = outputs(kind, model, features=False)
+        sum(x.nan_to_num(neginf=0.0).square().sum() for x in found.values()).backward()  # type: ignore[union-attr]
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], rtol=1e-4, atol=1e-5), name
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs", "occasional"),
     [

@@ -143,6 +143,27 @@ def test_verification_fails_on_each_fault(make, inputs, frozen_in):
     verify_parameter_freezing(model, snapshot, idle_parts=frozenset({"text_embedding"}))
 
 
+def test_a_frozen_parameter_that_had_a_gradient_is_found(make):
+    model = make()
+    freeze(model, {"latent_head"})
+    snapshot = FreezingSnapshot(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.text_head.linear.bias.grad.zero_()
+    snapshot.observe(model)
+    with pytest.raises(FreezingError, match=r"latent_head\.linear\.bias \(latent_head\) is frozen and had a gradient"):
+        verify_parameter_freezing(model, snapshot, check_gradients=False)
+    assert "text_head.linear.bias" not in snapshot.had_gradient
+
+
+def test_a_parameter_frozen_after_the_start_is_found_before_it_had_a_gradient(make):
+    model = make()
+    snapshot = FreezingSnapshot(model)
+    model.text_head.linear.weight.requires_grad_(False)
+    with pytest.raises(FreezingError, match="was trainable at the start and is frozen now"):
+        verify_parameter_freezing(model, snapshot, check_gradients=False)
+
+
 def test_a_gradient_of_zeros_is_no_gradient(make, inputs):
     model = make(stirred=False)
     snapshot = FreezingSnapshot(model)

@@ -92,6 +92,36 @@ def test_a_dropped_condition_has_no_influence(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_length_head_alone_and_the_method_for_it_return_the_lengths_of_a_whole_pass(kind: str) -> None:
+    model, given, null_B = make(kind), inputs(), torch.tensor([True, False, True])
+    whole = model(**given, null_image_B=null_B)
+    alone = model(**given, null_image_B=null_B, heads=("length",))
+    assert alone.logits is alone.images_BP is None
+    assert torch.equal(alone.length_logits_BN, whole.length_logits_BN)
+    assert torch.allclose(model.length_logits(given["images_BP"], null_B), whole.length_logits_BN, atol=1e-6)
+    marginal = model(**given, null_length_B=torch.ones(3, dtype=torch.bool))
+    assert torch.allclose(marginal.length_logits_BN, whole.length_logits_BN[:1].expand(3, -1), atol=1e-6)
+    assert torch.equal(marginal.logits, model(**given).logits)
+    with pytest.raises(ValueError, match="at most 10 tokens, found 11"):
+        model(**given | {"tokens_BL": torch.full((3, 11), 2), "valid_BL": None})
+
+
+def test_tied_embeddings_are_the_weights_of_the_output_for_words_alone() -> None:
+    shape = DataShape(vocab_size=23, pad_id=0, mask_id=1, max_length=10, image_size=SIZE, noise_ids=2)
+    model, given = make(shape=shape, tied_embeddings=True), inputs()
+    assert model.text_embedding.weight.shape[0] == 25
+    given["tokens_BL"][given["tokens_BL"] == 7] = 8
+    with torch.no_grad():
+        before = model(**given).logits
+        model.text_embedding.weight[7] *= 2.0
+        after = model(**given).logits
+    assert before.shape == (3, 6, 23)
+    assert torch.allclose(after[..., 7], 2 * before[..., 7])
+    assert torch.equal(after[..., 8:], before[..., 8:])
+    assert float(before[..., 7].abs().max()) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_padding_has_no_influence(kind: str) -> None:
     model, given = make(kind), inputs()
     short = {key: value[1:2] for key, value in given.items()}

@@ -137,8 +137,13 @@ def test_rows_do_not_know_each_other(make, inputs):
     assert torch.allclose(part.logits_BLV, out.logits_BLV[1:3], atol=1e-5)
 
 
-def test_null_latent_hides_the_latent(make, inputs):
-    model, batch = make(), inputs(B=2)
+WAYS = [{}, {"direct_views": True}, {"cross_modal_blocks": 1}, {"token_vectors": "encoder", "direct_views": True}]
+"""Options by which one modality reaches the other"""
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_null_latent_hides_the_latent(make, inputs, options):
+    model, batch = make(**options), inputs(B=2)
     null = torch.tensor([True, False])
     out = model(**batch, null_latent_B=null)
     other = model(**batch | {"latents_Bd": batch["latents_Bd"] + 3}, null_latent_B=null)
@@ -157,8 +162,9 @@ def test_null_length_is_for_the_length_head_alone(make, inputs):
     assert not torch.allclose(plain.length_logits_BN, out.length_logits_BN, atol=1e-3)
 
 
-def test_null_text_hides_the_text_and_its_length(make, inputs):
-    model, batch = make(), inputs(B=2, lengths=(8, 3))
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_null_text_hides_the_text_and_its_length(make, inputs, options):
+    model, batch = make(**options), inputs(B=2, lengths=(8, 3))
     null = torch.tensor([True, True])
     row = {key: value[:1].expand(2, *value.shape[1:]) for key, value in batch.items()}
     row |= {"tokens_BL": batch["tokens_BL"], "valid_BL": batch["valid_BL"]}

@@ -84,3 +84,11 @@ def test_vectors_that_do_not_fit_are_refused(make, shape):
         make(token_vectors="encoder", token_table=torch.randn(V, 5))
     with pytest.raises(ValueError, match=r"expected the shape \(23, 6\).*found \(22, 6\)"):
         set_token_vectors([], torch.randn(22, D_LATENT), shape=shape)
+
+
+def test_vectors_that_are_all_the_same_set_every_word_to_zero(shape):
+    table = torch.nn.Embedding(V + 2, D_LATENT)
+    before = table.weight.detach().clone()
+    set_token_vectors([table], torch.full((V, D_LATENT), 0.25), shape=shape)
+    assert not bool(table.weight[2:V].any())
+    assert torch.equal(table.weight[[PAD, MASK, V, V + 1]], before[[PAD, MASK, V, V + 1]])

@@ -205,6 +205,18 @@ def test_inference_scores_exactly_and_writes():
     assert torch.equal(sample.tokens, other.tokens)
 
 
+def test_given_tokens_are_refused():
+    generation = AutoregressiveConfig().build(SHAPE).generative_model(model())
+    canvas = torch.full((2, N), SHAPE.mask_id)
+    open_BL = torch.ones_like(canvas, dtype=torch.bool)
+    open_BL[1, 0] = False
+    with pytest.raises(SamplingError, match="writes whole texts, found 1 given tokens"), generation.evaluating():
+        generation.write(
+            canvas, open_BL, latents_Bd=None, sampler=generation.default_sampler(conditional=False),
+            generator=RowGenerator(0, torch.arange(2)),
+        )  # fmt: skip
+
+
 def test_a_sampler_of_diffusion_models_is_refused():
     generation = AutoregressiveConfig().build(SHAPE).generative_model(model())
     canvas = torch.full((2, N), SHAPE.mask_id)

@@ -103,6 +103,15 @@ def test_objectives_of_texts_alone_have_no_latents(kind: str, uses: str, likelih
     assert (found.likelihood, found.reads_latents, found.joint_orders) == (likelihood, False, ())
 
 
+@pytest.mark.parametrize("model", ["dit", "mmdit"])
+@pytest.mark.parametrize("features", ["trunk", "frozen_trunk"])
+def test_a_classifier_of_texts_reads_latents_where_its_dataset_keeps_them(model: str, features: str) -> None:
+    for with_latents in {True, model == "mmdit"}:
+        found = capabilities("classification", model={"kind": model}, features=features, with_latents=with_latents)
+        assert (found.reads_latents, found.classifies) == (with_latents, "texts")
+    assert capabilities("classification").reads_latents
+
+
 @pytest.mark.parametrize("model", TRAINS["latent_conditioned"])
 @pytest.mark.parametrize("dropout", [0.1, 0.0, 1.0])
 def test_a_text_model_given_latents_writes_and_scores_and_has_no_latents_of_its_own(model: str, dropout: float) -> None:

@@ -138,6 +138,15 @@ def test_a_frozen_trunk_trains_the_head_alone(kind: str) -> None:
     assert {name for name, p in root.named_parameters() if p.grad is not None} == learned
 
 
+@pytest.mark.parametrize("features", ["trunk", "frozen_trunk"])
+@pytest.mark.parametrize("training", [True, False])
+def test_features_have_a_gradient_in_training_of_the_trunk_alone(features: str, training: bool) -> None:
+    root, data = root_of(TEXT_MODELS["dit"], *NAMES, trained=True, features=features), batch()
+    with torch.set_grad_enabled(training):
+        found = root.objective.text_features(root.model, data.tokens_BL, data.valid_BL)
+    assert found.requires_grad is (training and features == "trunk")
+
+
 @pytest.mark.parametrize("kind", TEXT_MODELS)
 def test_features_depend_on_the_real_tokens_alone(kind: str) -> None:
     root = root_of(TEXT_MODELS[kind], *NAMES, features="trunk", with_latents=kind == "mmdit")

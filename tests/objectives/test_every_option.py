@@ -400,12 +400,16 @@ def test_every_number_is_a_sum_over_real_examples(kind: str) -> None:
     data = batch()
     for mode in made.kinds:
         with torch.no_grad():
-            whole, real, first, second = (
+            whole, real, first, second, filling = (
                 numbers(
                     made(model, part(data, rows), generator().select(torch.arange(B)[rows]), kind=mode, step=STEP)
                 )
-                for rows in (slice(None), slice(REAL), slice(5), slice(5, None))
+                for rows in (slice(None), slice(REAL), slice(5), slice(5, None), slice(REAL, None))
             )  # fmt: skip
+        assert set(filling.values()) == {(0.0, 0.0)}
+        counts = {"tokens": int(data.valid_BL.sum()), "examples": REAL}
+        for name in set(made.weights) & set(whole):
+            assert whole[name][1] == counts[made.units[name]], f"{mode}:{name}"
         assert set(whole) == set(real) == set(first) == set(second) > set(made.weights) & set(whole)
         for name, found in whole.items():
             assert found == pytest.approx(real[name], rel=1e-4, abs=1e-6), f"{mode}:{name}"

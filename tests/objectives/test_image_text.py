@@ -141,6 +141,8 @@ def test_images_and_vectors_of_captions_take_the_same_steps(parameterisation: An
     torch.testing.assert_close(found.latent.latents, image_P.expand(3, P), atol=1e-3, rtol=0)
     torch.testing.assert_close(model.given["captions_BLe"], vectors[4].expand(3, 2, 5), atol=1e-3, rtol=0)
     assert (found.text.tokens == 4).all()
+    assert torch.equal(model.given["images_BP"], found.latent.latents), "the words are those given the drawn image"
+    assert not bool(model.given["t_image_B"].any() or model.given["t_text_B"].any())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from test_image_text import SHAPE, P, Spy, objective
 
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
@@ -58,6 +59,22 @@ def test_another_seed_draws_other_times(name: str) -> None:
 def test_latent_times_are_not_a_function_of_text_times() -> None:
     found = [torch.stack([times("text", batch(400), seed=s), times("latent", batch(400), seed=s)]) for s in range(5)]
     assert all(abs(float(torch.corrcoef(both)[0, 1])) < 0.2 for both in found)
+
+
+@pytest.mark.parametrize("kind", ["image_text", "image_text_continuous"])
+def test_the_times_of_a_caption_and_of_its_image_are_independent(kind: str) -> None:
+    """Not even their difference is the same for all examples of a batch."""
+    spy, size = Spy(), 400
+    data = dataclasses.replace(
+        batch(size), tokens_BL=torch.full((size, 2), 3), valid_BL=torch.ones(size, 2, dtype=torch.bool),
+        fields={"images": torch.zeros(size, P)},
+    )  # fmt: skip
+    assert SHAPE.image_dim == P
+    for seed in range(3):
+        objective(kind)(spy, data, RowGenerator(seed, data.position_B), kind="joint", step=0)
+        apart_B = (spy.given["t_text_B"] - spy.given["t_image_B"]) % 1.0
+        cells = (apart_B * 4).long().clamp(max=3).bincount(minlength=4)
+        assert int(cells.min()) > 60
 
 
 def test_a_position_that_only_fills_the_shape_has_a_time_too() -> None:

@@ -183,6 +183,28 @@ def test_the_reverse_process_of_absorbing_diffusion_is_its_own_sampler(
     assert torch.equal(own.log_probs, any_process.log_probs)
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_ddpm_cache_refuses_a_model_whose_outputs_cannot_be_compared(broken, canvas, rows, write) -> None:
+    denoise = TextDenoiser.dense(
+        lambda tokens, t: torch.full((*tokens.shape, 12), broken), mask_id=MASK, pad_id=PAD, vocab_size=8
+    )  # fmt: skip
+    with pytest.raises(SamplingError, match="differ by up to nan"):
+        write("ddpm_cache", denoise, canvas(3), rows(1), steps=4)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_each_step_unmasks_its_fraction_of_the_masks_that_are_written(steps: int, constant_denoiser, canvas) -> None:
+    """Of eight masks three stay: the five others are unmasked by α, whatever stays."""
+    schedule = MaskSchedule(name="cosine", epsilon=0.0)
+    open_BL = torch.arange(8)[None] < 5
+    grid = make_grid(constant_denoiser([0.5, 0.5]), canvas(8), schedule=schedule, steps=steps, open_BL=open_BL)
+    left = [5.0]
+    for step in range(steps):
+        left.append(left[-1] * (1 - float(grid.unmask_fraction(step))))
+    masked = [8 * (1 - float(grid.alpha(step))) - 3 for step in range(steps + 1)]
+    assert left == pytest.approx(masked, abs=1e-6)
+
+
 @pytest.mark.parametrize(("closed", "end"), [(0, 0.0), (2, 0.25), (5, 0.625)])
 def test_the_grid_ends_at_the_masks_that_stay(closed: int, end: float, constant_denoiser, canvas) -> None:
     """Six of eight tokens are masked: the grid begins at 6/8, and ends where those that are not written are left."""

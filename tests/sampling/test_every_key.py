@@ -194,3 +194,16 @@ def test_no_key_is_left_out() -> None:
         named = {key for keys in expected.values() for key, _ in parsed(keys)}
         left = {field.name for field in dataclasses.fields(config)} - {"kind"} - named
         assert left <= ({"timestep"} if config.kind == "ddpm_cache" else set()), config.kind  # test_ancestral.py
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, *LATENTS])
+def test_no_random_number_is_drawn_twice_in_a_sample(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one text: whether a token is written, where, and which, and the noise of every step, are independent."""
+    keys, plain = list[int](), RowGenerator._next_key
+    monkeypatch.setattr(RowGenerator, "_next_key", lambda self: keys.append(plain(self)) or keys[-1])
+    if kind in TEXTS:
+        texts(kind, **TEXTS[kind][0])
+    else:
+        latents(kind, draws=3, **({"eta": 0.5} if kind == "ddim" else {}))
+    assert keys
+    assert len(set(keys)) == len(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -146,3 +147,48 @@ def test_every_task_has_its_own_sampler_and_length() -> None:
     given = config(infill={"texts": ["a [MASK]"], "latents_of": ["b"]})
     assert given.text_sampler("infill") == (*own, True)
     assert (given.use("infill"), config().use("infill"), given.use("edit")) == ("infill_given_latent", "infill", "edit")
+
+
+@pytest.mark.parametrize(
+    ("section", "good", "bad", "message"),
+    [
+        ("edit", {"sources": ["a", "b"], "targets": ["c"]}, {"sources": ["a", "b"]},
+         "one for each of 2 sources, found 0"),
+        ("edit", {"sources": ["a", "b", "c"], "targets": ["d"] * 3}, {"sources": ["a", "b", "c"], "targets": ["d"] * 2},
+         "one for each of 3 sources, found 2"),
+        ("edit", {"targets": ["d"] * 2}, {"sources": ["a"], "targets": ["d"] * 2}, "one for each of 1 sources, found 2"),
+        ("infill", {"texts": ["a", "b"], "latents_of": ["c", "d"]}, {"texts": ["a", "b"], "latents_of": ["c"]},
+         "one text for each of 2 texts, found 1"),
+        ("interpolate", {"starts": ["a"], "ends": ["b"], "steps": 2}, {"starts": ["a"], "ends": []},
+         "found 1 starts, 0 ends"),
+        ("interpolate", {"starts": [], "ends": []}, {"starts": [], "ends": ["b"]}, "found 0 starts, 1 ends"),
+        ("interpolate", {"steps": 2}, {"steps": 1}, "steps must be at least 2"),
+        ("images", {"image": {"kind": "ddim", "draws": 1}}, {"image": {"kind": "ddim", "draws": 2}}, "image.draws is 2"),
+        ("images", {"caption": {"kind": "ddim", "draws": 1}}, {"caption": {"kind": "ddim", "draws": 2}},
+         "caption.draws is 2"),
+        ("images", {"length": "sample"}, {"length": "top-1"}, "length 'top-1' ranks captions"),
+        ("unconditional", {"length": "argmax"}, {"length": "top-1"}, "length 'top-1' ranks texts"),
+        ("unconditional", {"latent": {"kind": "ddim", "draws": 2}},
+         {"order": "latent_first", "latent": {"kind": "ddim", "draws": 2}}, "latent.draws is 2"),
+        ("unconditional",
+         {"order": "together", "text": {"kind": "ancestral", "steps": 9}, "latent": {"kind": "ddim", "steps": 9}},
+         {"order": "together", "text": {"kind": "ancestral", "steps": 8}, "latent": {"kind": "ddim", "steps": 9}},
+         "expected text.steps 9, found 8"),
+        ("unconditional",
+         {"order": "together", "text": {"kind": "ancestral", "steps": 9}, "latent": {"kind": "ddim", "steps": 9}},
+         {"order": "together", "text": {"kind": "ancestral", "steps": 9, "guidance": 2.0},
+          "latent": {"kind": "ddim", "steps": 9}}, "expected text.guidance 1.0, found 2.0"),
+        ("unconditional",
+         {"order": "together", "text": {"kind": "ancestral", "steps": 9}, "latent": {"kind": "ddim", "steps": 9}},
+         {"order": "together", "text": {"kind": "ancestral", "steps": 9},
+          "latent": {"kind": "ddim", "steps": 9, "guidance": 2.0}}, "expected latent.guidance 1.0, found 2.0"),
+        ("unconditional", {"order": "text_first"}, {"order": "together"}, "expected text.kind 'ancestral', found 'random'"),
+    ],
+)  # fmt: skip
+def test_a_section_accepts_what_fits_together_and_nothing_else(
+    section: str, good: dict[str, Any], bad: dict[str, Any], message: str
+) -> None:
+    base = BASE["unconditional"] if section == "unconditional" else {}
+    assert config(**{section: {**base, **good}})
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        config(**{section: {**base, **bad}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -53,6 +55,25 @@ def test_loop_holds_the_mask_ratio(rows, canvas, write):
     assert (found[inside] - 0.2).abs().max() < 0.01
     assert found[0] == 1
     assert found[-1] < 0.1
+
+
+def test_loop_masks_tokens_again_between_its_two_times_alone(rows, canvas, write):
+    seen, steps, t_on, t_off = [], 20, 0.72, 0.32
+
+    def logits(tokens, t):
+        seen.append(tokens.clone())
+        return torch.zeros(*tokens.shape, 3)
+
+    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=3)
+    write("remdm_loop", denoise, canvas(1000), rows(1), steps=steps, eta=0.3, t_on=t_on, t_off=t_off)
+    assert len(seen) == steps
+    returned = {
+        step: int(((before != MASK) & (after == MASK)).sum())
+        for step, (before, after) in enumerate(itertools.pairwise(seen))
+    }
+    inside = {step for step in returned if t_off < 1 - step / steps <= t_on}
+    assert {step for step, count in returned.items() if count} == inside
+    assert len(inside) == 8
 
 
 def test_eta_zero_is_ancestral_sampling(context_denoiser, rows, canvas, write):

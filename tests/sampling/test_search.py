@@ -171,9 +171,10 @@ class Spelling(Bench):
         return TextSample(words, torch.where(wrong, -5.0, -0.1), torch.zeros_like(words), ones, 1)
 
 
-def test_a_text_that_starts_too_short_grows_only_with_resize_and_without_given_tokens(rows):
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_text_that_starts_too_short_grows_only_with_resize_and_without_given_tokens(missing, rows):
     canvas = torch.full((3, 4, 6), MASK)
-    canvas[:, :, 5] = PAD
+    canvas[:, :, 6 - missing :] = PAD
     settings = {"rounds": 25, "remask_ratio": 0.1}
     _, fixed = run(rows, Spelling(), canvas=canvas, **settings)
     assert (fixed.tokens[:, 5] == PAD).all()

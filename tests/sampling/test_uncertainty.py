@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from mm_ldlm.sampling.uncertainty import Draft, least_certain, resized
@@ -32,6 +33,12 @@ def test_least_certain_takes_the_lowest_and_never_a_given_one(rows):
     assert least_certain(one, fraction=0.0, noise=0.0, generator=rows(1)).sum() == 1
     nothing = one._replace(writable_TL=torch.zeros_like(WRITABLE))
     assert least_certain(nothing, fraction=0.5, noise=1.0, generator=rows(1)).sum() == 0
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.1, 1), (0.35, 1), (0.4, 2), (0.6, 2), (0.65, 3), (0.9, 4), (1.0, 4)])
+def test_the_nearest_whole_number_of_tokens_is_chosen(fraction, count, rows):
+    one = Draft(torch.zeros(1, 5, dtype=torch.long), LOG_PROBS, WRITABLE)
+    assert int(least_certain(one, fraction=fraction, noise=0.0, generator=rows(1)).sum()) == count
 
 
 def test_half_of_the_fraction_shrinks_and_half_grows_at_the_most_uncertain_token(rows):

@@ -187,7 +187,7 @@ class Writer:
         if config.lengths == 1:
             return [[[self.model.shape.mask_id] * length] * config.candidates for length in first]
         log_probs_nN = self.length_log_probs(latents_nd, rows=len(latents_nd))
-        ranked_nN = log_probs_nN.topk(min(config.lengths + 1, log_probs_nN.shape[1]), dim=1).indices + 1
+        ranked_nN = log_probs_nN.topk(min(config.lengths, log_probs_nN.shape[1]), dim=1).indices + 1
         canvases = []
         for length, ranked in zip(first, ranked_nN.tolist(), strict=True):
             choice = [length, *[other for other in ranked if other != length]][: config.lengths]

@@ -23,6 +23,7 @@ from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.distributions import forbid_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
@@ -246,7 +247,9 @@ class ContinuousImageTextObjective(ImageTextObjective):
 
     def corrupt(self, model: Any, batch: Batch, generator: RowGenerator) -> NoisyCaptions:
         """Draw the noise of the vectors; the model adds it to signal · vector, so that the vectors are trained too."""
-        t_B = latent_times(batch, generator.fork("text_time"), t_min=self.config.t_min)
+        # In the order of the batch, as `text_times`: that of `latent_times` would be the order of the image's times.
+        u = generator.fork("text_time").shared_uniform(1)
+        t_B = antithetic(u, batch.position_B, batch.global_size, self.config.t_min)
         B, L = batch.tokens_BL.shape
         dim = int(model.config.vector_dim)
         noise_BLe = generator.fork("text_noise").normal(L * dim, dtype=torch.float32).view(B, L, dim)
