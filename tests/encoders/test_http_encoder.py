@@ -144,6 +144,15 @@ def test_numbers_that_are_not_finite_are_not_hidden(service: Service, fault: str
         locate_encoder(config(service))
 
 
+@pytest.mark.parametrize("number", range(len(probes.SENTENCES)))
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_every_probe_sentence_needs_a_finite_vector_other_than_zero(service: Service, bad: float, number: int) -> None:
+    """One vector of zeros has no direction, so that no later vector of that sentence could differ from it."""
+    service.vectors = lambda text: unit(text) if text != probes.SENTENCES[number] else np.full(DIM, bad, np.float32)
+    with pytest.raises(EncoderError, match="expected finite vectors other than zero for the probe sentences"):
+        locate_encoder(config(service, normalised=False))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mm_ldlm.evaluation.headline import flat_metrics, slug
+from mm_ldlm.evaluation.report.cards import LIKELIHOODS, cards, likelihood_label
 
 V = {"value": 0.9, "low": 0.8, "high": 0.95, "level": 0.95}
 NATS = {"value": 1.2, "standard_error": 0.01, "low": 1.18, "high": 1.22}
@@ -110,6 +111,15 @@ def test_a_text_only_run_with_an_exact_likelihood_reports_costs_and_samples():
     assert found["nll.per_token"] == 1.2
     assert "unconditional.entropy_sample" in found
     assert not [key for key in found if "latent" in key]
+
+
+@pytest.mark.parametrize("part", ["unconditional", "given_latent"])
+@pytest.mark.parametrize("kind", ["exact", "bound"])
+def test_the_card_of_a_cost_says_whether_it_is_a_bound(kind, part):
+    found = flat_metrics(**parts(likelihood={"likelihood": kind, part: {"per_token": NATS, "perplexity": PERPLEXITY}}))
+    assert likelihood_label(found) == LIKELIHOODS[kind]
+    (note,) = (card.note for card in cards(found) if card.label == "Nats per token")
+    assert note.startswith(LIKELIHOODS[kind])
 
 
 @pytest.mark.parametrize(

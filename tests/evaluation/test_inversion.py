@@ -8,6 +8,7 @@ import pytest
 
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import inversion as inv
+from mm_ldlm.evaluation.suites.inversion import reembedding_cosine
 
 REFERENCES = [
     "the cat sat on the mat .",
@@ -125,6 +126,17 @@ def test_by_length_covers_every_row_once():
     table = inv.by_length(rows, edges=[4, 8])
     assert table["rows"].sum() == len(rows)
     assert list(table["tokens"]) == ["1–4", "5–8", "9–10"]
+
+
+def test_an_output_that_is_embedded_again_is_compared_with_its_own_latent(model):
+    """Empty outputs score 0, before and after others; a repeated output is compared with the latent of each place."""
+    texts = ["", "w1 w2", " ", "w3", "w1 w2", "w4 w5", ""]
+    latents = np.ones((len(texts), model.encoder.dim))
+    for place in (1, 3, 5):
+        latents[place] = 7 * model.encode([texts[place]])[0]
+    latents[4] = -latents[1]
+    assert reembedding_cosine(model, texts, latents) == pytest.approx([0, 1, 0, 1, -1, 1, 0], abs=1e-6)
+    assert reembedding_cosine(model, ["", " "], latents[:2]).tolist() == [0, 0]
 
 
 def test_an_output_too_few_is_refused():

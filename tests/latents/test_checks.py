@@ -163,8 +163,13 @@ MADE_FROM = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("recorded", ["other", "", None])
 @pytest.mark.parametrize(("store", "name", "pipeline"), MADE_FROM)
-def test_every_store_is_compared_with_each_of_its_ingredients(store: str, name: str, pipeline: str) -> None:
+def test_every_store_is_compared_with_each_of_its_ingredients(
+    store: str, name: str, pipeline: str, recorded: str | None
+) -> None:
+    """A store whose manifest does not name an ingredient fails like one with another ingredient."""
+
     class Store:
         directory = Path("/folder")
 
@@ -188,11 +193,13 @@ def test_every_store_is_compared_with_each_of_its_ingredients(store: str, name: 
     found = Findings()
     checks._check_fingerprints(found, *made.values(), **with_them)
     assert found.findings == []
-    made[store].manifest.fingerprints[name] = "other"
+    made[store].manifest.fingerprints[name] = recorded
+    if recorded is None:
+        del made[store].manifest.fingerprints[name]
     checks._check_fingerprints(found, *made.values(), **with_them)
     (entry,) = found.findings
     assert (entry.severity, entry.check, entry.count) == ("error", name, 7)
-    assert f"the {store} in /folder were made with {name} other" in entry.message
+    assert f"the {store} in /folder were made with {name} {recorded}" in entry.message
     assert ("(e, revision r, dimension 3)" in entry.message) == (name == "encoder")
     assert f"run the {pipeline} pipeline again" in entry.remedy
     checks._check_fingerprints(found, made["records"], made["tokens"], None, None, **with_them)

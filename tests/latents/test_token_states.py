@@ -125,6 +125,30 @@ def test_an_encoder_without_token_outputs_is_refused(
         run(pristine, tmp_path / "states", encoder=LocalEncoderConfig(path=pristine.encoder.path))
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype", "fits"),
+    [(60_000.0, "float16", True), (70_000.0, "float16", False), (-70_000.0, "float16", False),
+     (70_000.0, "float32", True), (np.nan, "float32", False), (np.inf, "float16", False)],
+)  # fmt: skip
+def test_states_that_the_stored_type_cannot_represent_are_refused(
+    number: float, dtype: Any, fits: bool, pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*given: Any, **_: Any) -> Any:
+        first, last = given[4:6]
+        lengths = pristine.tokens.ints("length").take(slice(first, last))
+        return np.array([[1.0, 2.0], [3.0, number]], np.float32)[np.arange(lengths.sum()) % 2]
+
+    monkeypatch.setattr(token_states, "_encode", encode)
+    if fits:
+        run(pristine, tmp_path / "states", dtype=dtype)
+        states = ShardStore.open(tmp_path / "states", token_states.KIND).fixed(token_states.COLUMN)
+        assert states.take([1])[0].tolist() == [3.0, np.dtype(dtype).type(number)]
+        return
+    with pytest.raises(EncoderError, match=rf"not finite in {dtype} for tokens of the records 0 to 229"):
+        run(pristine, tmp_path / "states", dtype=dtype)
+    assert not list((tmp_path / "states").glob("*.arrow"))
+
+
 def test_shards_end_at_records_and_are_bounded() -> None:
     starts = token_states.starts(np.array([5, 90_000, 3, 65_000, 600]))
     assert token_states._cuts(starts) == [(0, 1), (1, 2), (2, 4), (4, 5)]

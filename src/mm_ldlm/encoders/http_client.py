@@ -210,8 +210,6 @@ class Client:
         if length is not None and length.isdecimal() and len(content) != int(length):
             raise http.client.IncompleteRead(bytes(content))
         response.close()  # the connection stays open for the next request of this thread
-        if response.will_close:
-            self._close()
         return response.status, response.headers, bytes(content)
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -81,7 +81,7 @@ def _project(probes_Kd: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 def _pack(sketch_KS: npt.NDArray[np.float64]) -> str:
     """Write the scale as float32 and the numbers as int16, in URL-safe base64."""
     scale = np.maximum(np.abs(sketch_KS).max(), 1e-30).astype("<f4")
-    numbers = np.round(sketch_KS / np.float64(scale) * _STEPS).clip(-_STEPS, _STEPS).astype("<i2")
+    numbers = np.round(sketch_KS / np.float64(scale) * _STEPS).astype("<i2")
     return base64.urlsafe_b64encode(scale.tobytes() + numbers.tobytes()).decode()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.transformer import choose_device, quiet_loading
+from mm_ldlm.encoders.transformer import choose_device, first_line, quiet_loading
 from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.errors import EncoderError
 
@@ -18,6 +18,7 @@ class SentenceTransformersEncoder:
 
     def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
         import torch
+        from safetensors import SafetensorError
         from sentence_transformers import SentenceTransformer
 
         self.located = located
@@ -32,10 +33,10 @@ class SentenceTransformersEncoder:
                     truncate_dim=located.truncate_dim,
                     model_kwargs={"dtype": getattr(torch, located.dtype)},
                 )
-        except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
             raise EncoderError(
                 f"encoder {located.spec.name!r}: sentence-transformers cannot load {located.folder} "
-                f"({error}). Fetch the model again, or set encoder.path to another folder."
+                f"({first_line(error)}). Fetch the model again, or set encoder.path to another folder."
             ) from error
         if max_length is not None:
             self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)

@@ -210,20 +210,21 @@ def _load_tokenizer(located: LocatedWeights) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise EncoderError(
             f"encoder {located.spec.name!r}: the tokenizer in {located.folder} cannot be loaded "
-            f"({_first_line(error)}). Fetch the model again."
+            f"({first_line(error)}). Fetch the model again."
         ) from error
 
 
 def _load_model(located: LocatedWeights) -> Any:
+    from safetensors import SafetensorError
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
     loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
         located.spec.architecture
     ]
-    no_pooler = {"add_pooling_layer": False} if _has_pooler(located) else {}
     try:
         with quiet_loading():
+            no_pooler = {"add_pooling_layer": False} if _has_pooler(located) else {}
             model, report = loader.from_pretrained(
                 located.folder,
                 dtype=getattr(torch, located.dtype),
@@ -232,10 +233,10 @@ def _load_model(located: LocatedWeights) -> Any:
                 output_loading_info=True,
                 **no_pooler,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise EncoderError(
             f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded "
-            f"({_first_line(error)}). Fetch the model again."
+            f"({first_line(error)}). Fetch the model again."
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise EncoderError(
@@ -272,6 +273,7 @@ def _has_pooler(located: LocatedWeights) -> bool:
     return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet"}
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, at most 200 characters, or the name of its class."""
     text = str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__

@@ -1,0 +1,164 @@
+"""Answers of services that are rare: long or plain refusals, connections that end, certificates, other dimensions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from embedding_service import DIM, Service, running, unit
+
+from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.encoders.http_client import Client, Stopped
+from mm_ldlm.encoders.http_encoder import vectors_of
+from mm_ldlm.errors import EncoderError
+
+TEXTS = [f"text {number}" for number in range(9)]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
+    with running() as found:
+        yield found
+
+
+def config(service: Service, **values: Any) -> Any:
+    return parse_encoder({"kind": "http", "url": service.url, "name": "toy", "connections": 1, "timeout": 30, **values})
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b'{"error": {"message": "too long"}}', "too long"),
+        (b'{"error": "too long"}', "too long"),
+        (b'{"message": "too long"}', "too long"),
+        (b'{"detail": "too long"}', "too long"),
+        (b"<html>\n too\x07 long</html>", "<html> too  long</html>"),
+        (b"[" * 5000, "[" * 300),
+        (b'{"error": {"code": 7}}', '{"error": {"code": 7}}'),
+        (b"x" * 100_000, "x" * 300),
+        (b"", None),
+    ],
+)
+def test_a_refusal_shows_the_beginning_of_what_the_service_says(
+    content: bytes, shown: str | None, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_encoder(config(service))
+    answer = service.answer
+
+    def refuse(handler: Any) -> None:
+        if service.fault(0, []) == "400":
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            service.send(handler, 400, content, {})
+        else:
+            answer(handler)
+
+    monkeypatch.setattr(service, "answer", refuse)
+    service.fault = lambda number, texts: "400"
+    with pytest.raises(EncoderError) as caught:
+        encoder.encode(TEXTS)
+    words = f" ({shown})" if shown else ""
+    assert f"refused the request with status 400{words}. Check encoder.name" in str(caught.value)
+    service.fault = lambda number, texts: None
+    np.testing.assert_array_equal(encoder.encode(TEXTS), [unit(text) for text in TEXTS], "the connection is usable")
+
+
+def test_a_service_that_ends_every_connection_answers_all_requests(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = service.send
+    monkeypatch.setattr(
+        service, "send", lambda handler, status, content, headers, **more: send(
+            handler, status, content, {**headers, "Connection": "close"}, **more)
+    )  # fmt: skip
+    encoder: Any = load_encoder(config(service, batch_rows=2))
+    np.testing.assert_array_equal(encoder.encode(TEXTS), [unit(text) for text in TEXTS])
+    assert encoder._service.client.take_failures() == {}
+    assert len(encoder._service.client._opened) <= 1
+
+
+def test_failures_are_reported_once(service: Service) -> None:
+    encoder: Any = load_encoder(config(service))
+    client, first = encoder._service.client, len(service.requests)
+    service.fault = lambda number, texts: "503" if number < first + 2 else None
+    client.post({"model": "toy", "input": ["a"]}, max_bytes=10_000, stop=threading.Event())
+    assert client.take_failures() == {"status 503": 2}
+    assert client.take_failures() == {}
+
+
+def test_a_request_that_is_stopped_is_not_sent(service: Service) -> None:
+    encoder: Any = load_encoder(config(service))
+    before, stop = len(service.requests), threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        encoder._service.client.post({"model": "toy", "input": ["a"]}, max_bytes=10_000, stop=stop)
+    with pytest.raises(Stopped):
+        encoder._service._request(["a"], stop)
+    assert len(service.requests) == before
+
+
+def client(url: str) -> Client:
+    return Client(url, api_key=None, requests_per_minute=None, timeout=7.0, retries=3, max_wait=1.0)
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[Any] = []
+
+    def exchange(self: Any, *given: Any) -> Any:
+        attempts.append(given)
+        error = ssl.SSLCertVerificationError(1, "failed")
+        error.verify_message = "self-signed certificate"
+        raise error
+
+    monkeypatch.setattr(Client, "_exchange", exchange)
+    with pytest.raises(EncoderError, match=r"https://host: the certificate is not trusted \(self-signed certificate\)"):
+        client("https://host/v1/embeddings").post({}, max_bytes=10, stop=threading.Event())
+    assert len(attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "path"),
+    [("https://host/v1/embeddings", "host", 443, "/v1/embeddings"), ("https://host:8443/e", "host", 8443, "/e"),
+     ("http://host/v1", "host", 80, "/v1"), ("http://[::1]:9", "::1", 9, "/")],
+)  # fmt: skip
+def test_a_connection_goes_to_the_address_and_checks_the_certificate_of_its_host(
+    url: str, host: str, port: int, path: str
+) -> None:
+    made = client(url)
+    connection: Any = made._connection()
+    assert (connection.host, connection.port, connection.timeout, made._path) == (host, port, 7.0, path)
+    assert connection is made._connection(), "one for each thread"
+    assert isinstance(connection, http_client.http.client.HTTPSConnection) == url.startswith("https")
+    if url.startswith("https"):
+        assert made._tls is not None
+        assert (made._tls.verify_mode, made._tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize("dim", [None, DIM])
+def test_answers_of_different_dimensions_are_refused(dim: int | None, service: Service) -> None:
+    """Two models may answer in turn, before any answer has set the dimension."""
+    service.vectors = lambda text: unit(text, dim=DIM if len(service.requests) % 2 else DIM - 1)
+    expected = rf"one dimension, found \[{DIM - 1}, {DIM}\]" if dim is None else f"dimension {DIM}, found {DIM - 1}"
+    with pytest.raises(EncoderError, match=expected):
+        locate_encoder(config(service, batch_rows=1, dim=dim))
+
+
+@pytest.mark.parametrize(
+    ("embedding", "vector"),
+    [([10**400], None), ([True, False], None), ([1, 2.5], [1.0, 2.5]), ([1e39], [np.inf]), ([], None), ("", None),
+     (base64.b64encode(np.array([1.5, 2], "<f4").tobytes()).decode(), [1.5, 2.0]), ("AAAA", None), ("AAAAAA==", [0.0])],
+)  # fmt: skip
+@pytest.mark.parametrize("index", [0, -1, 1, True, 0.0, None])
+def test_a_vector_has_numbers_and_an_index(embedding: Any, vector: Any, index: Any) -> None:
+    answer = json.loads(json.dumps({"data": [{"index": index, "embedding": embedding}]}))
+    if vector is not None and type(index) is int and index == 0:
+        assert vectors_of(answer, rows=1, dim=None, service="s").tolist() == [vector]
+        return
+    with pytest.raises(EncoderError, match=r"expected an index from 0 to 0|expected an embedding that is a list"):
+        vectors_of(answer, rows=1, dim=None, service="s")
