@@ -16,7 +16,7 @@ from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
 from mm_ldlm.config import parse
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.hooks import ProjectHooks, first_run, project
 from mm_ldlm.hooks.first_run import measurable, measure_training, measures_training
 from mm_ldlm.latents import extract, rate
@@ -108,6 +108,10 @@ def test_what_was_measured_is_logged_and_expected_and_a_failure_is_only_logged(
         (None, None, None),
         (WorkerFailed("no result within 20 s"), None, "time: the training could not be measured (no result within "
          "20 s); it will show its time after its first steps"),
+        (AssertionError("daemonic processes\nhave no children"), None, "time: the training could not be measured "
+         "(AssertionError: daemonic processes\\nhave no children); it will show its time after its first steps"),
+        (ConfigurationError("too large"), None, "time: the training could not be measured (too large); it will show "
+         "its time after its first steps"),
     ):  # fmt: skip
 
         def measure(records: Any, typed: Any, *, seed: int, fewest_steps: int, answer: Any = answer) -> Any:

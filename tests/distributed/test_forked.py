@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.forked import run_forked
+from mm_ldlm.distributed.forked import _store, run_forked
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import WorkerFailed
 
@@ -24,6 +25,10 @@ def test_the_ranks_form_a_group_and_the_first_one_answers() -> None:
 
     assert run_forked(work, processes=2, seconds=60) == [2, 0, 1, 2.0, 10.0]
     assert run_forked(work, processes=1, seconds=60) == [1, 0, 1, 1.0, 0.0]
+
+
+def test_the_store_of_the_ranks_waits_no_longer_than_they_may_take() -> None:
+    assert _store(7.0).timeout == datetime.timedelta(seconds=7)
 
 
 def test_what_the_ranks_change_ends_with_them() -> None:
