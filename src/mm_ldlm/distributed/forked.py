@@ -6,13 +6,15 @@ random generators end with them. A forked process must not use a pool of threads
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -44,23 +46,40 @@ def run_forked(work: Callable[[Process], Any], *, processes: int, seconds: float
         raise WorkerFailed(f"no process group could be made ({type(error).__name__}: {error})") from None
     environment = _environment(processes, port=0 if store is None else store.port)
     try:
-        for rank in range(processes):
-            one = context.Process(target=_rank, args=(work, send, environment, rank), daemon=True)
-            started.append(one)  # before it starts, because an interrupt may come in between
-            try:
-                one.start()
-            except OSError as error:
-                raise WorkerFailed(f"no process could be started ({error.strerror or error})") from None
+        with _interrupts_deferred():
+            for rank in range(processes):
+                one = context.Process(target=_rank, args=(work, send, environment, rank), daemon=True)
+                try:
+                    one.start()
+                except OSError as error:
+                    raise WorkerFailed(f"no process could be started ({error.strerror or error})") from None
+                started.append(one)
         return _first_result(results, started, seconds)
     finally:
-        started = [one for one in started if one.pid is not None]
-        for one in started:
-            one.kill()
-        for one in started:
-            one.join()
-            one.close()
-        results.close()
-        send.close()
+        with _interrupts_deferred():
+            for one in started:
+                one.kill()
+            for one in started:
+                one.join()
+                one.close()
+            results.close()
+            send.close()
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the context: in the middle of a fork it would lose the process."""
+    usual, late = signal.getsignal(signal.SIGINT), []
+    if usual is None or threading.current_thread() is not threading.main_thread():
+        yield  # Python's handlers run in the main thread only
+        return
+    signal.signal(signal.SIGINT, lambda *_: late.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if late:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _store(seconds: float) -> dist.TCPStore:

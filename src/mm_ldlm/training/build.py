@@ -122,7 +122,7 @@ def untrained_root(spec: TrainingSpec, data: Data) -> TrainableRoot:
 
 
 def _frozen(trainable: TrainableRoot, spec: TrainingSpec) -> TrainableRoot:
-    """Freeze the parts that the objective does not train, which depend on whether the run starts from trained values."""
+    """Freeze the parts that the objective does not train; they may depend on whether the run has `init_from`."""
     trained = spec.training.init_from is not None
     freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
     return trainable
