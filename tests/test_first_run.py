@@ -174,8 +174,8 @@ def test_embedding_logs_the_time_until_the_end_of_the_training_once(
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert len(lines) == (expected is not None)
     if expected is not None:
-        assert lines[0].startswith("time: trained in about 3 min, at about ")
-        assert "embedding takes about 5 s more, training about 3 min (measured)" in lines[0]
+        assert lines[0].startswith("time: the model will be trained in about 3 min, at about ")
+        assert "embedding takes about 5 s more, training about 3 min;" in lines[0]
 
 
 def test_a_run_does_not_expect_what_an_earlier_one_of_this_process_measured(
