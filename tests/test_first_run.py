@@ -16,7 +16,7 @@ from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
 from mm_ldlm.config import parse
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.hooks import ProjectHooks, first_run, project
 from mm_ldlm.hooks.first_run import measurable, measure_training, measures_training
 from mm_ldlm.latents import extract, rate
@@ -108,6 +108,10 @@ def test_what_was_measured_is_logged_and_expected_and_a_failure_is_only_logged(
         (None, None, None),
         (WorkerFailed("no result within 20 s"), None, "time: the training could not be measured (no result within "
          "20 s); it will show its time after its first steps"),
+        (AssertionError("daemonic processes\nhave no children"), None, "time: the training could not be measured "
+         "(AssertionError: daemonic processes\\nhave no children); it will show its time after its first steps"),
+        (ConfigurationError("too large"), None, "time: the training could not be measured (too large); it will show "
+         "its time after its first steps"),
     ):  # fmt: skip
 
         def measure(records: Any, typed: Any, *, seed: int, fewest_steps: int, answer: Any = answer) -> Any:
@@ -170,8 +174,8 @@ def test_embedding_logs_the_time_until_the_end_of_the_training_once(
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert len(lines) == (expected is not None)
     if expected is not None:
-        assert lines[0].startswith("time: trained in about 3 min, at about ")
-        assert "embedding takes about 5 s more, training about 3 min (measured)" in lines[0]
+        assert lines[0].startswith("time: the model will be trained in about 3 min, at about ")
+        assert "embedding takes about 5 s more, training about 3 min;" in lines[0]
 
 
 def test_a_run_does_not_expect_what_an_earlier_one_of_this_process_measured(

@@ -89,7 +89,7 @@ def test_a_parameter_without_effect_in_this_run_is_a_warning(
         run = RUN | {"runtime_params": given}
         hooks.before_pipeline_run(run_params=run, pipeline=Pipeline([]), catalog=catalog(tmp_path, enabled=False))
         hooks.after_pipeline_run()
-        warned = [record.message for record in caplog.records if "without effect" in record.message]
+        warned = [record.message for record in caplog.records if "no effect" in record.message]
         assert len(warned) == ("normaliser" in (given or {}))
 
 

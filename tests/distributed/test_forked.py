@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import multiprocessing.process
 import os
 import random
 import signal
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.forked import run_forked
+from mm_ldlm.distributed.forked import _store, run_forked
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import WorkerFailed
 
@@ -24,6 +27,10 @@ def test_the_ranks_form_a_group_and_the_first_one_answers() -> None:
 
     assert run_forked(work, processes=2, seconds=60) == [2, 0, 1, 2.0, 10.0]
     assert run_forked(work, processes=1, seconds=60) == [1, 0, 1, 1.0, 0.0]
+
+
+def test_the_store_of_the_ranks_waits_no_longer_than_they_may_take() -> None:
+    assert _store(7.0).timeout == datetime.timedelta(seconds=7)
 
 
 def test_what_the_ranks_change_ends_with_them() -> None:
@@ -85,6 +92,44 @@ def test_no_rank_is_left_when_this_process_is_interrupted() -> None:
         run_forked(work, processes=1, seconds=50)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_an_interrupt_between_two_forks_ends_the_processes_that_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, made = os.fork, []
+
+    def interrupted() -> int:
+        pid = fork()
+        if pid:
+            made.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(lambda process: time.sleep(60), processes=2, seconds=50)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert made
+    for pid in made:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_second_interrupt_does_not_keep_the_processes_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, sent = multiprocessing.process.BaseProcess.kill, []
+
+    def interrupted(one: Any) -> None:
+        kill(one)
+        sent.append(one.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(lambda process: process.rank, processes=2, seconds=50)
+    assert len(sent) == 2
+    for pid in sent:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def test_a_process_that_cannot_be_started_is_reported_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,3 +20,18 @@ def test_the_first_shards_are_not_measured_and_the_time_since_the_last_one_is_su
     assert rate.left(25.0) == pytest.approx(31.0)
     rate.advanced(10_000, 56.0)
     assert rate.left(60.0) == 0.0
+
+
+@pytest.mark.parametrize("seen_first", [1, 3, 4])
+def test_shards_that_end_together_are_no_higher_or_lower_speed(seen_first: int) -> None:
+    """Four lanes finish a shard of 1,000 rows every 20 s, almost at the same time."""
+    rate = Rate(40_000)
+    rate.advanced(1000 * seen_first, 20.0)
+    rate.advanced(4000, 20.5)
+    rate.advanced(4000 + 1000, 40.0)  # the first of the next four
+    assert rate.left(40.0) == pytest.approx(35_000 * 20 / 4000)
+    others = Rate(40_000)
+    others.advanced(1000 * seen_first, 20.0)
+    others.advanced(4000, 20.5)
+    others.advanced(8000, 40.0)  # all of them
+    assert others.left(40.0) == pytest.approx(32_000 * 20 / 4000)

@@ -91,6 +91,12 @@ def test_a_measured_training_is_shown_with_what_it_was_measured_on() -> None:
 def test_the_time_until_the_end_of_the_training_is_that_of_both_parts() -> None:
     now = time.mktime((2026, 11, 22, 22, 48, 0, 0, 0, -1))
     assert until_trained(embedding=95.0, training=262.0, now=now) == (
-        "time: trained in about 6 min, at about 22:53: embedding takes about 2 min more, training about 4 min "
-        "(measured); validation, sampling and evaluation come on top"
+        "time: the model will be trained in about 6 min, at about 22:53: embedding takes about 2 min more, training "
+        "about 4 min; validation, sampling and evaluation are not included"
     )
+
+
+def test_the_end_of_a_training_on_another_day_has_a_date() -> None:
+    now = time.mktime((2026, 11, 22, 22, 48, 0, 0, 0, -1))
+    for training, shown in ((3600.0, "23:50"), (3600.0 * 2, "2026-11-23 00:50"), (3600.0 * 50, "2026-11-25 00:50")):
+        assert f", at about {shown}: " in until_trained(embedding=120.0, training=training, now=now)

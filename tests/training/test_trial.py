@@ -18,7 +18,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from mm_ldlm.config import parse, to_dict
 from mm_ldlm.corpus.record import RECORD_SCHEMA
 from mm_ldlm.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.forked import run_forked
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.store import ShardStore, StoreWriter
 from mm_ldlm.training import trial
@@ -99,6 +102,10 @@ def test_short_and_large_trainings_are_not_measured(
     monkeypatch.setattr(trial, "MOST_PARAMETERS", 1000)
     assert trial.measure(records, typed(tmp_path), seed=0, fewest_steps=200) is None
     monkeypatch.undo()
+    monkeypatch.setattr("mm_ldlm.training.memory.memory_of", lambda device: ("CPU", 1000))
+    with pytest.raises(ConfigurationError, match="training needs at least"):
+        trial.measure(records, typed(tmp_path), seed=0, fewest_steps=200)
+    monkeypatch.undo()
     monkeypatch.setattr(trial, "MOST_EXAMPLES", 39)
     assert trial.measure(records, typed(tmp_path), seed=0, fewest_steps=200) is None
     records.manifest.meta["splits"]["train"] = 0
@@ -173,6 +180,30 @@ def test_the_kinds_of_steps_count_as_often_as_they_occur_and_the_first_step_does
     rank = Planned()
     found = trial.trial_steps(None, None, SimpleNamespace(world=1))  # type: ignore[arg-type]
     assert found == {"per_step": pytest.approx(1e-3 * 20 * 92 / 9), "measured": 1}, "one long step is enough"
+
+
+def test_modes_that_follow_each_other_in_the_training_all_occur() -> None:
+    """In the mode `sequential` the number of the step decides the mode."""
+    planned = spec(objective={"mode": "sequential", "sequential_steps": 50}, max_steps=600)
+    rank = trial._Rank(planned, data(), Process(RankInfo(), torch.device("cpu"), None))
+    draws = rank.draws_by_kind(rank.loader.plan.epoch(0)[0])
+    kinds = planned.objective.modes
+    assert set(draws) == set(kinds)
+    assert all(kinds[draw // 50 % len(kinds)] == kind for kind, found in draws.items() for draw in found)
+    assert min(len(found) for found in draws.values()) >= 0.1 * trial.DRAWS
+    assert max(draw for found in draws.values() for draw in found) < 600
+
+
+def test_the_anomaly_mode_of_the_training_is_that_of_its_trial_steps() -> None:
+    sample = dataclasses.replace(data(), validation=None)
+    for chosen in (True, False):
+        planned = spec(precision={"detect_anomaly": chosen})
+
+        def work(process: Any, planned: Any = planned) -> bool:
+            trial._Rank(planned, sample, process)
+            return torch.is_anomaly_enabled()
+
+        assert run_forked(work, processes=1, seconds=60) == chosen
 
 
 def test_every_process_computes_its_part_of_a_real_step_and_this_process_keeps_its_random_states(

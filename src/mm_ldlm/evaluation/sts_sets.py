@@ -115,7 +115,7 @@ class StsSource:
 
 
 def refuse_name(name: str, *, key: str) -> None:
-    """Raise InvalidValue for `key` unless a name can be a part of the name of a metric."""
+    """Raise InvalidValue for `key` unless `name` can be part of the name of a metric."""
     if not name.replace("_", "").replace("-", "").isalnum():
         raise InvalidValue(f"a name must contain letters, digits, '-' and '_' only, found '{name}'", key)
 

@@ -1,14 +1,16 @@
-"""The time of the training in the first minute of a first run: trial steps as soon as there are records."""
+"""Estimate of the training time in the first minute of a first run, from trial steps as soon as there are records."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.messages import escape, shorten
 from mm_ldlm.tracking.expected import EXPECTED
 from mm_ldlm.tracking.outlook import training_time
 
@@ -16,7 +18,7 @@ log = logging.getLogger(__name__)
 
 RECORDS = "records"
 FEWEST_STEPS = 200
-"""A training of fewer steps is not measured: it soon shows its time itself"""
+"""A training of fewer steps is not measured, because it soon estimates its own time"""
 _NEEDS = frozenset({"ingestion", "embedding", "training"})
 _READS = frozenset({"model", "objective", "training", "encoder", "tokenizer"})
 
@@ -24,13 +26,13 @@ _READS = frozenset({"model", "objective", "training", "encoder", "tokenizer"})
 def measures_training(
     typed: Mapping[str, Any], executed: Collection[str], *, seconds: Mapping[str, float], runs: Path
 ) -> bool:
-    """Return whether a run measures trial steps: a first one in its folder, which embeds for minutes and then trains.
+    """Return whether a run measures trial steps: the first run in its folder, if it ingests, embeds and trains.
 
     Args:
         typed: the parsed parameters by section.
-        executed: pipelines that run, training only with its processes.
+        executed: names of the pipelines of this run.
         seconds: of each pipeline in the last run in the same folder.
-        runs: folder of the runs; a run in it may be continued.
+        runs: folder of the training runs; this run may continue one that is there.
     """
     if not (set(executed) >= _NEEDS and typed.keys() >= _READS):
         return False
@@ -40,8 +42,10 @@ def measures_training(
 
 
 def measurable(typed: Mapping[str, Any]) -> bool:
-    """Return whether trial steps can be measured: on the CPU of one Linux host without GPUs, in processes of one thread
-    each, for an objective whose only field are latents that an encoder computes on this host.
+    """Return whether trial steps resemble the training, which depends on the machine, the training and its data.
+
+    They run on the CPU of one Linux host without a GPU, in processes of one thread. The only field of the objective
+    is the latents, which an encoder computes on this host.
     """
     import torch
 
@@ -68,19 +72,18 @@ def measurable(typed: Mapping[str, Any]) -> bool:
 
 
 def measure_training(records: Any, typed: Mapping[str, Any], *, seed: int) -> None:
-    """Measure trial steps of the training, log its time and store it for embedding, which adds its own."""
+    """Measure trial steps, log the time of the training and store it for embedding, which adds its own time."""
     from mm_ldlm.training.trial import measure
 
     try:
         found = measure(records, typed, seed=seed, fewest_steps=FEWEST_STEPS)
-    except WorkerFailed as error:
-        log.info("time: the training could not be measured (%s); it will show its time after its first steps", error)
+    except Exception as error:  # an estimate never ends a run
+        reason = str(error) if isinstance(error, MMLDLMError) else f"{type(error).__name__}: {error}"
+        log.info(
+            "time: the training could not be measured (%s); it will show its time after its first steps",
+            shorten(escape(reason), 300),
+        )
         return
     if found is not None:
         EXPECTED.training = found.seconds
-        log.info(
-            training_time(
-                found.seconds, steps=found.steps, per_step=found.per_step, measured=found.measured,
-                processes=found.processes,
-            )
-        )  # fmt: skip
+        log.info(training_time(**dataclasses.asdict(found)))

@@ -55,7 +55,7 @@ class ProjectHooks:
         self._catalog: CatalogProtocol | None = None  # None on a host that does not record the run
         self._tracked: TrackedRun | None = None
         self._seconds = PipelineSeconds()
-        self._unmeasured: Callable[[Any], None] | None = None  # measures the training, once there are records
+        self._unmeasured: Callable[[Any], None] | None = None  # measures the training as soon as there are records
         self._reported: set[str] = set()
         self._locks = FolderLocks()
         atexit.register(self._close_killed)
@@ -118,8 +118,8 @@ class ProjectHooks:
             self._catalog = None
             return
         self._announce(typed, parameters, pipeline, catalog)
-        if words := unread(run_params.get("runtime_params") or {}, pipeline, pipelines):
-            log.warning(words)
+        if warning := unread(run_params.get("runtime_params") or {}, pipeline, pipelines):
+            log.warning(warning)
         self._tracked = TrackedRun(project=self._project, runs=lambda: self._runs(catalog))
         if typed["tracking"].enabled:
             self._tracked.open(typed["tracking"], parameters, run_params, pipeline)
@@ -137,7 +137,7 @@ class ProjectHooks:
     def _announce(
         self, typed: dict[str, Any], parameters: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
     ) -> None:  # fmt: skip
-        """Log what the run will do, where its results will be, and how long the last one took or how it is measured."""
+        """Log what the run will do, where its results will be and how long the last one took; plan trial steps."""
         from mm_ldlm.tracking.description import by_pipeline
         from mm_ldlm.tracking.outlook import outlook
 

@@ -1,4 +1,4 @@
-"""Parameters of the command line that no node of a run reads."""
+"""Warning about parameters of the command line that no node of the run reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PREFIX = "params:"
 
 
 def unread(given: Mapping[str, Any], pipeline: Pipeline, pipelines: Mapping[str, Pipeline]) -> str | None:
-    """Describe the given parameters that change nothing in this run, because only other pipelines read them.
+    """Describe the given parameters that have no effect in this run, because only other pipelines read them.
 
-    Sections that no pipeline reads, such as `tracking` and `data`, are read by hooks and by the catalog. A comparison
-    gives the parameters to its sessions.
+    Returns None if there are none. Sections that no pipeline reads, such as `tracking` and `data`, are read by the
+    hooks and the catalog. A comparison passes all parameters to its sessions, so that none is without effect.
 
     Args:
         given: the parameters of the command line.
-        pipeline: what this run executes.
+        pipeline: the nodes of this run.
         pipelines: all pipelines by name.
     """
     if any("comparison" in node.tags for node in pipeline.nodes):
@@ -36,5 +36,10 @@ def unread(given: Mapping[str, Any], pipeline: Pipeline, pipelines: Mapping[str,
     }
     if not (found := {section: names for section, names in readers.items() if names}):
         return None
-    words = "; ".join(f"'{shorten(escape(section))}' is read by {', '.join(names)}" for section, names in found.items())
-    return f"parameters of the command line without effect, because this run does not include their pipelines: {words}"
+    words = "; ".join(
+        f"'{shorten(escape(section))}' is read only by {', '.join(names)}" for section, names in found.items()
+    )
+    return (
+        f"some parameters of the command line have no effect in this run: {words}. Run a pipeline that reads "
+        "them as well, or leave them out."
+    )

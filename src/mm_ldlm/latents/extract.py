@@ -280,19 +280,19 @@ def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shard
 def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
     """Show a progress bar over all processes; each writes its own progress file.
 
-    In a run that measured its training before, also log the time until the end of the training, once.
+    If the training was measured before, also log the time until its end, once.
     """
-    stop, rate, training = threading.Event(), Rate(rows), EXPECTED.training
+    stop, rate = threading.Event(), Rate(rows)
     with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=not shown, mininterval=1.0) as bar:
 
         def loop() -> None:
-            logged = training is None
+            training = EXPECTED.training
             while not stop.wait(0.5):
                 rate.advanced(_advance(bar, plan), time.monotonic())
-                if not logged and training is not None and (left := rate.left(time.monotonic())) is not None:
-                    logged = True
+                if training is not None and (left := rate.left(time.monotonic())) is not None:
                     with tqdm.external_write_mode():
                         logger.info(until_trained(embedding=left, training=training, now=time.time()))
+                    training = None
 
         thread = threading.Thread(target=loop, daemon=True)
         thread.start()
@@ -305,7 +305,7 @@ def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
 
 
 def _advance(bar: Any, plan: Plan) -> int:
-    """Advance the bar to the rows that all processes have finished; return their number."""
+    """Advance the bar to the number of rows that all processes together have finished, and return it."""
     done = 0
     for path in plan.progress_folder.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):

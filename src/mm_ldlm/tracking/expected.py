@@ -1,4 +1,4 @@
-"""Expected seconds of what a run does later in this process, for the lines of what it does before."""
+"""Expected seconds of later parts of a run, for the messages of earlier parts in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Expected:
     """Expected seconds of a run; every `before_pipeline_run` resets them."""
 
     training: float | None = None
-    """seconds of the training, where trial steps were measured before it"""
+    """seconds of the training, if trial steps were measured"""
 
 
 EXPECTED = Expected()

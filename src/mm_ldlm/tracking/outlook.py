@@ -42,7 +42,7 @@ def outlook(
 
 
 def training_time(seconds: float, *, steps: int, per_step: float, measured: int, processes: int) -> str:
-    """Format the time of a training that was measured before it began, and what it was measured on."""
+    """Format the time of a training that was measured before it began, and the trial steps that it was measured on."""
     of = "one process" if processes == 1 else f"{processes} processes"
     return (
         f"time: the training will take {about(seconds)} on this machine ({steps:,} steps of {per_step:.2g} s, measured "
@@ -51,15 +51,18 @@ def training_time(seconds: float, *, steps: int, per_step: float, measured: int,
 
 
 def until_trained(*, embedding: float, training: float, now: float) -> str:
-    """Format the time until the end of the training, from the seconds that embedding still takes and those of training.
+    """Format the time until the end of the training.
 
     Args:
+        embedding: seconds that embedding still takes.
+        training: seconds of the training.
         now: seconds since the epoch.
     """
-    end = time.strftime("%H:%M", time.localtime(now + embedding + training))
+    today, end = time.localtime(now), time.localtime(now + embedding + training)
+    at = time.strftime("%H:%M" if today[:3] == end[:3] else "%Y-%m-%d %H:%M", end)
     return (
-        f"time: trained in {about(embedding + training)}, at about {end}: embedding takes {about(embedding)} more, "
-        f"training {about(training)} (measured); validation, sampling and evaluation come on top"
+        f"time: the model will be trained in {about(embedding + training)}, at about {at}: embedding takes "
+        f"{about(embedding)} more, training {about(training)}; validation, sampling and evaluation are not included"
     )
 
 

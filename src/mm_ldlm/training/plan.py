@@ -115,8 +115,8 @@ def steps_of(
     """Return the number of steps that each limit of the training allows, by its name.
 
     Args:
-        training: with the size of the global batch.
-        lengths: tokens of each training example; without examples, only `max_steps` is a number of steps.
+        training: parameters whose batch has the global size (`BatchConfig.of_processes`).
+        lengths: number of tokens of each training example; if there are none, only `max_steps` counts.
     """
     steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
     if len(lengths):

@@ -1,8 +1,8 @@
 """Trial steps: the time of a training on the CPU of this machine, measured before its data are complete.
 
 The ranks are forked from this process. They build the model, the objective, the optimizer and the batches of the
-training and exchange their gradients as in the training; the texts are a sample of its corpus, and the latents are
-random. Nothing is written, and the random generators of this process keep their states.
+training and exchange their gradients as it does. The texts are a sample of its corpus, and the latents are random.
+Nothing is written, and the random generators of this process keep their states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mm_ldlm.training.build import untrained_root
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.memory import estimate
+from mm_ldlm.training.memory import refuse_beyond_memory, tokens_of_a_batch
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.plan import steps_of
 from mm_ldlm.training.precision import resolve
@@ -39,13 +39,13 @@ from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.stepper import Stepper
 
 TEXTS = 4096
-"""Texts of the sample"""
+"""Largest number of texts in the sample"""
 SECONDS, LONGEST = 1.0, 20.0
-"""Steps are measured until `SECONDS` have passed, and at least one; all of it ends after `LONGEST` seconds"""
+"""Steps are measured until `SECONDS` have passed, and at least one; the ranks are killed after `LONGEST` seconds"""
 MOST_PARAMETERS, MOST_EXAMPLES = 30_000_000, 1_000_000
 """A training of a larger model, or of more examples, is not measured"""
 DRAWS, RARE = 64, 0.1
-"""Number of steps whose kinds are counted; kinds that are rarer than `RARE` are not measured"""
+"""Number of steps of the training whose kinds are counted; kinds with a smaller fraction than `RARE` are left out"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +53,11 @@ class Trial:
     """Measured speed of a training.
 
     Attributes:
-        seconds: of the whole training; of its steps alone, or until `max_minutes`.
-        steps: steps of the training.
+        seconds: time of all steps of the training, at most `max_minutes`.
+        steps: number of steps of the training.
         per_step: seconds of a step of mean size.
-        measured, processes: number of steps that were measured, and of the processes that computed each.
+        measured: number of steps that were measured.
+        processes: number of processes that computed each step together.
     """
 
     seconds: float
@@ -67,11 +68,10 @@ class Trial:
 
 
 class Sample:
-    """A sample of the training texts with random latents, repeated to the number of training examples
-    (`training.batches.Source`).
+    """A sample of the texts with random latents, repeated up to the number of training examples (a `Source`).
 
     Args:
-        texts: the ids of each text.
+        texts: the token ids of each text.
         rows: number of training examples.
     """
 
@@ -91,12 +91,13 @@ class Sample:
 
 
 def measure(records: ShardStore, typed: Mapping[str, Any], *, seed: int, fewest_steps: int) -> Trial | None:
-    """Measure trial steps of the training that `typed` (the parsed parameters by section) plans for these records.
+    """Measure trial steps of the training that `typed` (the parsed parameters by section) describes for these records.
 
-    Returns None for a training of fewer than `fewest_steps`, or one that is too large to be measured in a few seconds.
+    Returns None for a training of fewer steps than `fewest_steps`, or one that is too large to be measured in seconds.
 
     Raises:
-        WorkerFailed: the ranks of the measurement failed, or took longer than `LONGEST` seconds.
+        ConfigurationError: the training needs more memory than this machine has.
+        WorkerFailed: a rank of the measurement failed, or the ranks took longer than `LONGEST` seconds.
     """
     rows = records.manifest.meta["splits"].get("train", 0)
     if not 0 < rows <= MOST_EXAMPLES:
@@ -107,7 +108,10 @@ def measure(records: ShardStore, typed: Mapping[str, Any], *, seed: int, fewest_
     processes = with_environment(planned.launch).processes
     training = dataclasses.replace(planned, batch=planned.batch.of_processes(processes))
     steps = min(steps_of(training, source.lengths, max_length=shape.max_length, seed=seed).values())
-    if steps < fewest_steps or estimate(typed["model"], shape, training, tokens=0).parameters > MOST_PARAMETERS:
+    if steps < fewest_steps:
+        return None
+    tokens = tokens_of_a_batch(training, source.lengths)
+    if refuse_beyond_memory(typed["model"], shape, training, tokens=tokens).parameters > MOST_PARAMETERS:
         return None
     training = dataclasses.replace(training, max_steps=max(steps, training.optimizer.warmup_steps))
     spec = TrainingSpec(
@@ -129,9 +133,9 @@ def measure(records: ShardStore, typed: Mapping[str, Any], *, seed: int, fewest_
 
 
 def sample_of(records: ShardStore, config: TokenizerConfig, *, latent_dim: int) -> tuple[list[Ints], DataShape]:
-    """Tokenise texts of the first shard, at equal distances; return their ids and the shape of the data.
+    """Tokenise evenly spaced texts of the first shard; return their token ids and the shape of the data.
 
-    A reduced vocabulary is that of the sample, extrapolated to the whole corpus.
+    The size of a reduced vocabulary is extrapolated from the sample to the whole corpus.
     """
     first = records.bounds(0)[1]
     chosen = np.linspace(0, first - 1, min(TEXTS, first)).astype(np.int64)
@@ -150,9 +154,9 @@ def sample_of(records: ShardStore, config: TokenizerConfig, *, latent_dim: int) 
 
 
 def extrapolated(values: Ints, *, factor: float) -> int:
-    """Extrapolate the number of different values to `factor` times as many values, by Heaps' law.
+    """Extrapolate the number of distinct values to `factor` times as many values, by Heaps' law.
 
-    The number grows as a power of the number of values; the exponent is that between the first half and the whole.
+    It grows as a power of the number of values; the exponent is fitted to the first half and the whole of `values`.
     """
     whole, half = len(np.unique(values)), len(np.unique(values[: len(values) // 2]))
     return round(whole * factor ** np.log2(whole / max(half, 1)))
@@ -162,9 +166,9 @@ def extrapolated(values: Ints, *, factor: float) -> int:
 
 
 def trial_steps(spec: TrainingSpec, data: Data, process: Process) -> dict[str, float]:
-    """Measure steps on one rank; return the seconds of a step of mean size (`per_step`) and the number `measured`.
+    """Measure steps on one rank; return the seconds of a step of mean size and the number of measured steps.
 
-    A small batch comes first and is not counted, because the first step allocates and compiles.
+    A step of a small batch comes first and is not counted, because the first step allocates memory and makes kernels.
     """
     rank = _Rank(spec, data, process)
     batches = list(rank.loader.plan.epoch(0))
@@ -195,12 +199,13 @@ def padded(batch: tuple[Ints, int]) -> int:
 
 
 class _Rank:
-    """What one rank of the training computes in a step."""
+    """The part of one rank in a step of the training."""
 
     def __init__(self, spec: TrainingSpec, data: Data, process: Process) -> None:
         config = spec.training
+        torch.autograd.set_detect_anomaly(config.precision.detect_anomaly)
         root = untrained_root(spec, data)
-        self.lengths, self.process = data.train.lengths, process
+        self.lengths, self.steps = data.train.lengths, config.steps
         self.stepper = Stepper(
             Parallel(root, process, strategy=config.parallel), process, precision=resolve(config.precision, process),
             scaler=None, seed=spec.seed,
@@ -214,17 +219,17 @@ class _Rank:
         self.stepper.parallel.module.train()
 
     def draws_by_kind(self, batch: tuple[Ints, int]) -> dict[str, list[int]]:
-        """Return the numbers of the first draws by the kind of their step, the most frequent kind first."""
+        """Return the numbers of randomly drawn steps by their kind, the most frequent kind first."""
         micro, found = self.loader.make(self._planned(batch))[0], defaultdict(list)
-        for draw in range(DRAWS):
-            found[self.stepper.objective.kind(self.stepper.generator(micro, draw), step=0)].append(draw)
+        for draw in np.random.default_rng(0).integers(self.steps, size=DRAWS).tolist():
+            found[self.stepper.objective.kind(self.stepper.generator(micro, draw), step=draw)].append(draw)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def step(self, batch: tuple[Ints, int], *, draw: int) -> None:
-        """Compute one step of the loop, without what it does at intervals."""
-        self.stepper.forward_backward(self.loader.make(self._planned(batch)), draw=draw, step=0)
+        """Compute step `draw` of the loop on this batch, without what the loop does at intervals."""
+        self.stepper.forward_backward(self.loader.make(self._planned(batch)), draw=draw, step=draw)
         norm = self.optimization.norm()
-        collectives.sum_(norm.double().reshape(1))  # as the loop does, with more numbers
+        collectives.sum_(norm.double().reshape(1))  # the loop sums more numbers, also in one all-reduce
         self.optimization.clip(float(norm))
         self.optimization.step()
         self.ema.update(draw)

@@ -98,7 +98,7 @@ def source_names(inputs: ReportInputs) -> list[str]:
 
 
 def unconditional_sampler(inputs: ReportInputs) -> str | None:
-    """Describe the text sampler of the unconditional samples by the parameters that their table carries."""
+    """Describe the text sampler of the unconditional samples from the parameters that are stored with them."""
     parameters = (inputs.unconditional.attrs.get(MADE_BY) or {}).get("parameters") or {}
     sampler = dict((parameters.get("unconditional") or {}).get("text") or {})
     if (kind := sampler.pop("kind", None)) is None:
