@@ -364,6 +364,15 @@ def test_bars_reach_from_low_to_high() -> None:
     assert (bars["symmetric"], bars["color"]) == (False, "red")
 
 
+def test_shades_pass_through_all_colours_from_the_first_to_the_last() -> None:
+    first, middle, last = theme._SHADES
+    assert theme.shades(1) == [first]
+    assert theme.shades(2) == [first, last]
+    assert theme.shades(5)[::2] == [first, middle, last]
+    (a, between, b) = ([int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in theme.shades(5)[:3])
+    assert between == [round((x + y) / 2) for x, y in zip(a, b, strict=True)]
+
+
 def table_line(metric: str, label: str) -> dict[str, Any]:
     values = [{**interval(), "note": note} for note in ("exact", "NELBO")]
     return {"metric": metric, "label": label, "values": values}
