@@ -288,8 +288,11 @@ def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
         def loop() -> None:
             training = EXPECTED.training
             while not stop.wait(0.5):
-                rate.advanced(_advance(bar, plan), time.monotonic())
-                if training is not None and (left := rate.left(time.monotonic())) is not None:
+                done = _advance(bar, plan)
+                if training is None:
+                    continue
+                rate.advanced(done, now := time.monotonic())
+                if (left := rate.left(now)) is not None:
                     with tqdm.external_write_mode():
                         logger.info(until_trained(embedding=left, training=training, now=time.time()))
                     training = None
