@@ -139,7 +139,9 @@ def _predictions(
     else:
         logits_MV, targets_M = model(tokens_BL, logits_at=scored_BP), targets_BP[scored_BP]
         scored_M = torch.ones_like(targets_M, dtype=torch.bool)
-    return token_loss(logits_MV, targets_M, mask_id=shape.mask_id, pad_id=shape.pad_id), scored_M, targets_M
+    # A special id beyond the vocabulary has no column, and the column of the end token is not its own.
+    mask_id, pad_id = (token if token < end_id else -1 for token in (shape.mask_id, shape.pad_id))
+    return token_loss(logits_MV, targets_M, mask_id=mask_id, pad_id=pad_id), scored_M, targets_M
 
 
 class AutoregressiveGeneration(GenerativeModel):
