@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import test_ccdd as ccdd
 import torch
 from test_image_text import SHAPE, Spy, batch, canvases, generator, model, objective, pairs
 from torch import Tensor, nn
 
 from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.models.ccdd import Output
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
@@ -128,3 +130,26 @@ def test_a_caption_is_written_given_a_clean_image_or_the_null_image(kind: str, g
             assert torch.isin(call["images_BP"], images_BP).all()
         else:
             assert bool(call["null_image_B"].all())
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_the_error_of_token_states_is_that_of_the_texts_that_keep_them(fraction: float) -> None:
+    """The model predicts 0, so that the error of a token is the mean square of its state."""
+    data, seen = ccdd.batch(ccdd.drawn(40)), dict[str, Tensor]()
+
+    def zeros(tokens_BL: Tensor, **given: Any) -> Output:
+        seen.update(given)
+        return Output(torch.zeros(int(given["logits_at"].sum()), 5), torch.zeros(40, 2, 2), torch.zeros(2))
+
+    found = ccdd.objective(condition_dropout=fraction, timesteps="separate")(
+        zeros, data, ccdd.rows(40), kind="text", step=0
+    )
+    kept_B, t_B = ~seen["null_state_B"], seen["t_state_B"]
+    assert bool(kept_B.all()) is (fraction == 0)
+    square_B = data.fields["token_states"].square().mean(2).sum(1)
+    for name, rows in {
+        "": kept_B, **{f"_t{i}": kept_B & ((t_B * 4).long().clamp(max=3) == i) for i in range(4)}
+    }.items():  # fmt: skip
+        expected = [float(square_B[rows].sum()), 2 * int(rows.sum())]
+        assert [float(x) for x in found[f"state_error{name}"]] == pytest.approx(expected, rel=1e-5)
+    assert int(found["state_loss"][1]) == data.global_tokens

@@ -25,7 +25,8 @@ class Recorder(nn.Module):
         super().__init__()
         self.unused, self.seen = nn.Parameter(torch.zeros(1)), list[tuple[Tensor, Tensor]]()
 
-    def forward(self, tokens_BL: Tensor, *, logits_at: Tensor, **_: Any) -> Output:
+    def forward(self, tokens_BL: Tensor, *, logits_at: Tensor, t_B: Tensor, **_: Any) -> Output:
+        assert t_B.tolist() == [0.5] * B, "half of the tokens are noise"
         self.seen.append((tokens_BL, logits_at))
         return Output(torch.zeros(int(logits_at.sum()), V), torch.zeros(N))
 
