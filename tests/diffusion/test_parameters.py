@@ -55,7 +55,9 @@ def test_every_number_of_a_schedule_acts_on_its_own_schedules_alone(schedule: An
               "sigmoid_start": -1.0, "sigmoid_end": 5.0}  # fmt: skip
     known = {key: value for key, value in values.items() if hasattr(schedule(), key)}
     plain = read(schedule(name=name))
-    found = {key for key, value in known.items() if not torch.allclose(read(schedule(name=name, **{key: value})), plain)}
+    found = {
+        key for key, value in known.items() if not torch.allclose(read(schedule(name=name, **{key: value})), plain)
+    }
     assert found == set(changes.split())
 
 

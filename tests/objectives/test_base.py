@@ -78,9 +78,7 @@ def test_a_batch_names_divides_pins_and_moves_all_of_its_tensors(monkeypatch: py
     assert all(batch.tensors[name] is value for name, value in batch.fields.items())
     assert batch.tensors["position"].tolist() == [4, 5, 6]
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
-    assert all(
-        torch.equal(tensor, batch.tensors[name] + 1) for name, tensor in batch.pinned().tensors.items()
-    )
+    assert all(torch.equal(tensor, batch.tensors[name] + 1) for name, tensor in batch.pinned().tensors.items())
     moved = batch.to(torch.device("meta"))
     assert {tensor.device.type for tensor in moved.tensors.values()} == {"meta"}
     assert (moved.global_size, moved.global_tokens) == (11, 13)

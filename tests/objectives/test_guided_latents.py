@@ -1,4 +1,5 @@
-"""Latents and images given texts can be guided where the null text is learned: both predictions differ in the null text alone."""
+"""Latents and images given texts can be guided where the null text is learned: both predictions differ in the null text
+alone."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def test_least_certain_takes_the_lowest_and_never_a_given_one(rows):
     assert least_certain(nothing, fraction=0.5, noise=1.0, generator=rows(1)).sum() == 0
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(0.1, 1), (0.35, 1), (0.4, 2), (0.6, 2), (0.65, 3), (0.9, 4), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("fraction", "count"), [(0.1, 1), (0.35, 1), (0.4, 2), (0.6, 2), (0.65, 3), (0.9, 4), (1.0, 4)]
+)
 def test_the_nearest_whole_number_of_tokens_is_chosen(fraction, count, rows):
     one = Draft(torch.zeros(1, 5, dtype=torch.long), LOG_PROBS, WRITABLE)
     assert int(least_certain(one, fraction=fraction, noise=0.0, generator=rows(1)).sum()) == count
