@@ -52,6 +52,16 @@ def test_a_great_circle_interpolates_the_angle_and_the_norm_separately(fraction)
     np.testing.assert_allclose(found, at(*expected), atol=1e-12)
 
 
+def test_each_path_is_straight_where_its_own_ends_are_parallel():
+    starts = np.array([[2.0, 0.0], [1.0, 1.0], [3.0, 0.0], [0.0, 0.0]])
+    ends = np.array([[0.0, 6.0], [3.0, 3.0], [-1.0, 0.0], [0.0, 2.0]])
+    found = slerp(starts, ends, 0.25)
+    for row in range(4):
+        np.testing.assert_allclose(found[row], slerp(starts[row : row + 1], ends[row : row + 1], 0.25)[0])
+    np.testing.assert_allclose(found[0], 3 * np.array([np.cos(np.pi / 8), np.sin(np.pi / 8)]))
+    np.testing.assert_allclose(found[1:3], [[1.5, 1.5], [2.0, 0.0]])
+
+
 @pytest.mark.parametrize("chunk", [1, 8, 49, 50, 1000])
 def test_neighbours_do_not_depend_on_the_chunks_in_which_the_store_is_read(chunk):
     draw = np.random.default_rng(0)

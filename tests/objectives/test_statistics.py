@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import test_ccdd as ccdd
 import torch
-from test_image_text import SHAPE, Spy, batch, canvases, generator, model, objective, pairs
+from test_image_text import SHAPE, P, Spy, batch, canvases, generator, model, objective, pairs
 from torch import Tensor, nn
 
+from mm_ldlm.diffusion.gaussian import to_x0
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.models.ccdd import Output
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
+from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 T = torch.tensor([0.1, 0.3, 0.45, 0.7, 0.9, 0.95])
@@ -153,3 +156,31 @@ def test_the_error_of_token_states_is_that_of_the_texts_that_keep_them(fraction:
         expected = [float(square_B[rows].sum()), 2 * int(rows.sum())]
         assert [float(x) for x in found[f"state_error{name}"]] == pytest.approx(expected, rel=1e-5)
     assert int(found["state_loss"][1]) == data.global_tokens
+
+
+@pytest.mark.parametrize("kind", ["x0", "v", "eps"])
+def test_the_estimate_of_a_caption_is_its_expected_vector_in_the_parameterisation_of_the_image(kind: Any) -> None:
+    vectors, schedule, seen = torch.randn(SHAPE.vocab_size, 5), GaussianSchedule(), list[float]()
+
+    class Certain(Spy):
+        unit_vectors = vectors
+
+        def forward(self, tokens_BL: Tensor, **given: Any) -> Any:
+            out = super().forward(tokens_BL, **{"logits_at": None, **given})
+            out.logits[..., 4] = 100.0
+            return out
+
+    class Once:
+        def sample(self, denoise: Any, *, dim: int, generator: Any) -> LatentSample:
+            for t in (0.2, 0.6, 0.95):
+                t_B = torch.full((3,), t)
+                z_Bd = torch.randn(3, dim, generator=torch.Generator().manual_seed(1))
+                scales = {"signal_B": schedule.signal(t_B), "noise_scale_B": schedule.noise(t_B)}
+                x0_Bd = to_x0(denoise.predict(z_Bd, t_B, None), denoise.parameterisation, x_t_Bd=z_Bd, **scales)
+                torch.testing.assert_close(x0_Bd[:, P:].view(3, 2, 5), vectors[4].expand(3, 2, 5), atol=1e-4, rtol=1e-4)
+                seen.append(t)
+            return LatentSample(torch.zeros(3, dim), torch.zeros(1, 3, dim), 1)
+
+    made = objective("image_text_continuous", parameterisation=kind).generative_model(Certain())
+    made.both(torch.ones(3, 2).long(), text=None, latent=Once(), generator=RowGenerator(0, torch.arange(3)))
+    assert len(seen) == 3
