@@ -39,6 +39,17 @@ def test_the_tokens_that_are_least_likely_are_masked(batch_tokens):
     assert calls.tolist() == [3, 3, 3]
 
 
+@pytest.mark.parametrize(("strength", "canvas"), [(0, [1, 9]), (1, [MASK, MASK])])
+def test_no_or_every_token_is_chosen_without_a_model_call(strength, canvas):
+    writer = SimpleNamespace(
+        model=Graded(), batch_tokens=9, generator=lambda rows, seed: RowGenerator(seed, torch.tensor(rows))
+    )
+    found, calls = remask(
+        writer, [[1, 9]], latents_nd=torch.zeros(1, 6), strength=strength, which="least_likely", seed=0
+    )  # fmt: skip
+    assert (found, calls.tolist()) == ([canvas], [0])
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 1.0])
 def test_a_great_circle_interpolates_the_angle_and_the_norm_separately(fraction):
     """Two pairs: from angle 0 and norm 2 to angle π/2 and norm 6, and from 1 and 5 to 1.7 and 1."""
