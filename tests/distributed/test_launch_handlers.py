@@ -178,8 +178,12 @@ def test_an_error_of_this_project_comes_before_the_signal_that_followed_it(
     """An error of another kind is that of a lost rank."""
     killed = SimpleNamespace(exitcode=-signal.SIGKILL, local_rank=0, timestamp=150)
     failed = SimpleNamespace(exitcode=1, local_rank=1, timestamp=151)
-    error = SimpleNamespace(failures={2: killed, 3: failed}, get_first_failure=lambda: (2, killed))
-    for is_ours, words in ((True, "rank 3 on h failed at step 7: too far"), (False, "rank 2 was ended by SIGKILL")):
+    both = {2: killed, 3: failed}
+    for failures, is_ours, words in (
+        (both, True, "rank 3 on h failed at step 7: too far"), (both, False, "rank 2 was ended by SIGKILL"),
+        ({3: failed}, False, "rank 3 on h failed at step 7: E (a.py:1): too far"),
+    ):  # fmt: skip
+        error = SimpleNamespace(failures=failures, get_first_failure=lambda: (2, killed))
         first = failure.Failure(
             rank=3, local_rank=1, host="h", step=7, error_class="E", message="too far", location="a.py:1",
             is_ours=is_ours, time=149.0, log="x/y/z.log",
@@ -187,4 +191,4 @@ def test_an_error_of_this_project_comes_before_the_signal_that_followed_it(
         monkeypatch.setattr(failure, "first_failure", lambda directory, *, since, first=first: first)
         found = module._worker_failed(error, tmp_path, 140.0, LaunchConfig())
         assert str(found).startswith(words)
-        assert found.error_class == ("E" if is_ours else "")
+        assert found.error_class == ("" if words.endswith("SIGKILL") else "E")

@@ -206,3 +206,23 @@ def test_diagnosed_steps_are_the_first_and_every_so_many() -> None:
     made = [Diagnostics(every, tiny(), compiled=False, scaler=None, device=torch.device("cpu")) for every in (0, 3)]
     assert [step + 1 for step in range(9) if made[1].due(step)] == [1, 3, 6, 9]
     assert not any(made[0].due(step) for step in range(9))
+
+
+def test_frozen_parts_have_no_numbers_and_those_without_a_gradient_have_their_norm() -> None:
+    root = tiny()
+    parts: dict[str, list[torch.nn.Parameter]] = {}
+    for name, tag, parameter in diagnostics.tagged_parameters(root):
+        parts.setdefault(part_of(name, tag.name), []).append(parameter)
+        parameter.grad = torch.ones_like(parameter)
+    frozen, idle, *trained = sorted(parts)
+    for parameter in parts[frozen]:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    for parameter in parts[idle]:
+        parameter.grad = None
+    watch = Diagnostics(1, root, compiled=False, scaler=None, device=torch.device("cpu"))
+    watch.before_update()
+    watch.after_update(1, applied=False)
+    found = {name.rpartition("/")[::2] for name in watch.take() if "/" in name}
+    expected = {(name, part) for name in PER_PART if name != "update_ratio" for part in trained}
+    assert found == expected | {("param_norm", idle)}, "and no ratio of an update that was not applied"

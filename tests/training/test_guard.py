@@ -180,9 +180,7 @@ def test_the_window_holds_the_last_steps_spikes_included() -> None:
 
 def test_only_spikes_in_a_row_are_divergence_and_only_skips_in_a_row() -> None:
     guard = filled(spike_patience=2)
-    judge = [
-        guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]) for loss in (1e3, 10, 1e6, 10, 1e9, 1e12)
-    ]
+    judge = [guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]) for loss in (1e3, 10, 1e6, 10, 1e9, 1e12)]
     assert [verdict.action for verdict in judge] == ["apply"] * 5 + ["rollback"]
     assert [verdict.spike for verdict in judge] == [True, False, True, False, True, True]
     guard = filled(spike_action="skip", max_consecutive_skips=2)

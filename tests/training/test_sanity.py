@@ -175,3 +175,22 @@ def test_tensors_elsewhere_and_losses_without_a_graph_are_named() -> None:
     stepper.objective.kinds = ("a", "b")
     assert sanity.attached(parts, batch).found == "attached and finite in a, b"
     assert sanity.attached(parts, batch).ok
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(7e-4, 7e-4), (None, 3e-3)])
+def test_the_checks_have_a_constant_learning_rate_of_their_own_or_that_of_the_run(
+    lr: float | None, expected: float, tmp_path: Path
+) -> None:
+    rates: list[float] = []
+
+    def wrap(parts: Any) -> None:
+        rates.extend(parts.optimization.set_lr(step, scale=1.0) for step in (0, 5, 10_000))
+        (adamw,) = parts.optimization.optimizers.values()
+        rates.extend(group["lr"] for group in adamw.param_groups)
+
+    spec = helpers.spec(model={"depth": 1}, objective={"mode": "l2t"}, optimizer={"lr": 3e-3, "warmup_steps": 9})
+    config = SanityConfig(lr=lr, max_steps=1, examples=4)
+    found = check_sanity(spec, root=tmp_path, config=config, data=helpers.data(), wrap=wrap)
+    assert set(rates) == {expected}
+    overfit = next(check for check in found if check.name == "overfit one batch")
+    assert overfit.found.endswith("in 1 steps on one batch of 4 examples")
