@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.corpus.images import ImageLimits
+from mm_ldlm.errors import StoreError
+from mm_ldlm.latents import extract, images, layout, worker
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import Outcome, validate
 from mm_ldlm.latents.config import ValidationConfig
@@ -111,3 +115,63 @@ def test_as_many_rows_may_fail_as_the_limit_says(most: float, passes: bool, data
     outcome = check(data, max_quarantine_fraction=most, sets={"a": data.records.strings("text").take(train)})
     assert outcome.failing["evaluation leakage"].tolist() == train
     assert ("quarantine" not in errors(outcome)) == passes
+
+
+# -- stores that are kept, continued or exported -----------------------------------------------------------------------
+
+
+def test_latents_of_other_records_of_the_same_number_are_not_exported(data: Any, tmp_path: Path) -> None:
+    rewritten(data, tmp_path / "records", text={3: "another text."})
+    other = ShardStore.open(tmp_path / "records", "records")
+    assert len(other) == len(data.latents)
+    with pytest.raises(StoreError, match="the latents belong to other records"):
+        layout.write_layout(tmp_path / "x", other, tokenizer=data.tokenizer, latents=data.latents)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_progress_of_a_continued_embedding_counts_the_missing_rows(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 4):
+        (data.root / "latents" / f"part-{number:06d}.arrow").unlink()
+    asked: list[int] = []
+    monkeypatch.setattr(extract, "_watch", lambda plan, rows, *, shown: asked.append(rows) or contextlib.nullcontext())
+    data.extract()
+    assert asked == [80], "50 rows of shard 1 and 30 of the last one"
+
+
+def test_the_manifest_names_the_first_ten_rows_that_are_not_finite_and_nothing_of_this_machine(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data.root / "latents" / "manifest.json").unlink()
+    for path in (data.root / "latents").glob("part-*.arrow"):
+        path.unlink()
+    real = worker._write
+
+    def write(plan: Any, number: int, ids: Any, vectors: Any, *rest: Any) -> None:
+        vectors[[0, 2, 4, 6], 1] = np.nan
+        real(plan, number, ids, vectors, *rest)
+
+    monkeypatch.setattr(worker, "_write", write)
+    data.extract(non_finite="quarantine")
+    meta = Manifest.read(data.root / "latents").meta
+    rows = [50 * shard + row for shard in range(5) for row in (0, 2, 4, 6)]
+    assert meta["non_finite"] == {"count": 20, "ids": data.records.strings("id").take(rows[:10])}
+    assert meta["encoder_config"] == data.encoder.portable()
+    assert data.encoder.path not in (data.root / "latents" / "manifest.json").read_text()
+
+
+def test_images_are_made_again_where_a_shard_is_missing_or_height_and_width_change_places(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_vector", lambda records, name, meta, size, limits: np.ones(8, np.float32))
+
+    def store(height: int, width: int) -> Manifest:
+        size = images.ImagesConfig(height=height, width=width, channels=1)
+        return images.store_images(data.records, config=size, limits=ImageLimits(), workspace=tmp_path)
+
+    made = store(2, 4)
+    assert (store(4, 2).meta["image_size"], made.meta["image_size"]) == ([4, 2, 1], [2, 4, 1])
+    (tmp_path / "part-000000.arrow").unlink()
+    with pytest.raises(StoreError, match=r"part-000000\.arrow: this shard is missing"):
+        store(4, 2)
