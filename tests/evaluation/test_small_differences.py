@@ -92,7 +92,7 @@ def test_a_text_is_compressed_if_its_name_says_so(name: str, tmp_path: Path) -> 
 
 def test_a_sample_without_a_token_is_empty_even_if_it_has_a_text() -> None:
     found = generation.evaluate(
-        ["a b", "c", "d e"], [[1, 2], [], [3, 4]], real_texts=["a b", "c d"], real_tokens=[[1, 2], [3, 4]],
+        ["a b", "c", "d e"], [[1, 2], [], [3, 4]], real_texts=["c d", "e f"], real_tokens=[[1, 2], [3, 4]],
         training_texts=lambda: ["a b", "c"], config=GenerationConfig(), bootstrap=BOOTSTRAP,
     )  # fmt: skip
     assert found["empty"] == pytest.approx(1 / 3)
