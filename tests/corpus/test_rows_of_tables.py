@@ -14,6 +14,7 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, columnar, hugging_face
 from mm_ldlm.corpus.sources.registry import open_source
+from mm_ldlm.errors import SourceError
 
 
 def read(*, max_row_bytes: int = 300, **keys: Any) -> list[Row | BadRow]:
@@ -117,6 +118,17 @@ def test_the_split_of_a_text_file_is_that_of_its_lines_with_and_without_vectors(
         assert [None if row.vector is None else row.vector.tolist() for row in rows if isinstance(row, Row)] == (
             np.eye(3, 2).tolist() if more else [None] * 3
         )
+
+
+def test_text_files_of_a_table_need_vectors_where_a_column_of_vectors_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    keys = {"kind": "table", "path": str(tmp_path / "a.txt")}
+    assert [row.text for row in read(**keys) if isinstance(row, Row)] == ["a", "b"]
+    with pytest.raises(SourceError, match=r"a\.npy does not exist: expected the vectors of .*a\.txt"):
+        read(**keys, vector_column="e")
+    np.save(tmp_path / "a.npy", np.eye(2))
+    rows = read(**keys, vector_column="e")
+    assert [np.asarray(row.vector).tolist() for row in rows if isinstance(row, Row)] == [[1, 0], [0, 1]]
 
 
 def test_splits_of_other_names_of_a_saved_data_set_are_divided_by_the_hash(tmp_path: Path) -> None:
