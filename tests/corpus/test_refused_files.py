@@ -159,7 +159,8 @@ def test_members_of_a_tar_are_named_in_their_faults(tmp_path: Path) -> None:
         for name, data in (
             ("a/0.png", small), ("a/0.txt", b"first"), ("b/0.png", small), ("b/0.TXT", b"second"),
             ("b/1.png", large), ("b/1.txt", b"large"), ("b/2.png", small), ("b/2.json", b'{"text": "x"}'),
-            ("b/2.txt", b"y"), ("b/3.png", small), ("b/3.txt", b"z" * 400), ("b/4.png", png(20)), ("b/4.txt", b"medium"),
+            ("b/2.txt", b"y"), ("b/3.png", small), ("b/3.txt", b"z" * 400),
+            ("b/4.png", png(20)), ("b/4.txt", b"medium"),
         ):  # fmt: skip
             member = tarfile.TarInfo(name)
             member.size = len(data)
