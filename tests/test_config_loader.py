@@ -144,6 +144,8 @@ def test_another_kind_replaces_the_mapping_and_the_same_kind_merges(load: Load) 
     same = {"same/parameters.yml": {"model": {"kind": "mmdit", "dim": 64}}}
     merged = load("same", files=same)["parameters"]["model"]
     assert merged == {"kind": "mmdit", "dim": 64, "heads": 6, "latent_tokens": 4}
+    assert merge({"a": {"x": 1}}, {"a": {"kind": "k"}}) == {"a": {"x": 1, "kind": "k"}}, "there was none to change"
+    assert merge({"a": {"kind": "k", "x": 1}}, {"a": {"y": 2}}) == {"a": {"kind": "k", "x": 1, "y": 2}}
 
 
 def test_runtime_parameters_follow_the_same_rule(load: Load) -> None:

@@ -128,6 +128,30 @@ def test_existing_files_globs_and_run_ids_pass(changed: Callable[..., dict[str, 
     sources = {"sources": [{"kind": "text", "path": [str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]}]}
     check_files(changed("ingestion", sources), read={"ingestion"})
     check_files(changed("reporting", {"compare": ["0123456789abcdef" * 2, str(tmp_path)]}), read={"reporting"})
+    for name in ("0123456789abcdef" * 2 + "0", "0123456789abcdef" * 2 + "/x", "0123456789ABCDEF" * 2):
+        with pytest.raises(ConfigurationError, match=r"'reporting\.compare\.0': .*32 hexadecimal digits"):
+            check_files(changed("reporting", {"compare": [name]}), read={"reporting"})
+
+
+def test_only_a_resumed_run_may_name_a_checkpoint_that_it_went_back_from(
+    changed: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that begins with other weights has no later checkpoint to continue from."""
+    monkeypatch.setattr("mm_ldlm.training.resuming.went_back", lambda path: True)
+    gone = "run/checkpoints/step-9"
+    check_files(changed("training", {"resume": gone}), read={"training"}, runs=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"'training\.init_from': expected the folder of a run"):
+        check_files(changed("training", {"init_from": gone}), read={"training"}, runs=tmp_path)
+
+
+def test_the_device_of_the_encoder_is_checked_where_something_is_embedded(
+    changed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    typed = changed("encoder", {"device": "cuda"})
+    check_machine(typed, read={"encoder", "training", "sampling"}, trains=False)
+    with pytest.raises(ConfigurationError, match=r"'encoder\.device': cuda is not on this machine, which has 0 GPUs"):
+        check_machine(typed, read={"encoder", "embedding"}, trains=False)
 
 
 @pytest.mark.parametrize("key", ["training", "encoder", "sampling", "evaluation"])

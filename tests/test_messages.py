@@ -15,7 +15,7 @@ from mm_ldlm.evaluation.config import InversionConfig
 from mm_ldlm.gpu_check.registry import chosen
 from mm_ldlm.inference.inputs import check_choice
 from mm_ldlm.inference.loading import load_run
-from mm_ldlm.messages import about, duration, nearest
+from mm_ldlm.messages import LONGEST, about, duration, nearest, shorten, show
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.parameters import check_files, check_parameters
 from mm_ldlm.sampling.config import SamplingConfig, SearchConfig
@@ -70,3 +70,28 @@ def test_durations_are_exact_and_estimates_are_round() -> None:
     assert [about(value) for value in seconds] == [
         "about 5 s", "about 40 s", "about 90 s", "about 7 min", "about 1 h 30 min", "about 2 h 05 min",
     ]  # fmt: skip
+
+
+def test_a_text_at_the_limit_is_whole_and_a_longer_one_has_its_beginning_and_its_end() -> None:
+    assert shorten("a" * LONGEST) == "a" * LONGEST
+    assert shorten("0123456789", 10) == "0123456789"
+    assert shorten("0123456789x", 10) == "01234 … 6789x"
+
+
+def test_a_shown_value_has_no_credentials_in_any_part_of_it() -> None:
+    class Own:
+        def __repr__(self) -> str:
+            return "Own(https://me:secret@host/x)"
+
+    for value in (
+        Own(),
+        [Own()],
+        {"a": Own()},
+        {"https://me:secret@host": 1},
+        ("https://me:secret@host",),
+        {"token": "secret"},
+    ):
+        assert "secret" not in show(value), value
+        assert "***" in show(value), value
+    assert show(tuple(range(12))) == str(tuple(range(12)))
+    assert show({"token": ""}) == "{'token': ''}"

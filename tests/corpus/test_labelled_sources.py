@@ -142,6 +142,14 @@ def test_starter_pairs_compare_the_number_of_words(tmp_path: Path, ingested: Any
     assert longer("a b", "a") == longer("a", "a b") == "similar"
 
 
+def test_pairs_by_another_rule_are_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(IngestionConfig, {"sources": [{"kind": "starter_pairs"}]}, at="ingestion").sources[0]
+    before = open_source(config, seed=0, max_row_bytes=100).describe()
+    monkeypatch.setattr("mm_ldlm.corpus.sources.starter_pairs.SIMILAR_WORDS", 2)
+    assert open_source(config, seed=0, max_row_bytes=100).describe() != before
+    assert longer("a b c", "a") == "similar"
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

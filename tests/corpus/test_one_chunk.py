@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.counts import Counts
 from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.corpus.filters import LengthConfig
 from mm_ldlm.corpus.row_tests import RowTests
 from mm_ldlm.corpus.sources.base import BadRow, Row
 from mm_ldlm.corpus.sources.config import SourceConfig
@@ -90,3 +92,21 @@ def test_records_quarantine_and_counts_do_not_depend_on_the_chunks(too_long: Any
         assert each == found[0]
     assert found[0][2]["truncated"] == (4 if too_long == "truncate" else 0)
     assert sum(found[0][2]["from_splitting"]) == (4 if too_long == "split" else 0)
+
+
+@pytest.mark.parametrize("dim", [None, 2])
+def test_pieces_keep_their_numbers_and_only_a_text_whose_vector_is_used_stays_whole(dim: int | None) -> None:
+    base = Tokenizer(models.WordLevel({"w": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = IngestionConfig(sources=(SourceConfig(kind="starter"),), length=LengthConfig(min_characters=4))
+    limits = TokenizerConfig(max_length=2, too_long="split")
+    tests = RowTests(config, TextTokenizer(complete_specials(base), max_length=2), limits, vector_dim=dim)
+    found = tests([(0, Row("aa bb c d ee ff", "f", 7, vector=np.ones(2), meta='{"n": 1}'))])
+    if dim is not None:
+        assert [(each.reason, each.line) for each in found.refusals] == [("too_many_tokens", 7)]
+        return
+    assert [(each.reason, each.text) for each in found.refusals] == [("too_short", "c d")]
+    metas = [json.loads(each.meta or "") for each in found.candidates]
+    assert [(meta["piece"], meta["pieces"], meta["n"]) for meta in metas] == [(0, 3, 1), (2, 3, 1)]
+    assert [each.text for each in found.candidates] == ["aa bb", "ee ff"]
+    assert found.from_splitting == {0: 2}

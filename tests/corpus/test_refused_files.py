@@ -160,13 +160,15 @@ def test_members_of_a_tar_are_named_in_their_faults(tmp_path: Path) -> None:
             ("a/0.png", small), ("a/0.txt", b"first"), ("b/0.png", small), ("b/0.TXT", b"second"),
             ("b/1.png", large), ("b/1.txt", b"large"), ("b/2.png", small), ("b/2.json", b'{"text": "x"}'),
             ("b/2.txt", b"y"), ("b/3.png", small), ("b/3.txt", b"z" * 400),
+            ("b/4.png", png(20)), ("b/4.txt", b"medium"),
         ):  # fmt: skip
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     rows = read(kind="webdataset", path=str(path), images=ImageLimits(max_bytes=len(large) - 1), max_row_bytes=300)
-    assert [row.text for row in rows if isinstance(row, Row)] == ["first", "second"]
-    assert faults(rows)[2:] == [
+    assert [row.text for row in rows if isinstance(row, Row)] == ["first", "second", "medium"]
+    assert 300 < len(png(20)) < len(large), "the limits of texts and images are two"
+    assert faults(rows)[2:5] == [
         ("oversized", f"sample 'b/1': {len(large)} bytes, at most {len(large) - 1} are decoded"),
         ("wrong_type", "sample 'b/2': both .json and .txt contain text"),
         ("oversized", "sample 'b/3': .txt has 400 bytes, at most 300 are read"),

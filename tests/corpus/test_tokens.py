@@ -88,6 +88,23 @@ def test_unknown_tokens_and_those_outside_the_vocabulary_are_counted_apart(
         }  # fmt: skip
 
 
+def test_splits_of_one_shard_are_counted_apart(
+    tmp_path: Path, ingested: Callable[..., Any], bert: TextTokenizer
+) -> None:
+    texts = {"test": "a cat zebra", "train": "a cat sat", "validation": "𓀀 sat cat a ran"}
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "{text}", "s": "{split}"}}\n' for split, text in texts.items())
+    )
+    out = ingested({"kind": "jsonl", "path": str(tmp_path / "a.jsonl"), "split_column": "s"})
+    small = bert.with_vocabulary(bert.encode_base(["a cat sat"])[0])
+    store = make(out, small, tmp_path / "tokens", max_length=4, too_long="truncate")
+    assert store.manifest.meta["splits"] == {
+        "train": {"rows": 1, "tokens": 3, "unknown": 0, "outside_vocabulary": 0, "truncated": 0},
+        "validation": {"rows": 1, "tokens": 4, "unknown": 1, "outside_vocabulary": 0, "truncated": 1},
+        "test": {"rows": 1, "tokens": 3, "unknown": 0, "outside_vocabulary": 1, "truncated": 0},
+    }
+
+
 def test_records_of_other_limits_are_refused(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"expected 1 to 3 tokens.* found 6 .*run ingestion again"):
         make(records, bert, tmp_path / "tokens", max_length=3)

@@ -162,3 +162,48 @@ def test_a_vector_has_numbers_and_an_index(embedding: Any, vector: Any, index: A
         return
     with pytest.raises(EncoderError, match=r"expected an index from 0 to 0|expected an embedding that is a list"):
         vectors_of(answer, rows=1, dim=None, service="s")
+
+
+# -- what is asked and what is accepted at the limits ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shorten", "asked"), [(False, False), (True, True)])
+def test_dimensions_are_asked_for_on_request_only(shorten: bool, asked: bool, service: Service) -> None:
+    """Many services refuse the field for models that were not trained for it."""
+    locate_encoder(config(service, dim=DIM, shorten=shorten))
+    assert all(("dimensions" in request) == asked for request in service.requests)
+
+
+def test_the_first_answer_may_have_any_dimension(service: Service) -> None:
+    service.vectors = lambda text: unit(text, dim=6000)
+    assert locate_encoder(config(service)).dim == 6000
+
+
+@pytest.mark.parametrize("length", [0.5, 0.98, 1.02, 2.0])
+def test_vectors_that_are_too_short_or_too_long_are_not_normalised(length: float, service: Service) -> None:
+    service.vectors = lambda text: unit(text) * np.float32(length if text.startswith("def") else 1.0)
+    with pytest.raises(EncoderError, match="expected vectors of length 1"):
+        locate_encoder(config(service))
+    assert not locate_encoder(config(service, normalised=False)).normalised
+
+
+def test_the_declared_normalisation_is_part_of_the_identity(service: Service) -> None:
+    one, two = (locate_encoder(config(service, normalised=normalised)) for normalised in (True, False))
+    assert one.fingerprint != two.fingerprint
+    again = locate_encoder(config(service), expected=two.fingerprint)
+    assert again.fingerprint == one.fingerprint, "another declaration is another encoder and not a drift"
+
+
+@pytest.mark.parametrize(
+    ("texts", "batches"),
+    [(["aaaa", "bbbb", "cc"], [["aaaa", "bbbb", "cc"]]), (["aaaa", "bbbbb", "cc"], [["aaaa", "bbbbb"], ["cc"]]),
+     (["ééé", "éé", "a"], [["ééé", "éé"], ["a"]]), (["a" * 30, "b"], [["a" * 30], ["b"]]),
+     (["b", "a" * 30], [["b"], ["a" * 30]]), (["a"] * 5, [["a"] * 4, ["a"]]), ([], [])],
+)  # fmt: skip
+def test_requests_have_at_most_ten_bytes_and_four_texts(
+    texts: list[str], batches: list[list[str]], service: Service
+) -> None:
+    encoder: Any = load_encoder(config(service))
+    parameters = config(service, batch_rows=4, batch_bytes=10)
+    prepared = type(encoder)(encoder.located, parameters).prepare(texts)
+    assert (prepared.rows, prepared.batches) == (len(texts), batches)

@@ -149,11 +149,11 @@ def own(row: int) -> str:
 
 
 def test_records_without_a_label_count_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows 0 to 9 and 30 to 35 have no label; with the labels of other rows the classifier would learn nothing."""
-    data = Images(lambda row: None if row < 10 or 30 <= row < 36 else own(row), monkeypatch)
+    """The rows 0 to 8 and 30 to 35 have no label; with the labels of the rows beside them nothing could be learned."""
+    data = Images(lambda row: None if row < 9 or 30 <= row < 36 else own(row), monkeypatch)
     found = data.evaluated(**data.tables())
     assert found["labels"] == ["bright", "dark"]
-    assert (found["classifier"]["trained_on"], found["classifier"]["real_images"]) == (20, 4)
+    assert (found["classifier"]["trained_on"], found["classifier"]["real_images"]) == (21, 4)
     assert found["classifier"]["real_accuracy"]["value"] == 1
     assert found["caption_to_image"]["accuracy"]["value"] == found["image_to_caption"]["accuracy"]["value"] == 1
     assert found["image_text"]["agreement"]["value"] == 1

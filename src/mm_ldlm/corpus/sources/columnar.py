@@ -54,8 +54,8 @@ def batch_rows(
         or _values(batch.column(name))
         for name in config.read_columns if name in there
     }  # fmt: skip
-    if not columns:  # no wanted column exists: the message lists those that do
-        columns = {name: [None] * batch.num_rows for name in batch.schema.names}
+    if any(column not in there for column in config.columns):  # the message lists all columns that there are
+        columns = {name: columns.get(name, [None] * batch.num_rows) for name in batch.schema.names}
     names = list(columns)
     for number in range(batch.num_rows):
         fields = {name: columns[name][number] for name in names}
