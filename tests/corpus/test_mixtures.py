@@ -104,3 +104,10 @@ def test_the_quarantine_has_bounded_shards_that_are_checked_like_those_of_the_re
             assert (again.texts, again.quarantined) == (first.texts, first.quarantined)
             assert again.report["resumed_after_rows"] == 0
     assert ingest_into(tmp_path / "out", source, **keys).report["resumed_after_rows"] == 47
+
+
+def test_the_quarantine_has_the_beginning_of_a_long_text(tmp_path: Path, ingested: Any) -> None:
+    (tmp_path / "a.txt").write_text("short\n" + "long " * 500 + "\n")
+    found = ingested({"kind": "text", "path": str(tmp_path / "a.txt")}, length={"max_characters": 99})
+    (row,) = found.quarantined
+    assert (row["reason"], row["excerpt"]) == ("too_long", ("long " * 500)[:160])

@@ -27,6 +27,15 @@ def test_examples_in_quarantine_are_left_out(write_dataset: Any, tmp_path: Path,
     assert splits_of(index) == {"train": 15, "test": 3}
 
 
+@pytest.mark.parametrize("rows", [[], [0], [19], [0, 19]])
+def test_any_number_of_examples_may_be_in_quarantine(write_dataset: Any, tmp_path: Path, rows: list[int]) -> None:
+    data = write_dataset(tmp_path / "data", TEXTS, SPLITS)
+    write_quarantine(data.records, {"zero": np.array(rows, np.int64)}, tmp_path / "q")
+    write_index(data.records, data.tokens, None, ShardStore.open(tmp_path / "q"), tmp_path / "i")
+    found = ShardStore.open(tmp_path / "i", "index").ints("row").take(slice(None)).tolist()
+    assert found == [row for row in range(20) if row not in rows]
+
+
 def test_an_index_without_training_examples_is_refused(write_dataset: Any, tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", TEXTS, ["test"] * 20)
     write_quarantine(data.records, {}, tmp_path / "q")

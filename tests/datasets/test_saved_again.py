@@ -12,7 +12,7 @@ import pytest
 from kedro.io import DatasetError
 
 from mm_ldlm.checkpoints.provenance import MADE_BY
-from mm_ldlm.datasets import RunDataset, SamplesDataset, StoreDataset, WorkspaceDataset
+from mm_ldlm.datasets import RunDataset, SamplesDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 from mm_ldlm.datasets.samples import KEEP
 from mm_ldlm.store import StoreWriter
 
@@ -83,3 +83,20 @@ def test_a_workspace_keeps_what_is_in_it(tmp_path: Path) -> None:
     assert entry.exists()
     (entry.load() / "part").write_text("kept")
     assert [file.read_text() for file in entry.load().iterdir()] == ["kept"]
+
+
+def test_a_folder_without_its_manifest_is_no_dataset(tmp_path: Path) -> None:
+    entry = ValidatedDataset(filepath=str(tmp_path))
+    assert not entry.exists()
+    (tmp_path / "dataset.json").write_text("{}")
+    assert entry.exists()
+
+
+def test_a_preview_has_as_many_rows_as_are_asked_for(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path, kind="toy", schema=SCHEMA)
+    writer.append({"row": list(range(25))})
+    writer.finish()
+    entry: Any = StoreDataset(filepath=str(tmp_path), kind="toy")
+    for asked, shown in ((3, 3), (25, 25), (40, 25)):
+        assert [row for (row,) in entry.preview(nrows=asked)["data"]] == list(range(shown))
+    assert len(entry.preview()["data"]) == 20

@@ -30,6 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (sibling / "secret").write_text("secret")
     (root / "beside").symlink_to(sibling)
     (root / "a/leak").symlink_to(outside / "secret")
+    (root / "again").symlink_to(root / "a")  # stays inside, and leads to links that do not
     (root / "a/nothing").symlink_to(outside / "nothing")
     (root / "a/up").symlink_to("../..")
     (root / "a/loop").symlink_to("loop")
@@ -46,6 +47,7 @@ PARTS = st.sampled_from(
         "out",
         "beside",
         "leak",
+        "again",
         "nothing",
         "up",
         "loop",
@@ -68,6 +70,8 @@ PARTS = st.sampled_from(
 @example(name="../secret")
 @example(name="a/../a/b/file")
 @example(name="beside/secret")
+@example(name="again/leak")
+@example(name="again/up/secret")
 @example(name="a/good")
 @example(name="a/b/file")
 @example(name="a/b")
