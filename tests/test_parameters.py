@@ -362,6 +362,8 @@ def test_an_objective_and_what_is_asked_of_its_run_are_compared(
         ("mdlm", {"unconditional": {"text": {"guidance": 2.0}}}, r"guidance 2\.0 needs an unconditional prediction"),
         ("base", {"text": {"guidance": 2.0}}, None),
         ("base", {"text": {"guidance": 2.0}, "infill": {"texts": ["a [MASK]"]}}, r"'sampling\.text': guidance 2\.0"),
+        ("base", {"text": {"guidance": 2.0}, "infill": {"texts": ["a [MASK]"]}, "tasks": ["infill", "l2t"]},
+         r"'sampling\.text': guidance 2\.0"),
         ("mdlm", {"tasks": ["l2t"]}, r"'sampling\.tasks' contains 'l2t', but this run cannot write texts from latents"),
         ("base", {"tasks": ["unconditional"], "unconditional": {"order": "together"}}, None),
         ("l2t", {"tasks": ["unconditional"]}, r"contains 'unconditional', but this run cannot"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from mm_ldlm.batching import batches_by_length
 from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder
+from mm_ldlm.encoders.transformer import TransformerEncoder
 from mm_ldlm.errors import EncoderError
 
 Tiny = Callable[[str], Path]
@@ -178,3 +180,20 @@ def test_batches_keep_the_budget_and_every_row() -> None:
         assert len(batch) <= 3
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 32
     assert batches[0].tolist() == [5]
+
+
+@pytest.mark.parametrize(("side", "positions"), [("left", [[0, 0, 0, 1], [0, 1, 2, 3]]), ("right", None)])
+def test_positions_count_from_the_first_token_that_is_no_padding(side: str, positions: list[list[int]] | None) -> None:
+    """Encoders with rotary positions do not show it, because theirs are relative."""
+    asked: dict[str, Any] = {}
+
+    def model(**given: Any) -> Any:
+        asked.update(given)
+        return SimpleNamespace(last_hidden_state=given["input_ids"])
+
+    encoder = object.__new__(TransformerEncoder)
+    vars(encoder).update(device="cpu", located=SimpleNamespace(spec=SimpleNamespace(padding_side=side)), model=model)
+    valid_BL = np.array([[False, False, True, True], [True] * 4])
+    encoder._hidden(torch.zeros(2, 4, dtype=torch.long), valid_BL if side == "left" else valid_BL[:, ::-1].copy())
+    found = asked.get("position_ids")
+    assert (None if found is None else found.tolist()) == positions
