@@ -237,6 +237,21 @@ def test_a_fault_of_a_file_is_one_sentence_that_names_the_environment(load: Load
     assert "dit" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ("https://me:secretword@host", "model: {dim: 64}\n"),
+        ("dit", "- https://me:secretword@host\n"),
+        ("dit", "model: {a: '${https://me:secretword@host}'}\n"),
+        ("dit", "'https://me:secretword@host': 1\n'https://me:secretword@host': 2\n"),
+    ],
+)
+def test_a_password_in_what_cannot_be_read_is_not_shown(load: Load, environment: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        load(environment, files={"dit/parameters.yml": text})["parameters"]
+    assert "secretword" not in str(error.value)
+
+
 def test_a_top_level_key_that_is_no_text_is_refused(load: Load) -> None:
     with pytest.raises(ConfigurationError, match=r"'catalog' of the environment 'dit' .*: a top-level key is no text"):
         load("dit", files={"base/catalog/numbers.yml": "1: {type: MemoryDataset}\n"})["catalog"]
