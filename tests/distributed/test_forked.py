@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,14 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.forked import _store, run_forked
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import WorkerFailed
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_are_heard() -> Iterator[None]:
+    """A shell starts the commands of its background with interrupts ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
 
 def test_the_ranks_form_a_group_and_the_first_one_answers() -> None:
