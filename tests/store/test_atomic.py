@@ -110,3 +110,9 @@ def test_fingerprints_ignore_order_and_container_type() -> None:
 def test_file_sha256(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     assert file_sha256(tmp_path / "x").startswith("ba7816bf")
+
+
+def test_folders_that_are_missing_are_created(tmp_path: Path) -> None:
+    for _ in range(2):
+        atomic.write_bytes(tmp_path / "a" / "b" / "c", b"x")
+    assert (tmp_path / "a" / "b" / "c").read_bytes() == b"x"
