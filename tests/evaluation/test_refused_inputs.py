@@ -16,7 +16,7 @@ from mm_ldlm.evaluation import bootstrap, compare, generative, retrieval, sts
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
-from mm_ldlm.evaluation.config import InversionConfig
+from mm_ldlm.evaluation.config import InversionConfig, StsConfig
 from mm_ldlm.evaluation.sts_sets import StsSet, from_pairs, read_semeval, read_sick, read_stsb
 
 GOOD = np.random.default_rng(0).normal(size=(6, 3))
@@ -153,3 +153,10 @@ def test_points_of_a_sweep_have_different_labels() -> None:
     point = {"label": "a", "sampler": {"kind": "confidence", "steps": 1}}
     with pytest.raises(ConfigurationError, match=r"sweep points with different labels, found \['a', 'a'\]"):
         parse(InversionConfig, {"sweep": [point, point]}, at="evaluation.inversion")
+
+
+def test_a_set_and_a_file_of_one_name_are_refused() -> None:
+    sets = [{"format": "stsb", "name": "mine", "path": "a"}]
+    with pytest.raises(ConfigurationError, match=r"different names, found \['mine', 'mine'\]"):
+        parse(StsConfig, {"sets": sets, "files": {"mine": "b"}}, at="sts")
+    assert len(parse(StsConfig, {"sets": sets, "files": {"other": "b"}}, at="sts").sources) == 2

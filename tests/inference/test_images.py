@@ -59,6 +59,11 @@ def test_one_image_and_one_step_are_enough() -> None:
     assert len(model.images.caption(np.zeros((1, *SIZE)), steps=1)) == 1
 
 
+def test_pixels_beyond_black_and_white_are_clipped() -> None:
+    far = torch.tensor([[99.0, -99.0] * 8])
+    assert make().images._pixels(far).reshape(-1).tolist() == [1.0, 0.0] * 8
+
+
 def test_samples_do_not_depend_on_the_batches() -> None:
     many, one = make(), make(batch_tokens=1)
     captions = ["w3 w4", "w5", "w6 w7 w8", "w3"]

@@ -116,8 +116,8 @@ def build(kind: str, **keys: Any) -> Any:
     return model.eval()
 
 
-def outputs(kind: str, model: Any, *, features: bool = True) -> dict[str, Tensor]:
-    """Every output of a model by its name."""
+def outputs(kind: str, model: Any, *, features: bool = True, scaled: str = "") -> dict[str, Tensor]:
+    """Every output of a model by its name; `scaled` names an input that is a tenth smaller than otherwise."""
     draw = torch.Generator().manual_seed(1)
     valid_BL = torch.arange(L)[None] < torch.tensor([L, L - 2, 1])[:, None]
     tokens_BL = torch.randint(2, 23, (B, L), generator=draw).masked_fill(~valid_BL, 0)
@@ -135,7 +135,8 @@ def outputs(kind: str, model: Any, *, features: bool = True) -> dict[str, Tensor
         "causal": {"tokens_BL": tokens_BL}, "latent_mlp": {"latents_Bd": latents_Bd},
     }  # fmt: skip
     key = {"latent_dit_cross": "latent_dit", "image_mmdit_continuous": "image_mmdit"}.get(kind, kind)
-    found = model(**given[key])
+    inputs = {name: 0.9 * x if name == scaled else x for name, x in given[key].items()}
+    found = model(**inputs)
     named = {"output": found} if isinstance(found, Tensor) else {k.split("_")[0]: v for k, v in found._asdict().items()}
     named |= {"features": model.features(tokens_BL, valid_BL=valid_BL)} if features and kind in ("mmdit", "dit") else {}
     return named
@@ -255,3 +256,20 @@ def test_every_parameter_of_an_input_or_of_a_null_is_marked(kind: str, inputs: s
         for name, part, _ in tagged_parameters(build(kind)):
             assert part.input == (part.name in inputs.split()), name
             assert part.occasional == (part.name in occasional.split()), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        ("mmdit", "t_text_B latents_Bd t_latent_B"), ("dit", "t_B"), ("latent_dit", "t_B latents_Bd"),
+        ("latent_dit_cross", "t_B latents_Bd"), ("ccdd", "t_text_B states_BLd t_state_B"),
+        ("image_mmdit", "t_text_B images_BP t_image_B"), ("image_mmdit_continuous", "t_text_B images_BP t_image_B"),
+        ("latent_mlp", "latents_Bd"),
+    ],
+)  # fmt: skip
+def test_every_input_is_read(kind: str, inputs: str) -> None:
+    """Also each of two times, which a mistake can give to both streams."""
+    with torch.no_grad():
+        for name in inputs.split():
+            found = outputs(kind, build(kind), features=False, scaled=name)
+            assert any(not torch.allclose(found[each], plain_outputs(kind)[each], atol=1e-4) for each in found), name
