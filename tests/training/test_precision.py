@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
@@ -16,6 +17,7 @@ from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.training import precision
 from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.precision import multiplies_bf16, resolve
 from mm_ldlm.training.stepper import Stepper
@@ -97,20 +99,50 @@ def test_compiling_gives_one_graph_a_shape_and_mode_and_the_same_losses(
 CPU = Process(RankInfo(), torch.device("cpu"), None)
 
 
-def cpu_with(monkeypatch: pytest.MonkeyPatch, *instructions: str) -> None:
+def cpu_with(monkeypatch: pytest.MonkeyPatch, *instructions: str, gain: float = 2.0) -> None:
+    """Pretend a CPU with these instructions, on which a bf16 product is `gain` times as fast as a float32 one."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, **dict.fromkeys(instructions, True)})
+    monkeypatch.setattr(precision, "bf16_gain", lambda: gain)
 
 
 @pytest.mark.parametrize(
-    ("instructions", "kind"), [((), "fp32"), (("avx512_bf16",), "bf16"), (("amx_bf16",), "bf16"), (("bf16",), "fp32")]
-)
-def test_auto_is_bf16_where_the_cpu_multiplies_in_it(
-    monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], kind: str
+    ("instructions", "gain", "kind"),
+    [
+        ((), 2.0, "fp32"), (("avx512_bf16",), 2.0, "bf16"), (("amx_bf16",), 2.0, "bf16"), (("bf16",), 2.0, "fp32"),
+        (("avx512_bf16",), 1.3, "bf16"), (("avx512_bf16",), 1.29, "fp32"), (("amx_bf16", "avx512_bf16"), 0.5, "fp32"),
+    ],
+)  # fmt: skip
+def test_auto_is_bf16_where_the_cpu_is_faster_in_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], gain: float, kind: str
 ) -> None:
-    cpu_with(monkeypatch, *instructions)
+    cpu_with(monkeypatch, *instructions, gain=gain)
     assert multiplies_bf16(CPU.device) is (kind == "bf16")
     found = resolve(PrecisionConfig(autocast="auto", tf32=True), CPU)
     assert found == PrecisionConfig(autocast=kind, tf32=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("slow", "gain"), [(torch.bfloat16, 0.25), (torch.float32, 4.0)])
+def test_the_gain_is_the_time_of_the_fastest_float32_product_over_that_of_bf16(
+    monkeypatch: pytest.MonkeyPatch, slow: torch.dtype, gain: float
+) -> None:
+    clock, calls = [0.0], []
+
+    def linear(x: torch.Tensor, weight: torch.Tensor) -> None:
+        assert x.dtype == weight.dtype
+        calls.append(x.dtype)
+        disturbed = 5.0 * (len(calls) > 2)  # other processes slow all but the first two calls
+        clock[0] += (4.0 if x.dtype == slow else 1.0) + disturbed
+
+    monkeypatch.setattr(precision, "F", SimpleNamespace(linear=linear))
+    monkeypatch.setattr(precision, "time", SimpleNamespace(thread_time=lambda: clock[0]))
+    assert precision.bf16_gain(tries=3) == gain
+    assert calls == [torch.float32, torch.bfloat16] * 3
+
+
+def test_measuring_the_gain_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    assert precision.bf16_gain(tries=1) > 0
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])

@@ -127,7 +127,7 @@ class PrecisionConfig:
 
     Attributes:
         autocast: type of the forward pass: fp32, bf16, or fp16 with a GradScaler; auto is bf16 where the devices of all
-            ranks have instructions for it, otherwise fp32. Parameters, optimizer and EMA stay float32.
+            ranks compute products faster in it, otherwise fp32. Parameters, optimizer and EMA stay float32.
         tf32: allow TensorFloat-32 matrix products on GPUs.
         compile: compile the model by `torch.compile`.
         detect_anomaly: use autograd's anomaly mode, which is slow and names the operation whose gradient became NaN.
