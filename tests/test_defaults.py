@@ -152,6 +152,7 @@ OF_THE_BASE_RUN: dict[str, Any] = {
     "model.length_hidden_dim": 512,
     "model.dim": 192,
     "model.depth": 2,
+    "model.mlp_ratio": 2.0,
     "model.heads": 6,
     "model.conditioning_dim": 192,
     "model.kind": "mmdit",
