@@ -81,6 +81,7 @@ def test_robust_looks_at_an_even_sample_of_many_rows(tmp_path: Path) -> None:
     found = fit(store(tmp_path, vectors), rows=np.arange(1000), config=config, unit_norm=False)
     sample = vectors[np.linspace(0, 999, 100).astype(int)].astype(np.float64)
     np.testing.assert_allclose(found.mean_d, np.median(sample, axis=0))
+    assert found.rows == 1000, "those that it stands for"
 
 
 def test_whitening_makes_the_covariance_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
