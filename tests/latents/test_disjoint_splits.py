@@ -59,6 +59,7 @@ A, B = "a" * 32, "b" * 32
         ([("a cat", "train", None), (" A  CAT", "test", None)], 1, 0),
         ([("a cat", "train", None), ("a Cat", "train", None), ("A cat", "validation", None), ("x", "test", None)],
          1, 1),
+        ([("a cat", "train", None), ("A cat", "test", None), ("a Cat", "train", None)], 1, 1),
         ([("a cat", "validation", None), ("A cat", "test", None), ("a Cat", "train", None)], 2, 0),
         ([("a cat", "train", A), ("a dog", "test", A), ("a dog", "train", B), ("a cat", "test", B)], 2, 0),
     ],
