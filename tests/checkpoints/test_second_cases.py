@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,37 @@ def test_retention_goes_on_where_best_names_no_checkpoint_of_the_run(tmp_path: P
         folder.write(tmp_path, step, contents())
     (tmp_path / "best").write_text("../step-00000001\n")
     assert folder.apply_retention(tmp_path, last=1, every=None) == [1, 2]
+
+
+def test_where_every_checkpoint_is_damaged_each_is_named(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (folder.write(tmp_path, step, contents()) / "a.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint here\. Damaged: .*2: a\.json is missing\.; .*1: a"
+    ):
+        folder.find(tmp_path)
+
+
+def test_checkpoints_are_written_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits for the first, also where both are written in the background."""
+    real, at_once, most = folder.write, [0], [0]
+
+    def write(*given: Any) -> Path:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        time.sleep(0.02)
+        path = real(*given)
+        at_once[0] -= 1
+        return path
+
+    monkeypatch.setattr(folder, "write", write)
+    told: list[int] = []
+    writer = Writer(tmp_path, keep_last=9, keep_every=None, background=True, report=lambda step, *_: told.append(step))
+    for step in (3, 1, 2):
+        writer.save(step, contents(), best=False)
+    writer.wait()
+    assert (most, told) == ([1], [3, 1, 2])
+    assert folder.pointer(tmp_path, "latest") == "step-00000002", "that which was saved last"
 
 
 def test_a_pointer_to_a_checkpoint_that_was_removed_is_none(tmp_path: Path) -> None:
@@ -208,6 +240,27 @@ def test_what_is_exported_is_read_again_without_its_prefix(tmp_path: Path) -> No
         7,
     )
     assert json.loads((tmp_path / "training_state.json").read_text()) == {"step": 7, "seed": 1}
+
+
+@pytest.mark.parametrize("suffix", legacy.SUFFIXES)
+def test_a_file_of_another_trainer_exists_and_is_no_folder(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"weights{suffix}"
+    assert not legacy.is_legacy(path)
+    path.mkdir()
+    assert not legacy.is_legacy(path)
+    path.rmdir()
+    path.touch()
+    assert legacy.is_legacy(path)
+    assert not legacy.is_legacy(tmp_path)
+    assert not legacy.is_legacy(path.rename(tmp_path / "weights.txt"))
+
+
+def test_of_two_entries_of_a_mapping_the_first_that_fits_counts() -> None:
+    found, targets = {"a.w": torch.ones(1), "b.w": torch.zeros(1)}, {"x": torch.Size([1]), "c.w": torch.Size([1])}
+    made = rename(found, targets, Names({"a.w": "x", "*.w": "c.w"}), source=Path("c"))
+    assert {name: value.item() for name, value in made.tensors.items()} == {"x": 1.0, "c.w": 0.0}
+    with pytest.raises(CheckpointError, match=r"'a\.w': no such name in the checkpoint"):
+        rename(found, targets, Names({"*.w": "c.w", "a.w": "x"}), source=Path("c"))
 
 
 @pytest.mark.parametrize(

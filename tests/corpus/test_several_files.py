@@ -182,6 +182,17 @@ def test_held_out_rows_of_each_layout_are_divided_for_themselves(tmp_path: Path)
     assert numbers == {"one": [1] * 3, "two": [1] * 2}, "a document is one line of its own file"
 
 
+def test_a_list_may_name_a_text_in_another_spelling(tmp_path: Path) -> None:
+    """A text that a list names is not reported as one that no list names."""
+    place = layout(tmp_path / "old", "train/0", "train/1", "train/2")
+    names = ["./texts/train/0.txt", "texts//train/1.txt"]
+    (place / "train_data.json").write_text(json.dumps([{"text_path": name} for name in names]))
+    first, second, third = read(kind="layout", path=str(place))
+    assert [getattr(row, "text", None) for row in (first, second)] == ["old train/0", "old train/1"]
+    assert isinstance(third, BadRow)
+    assert (third.reason, Path(third.file).name) == ("unlisted_file", "2.txt")
+
+
 # -- the whole corpus --------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +214,57 @@ def test_the_vocabulary_has_the_tokens_that_training_reads(bert: TextTokenizer, 
     words = {found.token(i) for i in range(found.vocab_size)} - {"[PAD]", "[MASK]", "[UNK]"}
     assert words == {"a", "cat", "sat", "dog", "bird", "ran", "far"}
     assert found.max_length == 3
+
+
+def test_short_texts_are_no_near_duplicates_of_one_another(ingested: Any, tmp_path: Path) -> None:
+    """Texts with fewer letters than a shingle have one shingle, the whole text."""
+    (tmp_path / "a.txt").write_text("no\nyes\na b\nAh\nno!\nno\nNO\n")
+    found = ingested({"kind": "text", "path": str(tmp_path / "a.txt"), "split": "train"}, near_duplicates={})
+    assert found.texts == ["no", "yes", "a b", "Ah", "no!"]
+    assert found.report["duplicates_by_kind"] == {"exact": 1, "near": 1}
+
+
+def test_a_source_that_a_mixture_never_reached_is_not_empty(ingested: Any, tmp_path: Path) -> None:
+    for name in ("large", "small"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(5)))
+    found = ingested(
+        {"kind": "text", "name": "large", "path": str(tmp_path / "large.txt"), "weight": 1000},
+        {"kind": "text", "name": "small", "path": str(tmp_path / "small.txt"), "weight": 1},
+    )
+    assert found.texts == [f"large {i}" for i in range(5)]
+    assert (found.report["sources"]["small"]["read"], found.report["sources"]["small"]["read_to_its_end"]) == (0, False)
+    (tmp_path / "small.txt").write_text("")
+    with pytest.raises(SourceError, match="source 'small' is empty"):
+        ingested({"kind": "text", "name": "large", "path": str(tmp_path / "large.txt")},
+                 {"kind": "text", "name": "small", "path": str(tmp_path / "small.txt")})  # fmt: skip
+
+
+@pytest.mark.parametrize(("missing", "words"), [(3, "Name columns that the source has"), (2, "Correct the sources")])
+def test_the_remedy_of_damage_is_that_of_its_larger_part(
+    missing: int, words: str, ingested: Any, tmp_path: Path
+) -> None:
+    """The reasons are listed with the most frequent one first."""
+    lines = ['{"text": "good"}', *['{"other": "x"}'] * missing, "{", "{"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SourceError) as error:
+        ingested({"kind": "jsonl", "path": str(tmp_path / "a.jsonl")})
+    message = str(error.value)
+    assert words in message
+    counts = [f"{missing} missing_column", "2 broken_json"]
+    places = [message.index(count) for count in counts]
+    assert places == sorted(places) or missing == 2
+    assert f"{missing + 2} of {missing + 3} rows are damaged" in message
+
+
+@pytest.mark.parametrize("label", ["a\0b", "a\ud800", 1.5, ["a"], {"a": 1}])
+def test_a_label_that_no_store_accepts_costs_its_row_alone(label: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "t", "k": each}) + "\n" for each in (label, "fine")))
+    first, second = read(kind="jsonl", path=str(tmp_path / "a.jsonl"), label_column="k")
+    assert isinstance(first, BadRow)
+    assert first.reason == "wrong_type"
+    assert "column 'k' contains" in first.detail
+    assert isinstance(second, Row)
+    assert json.loads(second.meta or "") == {"label": "fine"}
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -152,3 +152,9 @@ def test_states_that_the_stored_type_cannot_represent_are_refused(
 def test_shards_end_at_records_and_are_bounded() -> None:
     starts = token_states.starts(np.array([5, 90_000, 3, 65_000, 600]))
     assert token_states._cuts(starts) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    most = token_states.SHARD_TOKENS
+    for lengths, cuts in (
+        ([most - 1, 1, 1], [(0, 2), (2, 3)]), ([most - 1, 2], [(0, 1), (1, 2)]), ([most, most], [(0, 1), (1, 2)]),
+        ([0, most, 0, 1], [(0, 3), (3, 4)]), ([], []),
+    ):  # fmt: skip
+        assert token_states._cuts(token_states.starts(np.array(lengths, np.int64))) == cuts
