@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.datasets.locks import FolderLocks
+from mm_ldlm.datasets.locks import FOLDERS, FolderLocks, _part
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.pipeline_registry import register_pipelines
 from mm_ldlm.store import lock
@@ -106,6 +106,13 @@ def test_a_run_of_one_pipeline_locks_what_it_writes_and_what_others_wrote_that_i
     assert used(tmp_path) == USES[name]
     mine.release()
     assert used(tmp_path) == {}
+
+
+def test_each_part_is_found_by_an_entry_that_it_contains() -> None:
+    """The folder of a part, and of its lock, is that of this entry in the catalog."""
+    steps = register_pipelines()["__default__"].nodes
+    found = {part: {_part(each) for each in steps if entry in each.outputs} for part, entry in FOLDERS.items()}
+    assert found == {part: {part} for part in ("data", "features", "results")}
 
 
 def test_a_run_of_some_nodes_locks_what_these_nodes_read(tmp_path: Path) -> None:
