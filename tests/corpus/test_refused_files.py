@@ -127,6 +127,31 @@ def test_a_footer_that_lists_fewer_batches_than_the_file_has_is_refused(tmp_path
         read(kind="arrow", path=str(tmp_path / "a"))
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("last", [0, -1, 2**32 - 1, 2**63 - 1])
+def test_a_stream_without_its_end_marker_is_refused_whatever_its_last_bytes_are(
+    last: int, legacy: bool, tmp_path: Path
+) -> None:
+    """The last number is stored as the bytes of the marker, as those of earlier versions, or as others."""
+    sink, path = io.BytesIO(), tmp_path / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=legacy)
+    with pa.ipc.new_stream(sink, pa.schema([("text", pa.string()), ("n", pa.int64())]), options=options) as writer:
+        for number in (7, last):
+            writer.write_batch(pa.record_batch({"text": ["a text"], "n": [number]}))
+        end = sink.tell()
+    whole = sink.getvalue()
+    assert len(whole) - end == (4 if legacy else 8)
+    path.write_bytes(whole)
+    assert [row.text for row in read(kind="arrow", path=str(path)) if isinstance(row, Row)] == ["a text"] * 2
+    for cut in range(end, len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(SourceError, match=r"a\.arrow: damaged"):
+            read(kind="arrow", path=str(path))
+    path.write_bytes(whole + b"\0" * 8)
+    with pytest.raises(SourceError, match=r"8 bytes follow the end of the stream, which has 2 rows"):
+        read(kind="arrow", path=str(path))
+
+
 @pytest.mark.parametrize(("promised", "groups", "read_rows"), [(3, 2, 2), (1, 2, 2), (2, 2, 1), (2, 2, 3)])
 def test_a_parquet_file_with_other_rows_than_its_footer_promises_is_refused(
     promised: int, groups: int, read_rows: int, monkeypatch: pytest.MonkeyPatch

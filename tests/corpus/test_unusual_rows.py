@@ -64,6 +64,17 @@ def test_lines_after_a_quote_without_an_end_are_records_if_nine_of_ten_are(
     assert len(rows) == good + 3
 
 
+@pytest.mark.parametrize("other", ["only one field", "three,fields,here", ""])
+def test_the_number_of_fields_is_that_of_the_first_record(other: str, tmp_path: Path) -> None:
+    """A record with another number of fields comes directly before the quotation mark without an end."""
+    lines = ["text,n", "first,1", other, '"open,0', *(f"t{number},{number}" for number in range(9))]
+    (tmp_path / "a.csv").write_text("".join(f"{line}\n" for line in lines))
+    rows = read(kind="csv", path=str(tmp_path / "a.csv"))
+    kept = [row.text for row in rows if isinstance(row, Row)]
+    assert [text for text in kept if text] == ["first", *(f"t{n}" for n in range(9))]
+    assert [row.line for row in rows if isinstance(row, BadRow)] == ([3, 4] if other else [4])
+
+
 def test_every_line_is_counted_whatever_was_wrong_before_it(tmp_path: Path) -> None:
     """The place of a byte is that in the file, after a line that is too long and after one of the largest size."""
     raw = [b"x" * 400, b"y" * 300, b"one\xff", b"z" * 300 + b"\r", b"\0two", b"three"]

@@ -77,11 +77,14 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
 def test_a_comparison_needs_an_answer_and_a_second_text(tmp_path: Path) -> None:
     records = records_of(
         tmp_path, ("train", {"label": "first", "pair": "x"}), ("train", {"label": "better", "pair": "x"}),
-        ("train", {"label": "similar"}),
+        ("train", {"label": "similar"}), ("train", {"label": "first", "pair": 7}), ("test", {"pair": "x"}),
     )  # fmt: skip
     found = labels.read_labels(records, key="label", answers=ANSWERS)
     assert found.names == ("first", "similar")
-    assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {"unknown_label": [1], "no_pair": [2]}
+    assert {reason: rows.tolist() for reason, rows in found.failing.items()} == {
+        "unknown_label": [1], "no_pair": [2, 3], "no_label": [4]
+    }  # fmt: skip
+    assert "no_pair" not in labels.read_labels(records, key="label").failing
 
 
 def test_the_report_counts_the_rows_that_fail_once(tmp_path: Path) -> None:

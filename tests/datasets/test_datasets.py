@@ -123,8 +123,11 @@ def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path
     # A manifest is an object of this project that reads itself from a directory; enough to stand in for a tokenizer.
     dataset = FolderDataset(filepath=str(tmp_path / "f"), holds="mm_ldlm.store.manifest:Manifest", marker=NAME)
     assert not dataset.exists()
-    with pytest.raises(DatasetError, match=f"no {NAME} found"):
+    with pytest.raises(DatasetError, match=f"no {NAME} found") as error:
         dataset.load()
+    cause = error.value.__cause__
+    assert isinstance(cause, FileNotFoundError), "by which the message of a command names the file"
+    assert cause.filename == str(tmp_path / "f" / NAME)
     with pytest.raises(DatasetError, match="found str"):
         dataset.save("not a manifest")
 

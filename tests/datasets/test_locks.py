@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.datasets.locks import FolderLocks
+from mm_ldlm.datasets.locks import FOLDERS, FolderLocks, _part
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.pipeline_registry import register_pipelines
+from mm_ldlm.store import lock
 from mm_ldlm.store.lock import Lock
 
 _holding: list[FolderLocks] = []
@@ -66,6 +68,68 @@ def test_runs_in_one_folder(first: tuple[str, ...], second: tuple[str, ...], tog
         mine.release()
         theirs.take(pipeline(*two), folders(tmp_path))
         theirs.release()
+
+
+MODELS = {"data": "read", "features": "read", "results": "write"}
+USES = {
+    "ingestion": {"data": "write"}, "embedding": {"data": "read", "features": "write"}, "validation": MODELS,
+    "training": MODELS, "sampling": MODELS, "evaluation": MODELS, "reporting": {"data": "read", "results": "write"},
+    "sanity": MODELS, "comparison": {"results": "write"}, "export": MODELS,
+    "__default__": dict.fromkeys(("data", "features", "results"), "write"),
+}  # fmt: skip
+"""Pipeline → the parts that a run of it alone locks, and how; the report quotes that of the ingestion."""
+
+
+def used(root: Path) -> dict[str, str]:
+    """What another process finds: parts that nobody else may read or write, and parts that it may only read."""
+    found = {}
+    for part in ("data", "features", "results"):
+        for use, left in (("write", ""), ("read", "read")):
+            if (other := lock.take(root / f".{part}.lock", use)) is not None:  # type: ignore[arg-type]
+                other.release()
+                found[part] = left
+                break
+        else:
+            found[part] = "write"
+    return {part: use for part, use in found.items() if use}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_run_of_one_pipeline_locks_what_it_writes_and_what_others_wrote_that_it_reads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipelines that wrote its inputs are no part of the run."""
+    registered = register_pipelines()
+    assert set(registered) == set(USES)
+    monkeypatch.setattr("kedro.framework.project.pipelines", registered)
+    mine = take(registered[name], folders(tmp_path, ""))
+    assert used(tmp_path) == USES[name]
+    mine.release()
+    assert used(tmp_path) == {}
+
+
+def test_each_part_is_found_by_an_entry_that_it_contains() -> None:
+    """The folder of a part, and of its lock, is that of this entry in the catalog."""
+    steps = register_pipelines()["__default__"].nodes
+    found = {part: {_part(each) for each in steps if entry in each.outputs} for part, entry in FOLDERS.items()}
+    assert found == {part: {part} for part in ("data", "features", "results")}
+
+
+def test_a_run_of_some_nodes_locks_what_these_nodes_read(tmp_path: Path) -> None:
+    """The nodes before and after them are no part of the run either."""
+    steps = {each.short_name: each for name in ("ingestion", "embedding") for each in pipeline(name).nodes}
+    expected = {name: {"data": "write"} if "ingestion" in each.tags else {"features": "write"}
+                for name, each in steps.items()}  # fmt: skip
+    records_and_tokens = {"records", "tokens", "tokenizer_files", "vectors"}
+    for name, each in steps.items():
+        if "embedding" in each.tags and records_and_tokens & set(each.inputs):
+            expected[name] = {"data": "read", "features": "write"}
+    found = {}
+    for name, each in steps.items():
+        mine = take(Pipeline([each]), folders(tmp_path, ""))
+        found[name] = used(tmp_path)
+        mine.release()
+    assert found == expected
 
 
 def test_models_train_at_the_same_time_on_the_same_data(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def test_a_table_that_was_not_requested_replaces_those_of_other_weights_alone(tm
     assert not (tmp_path / "s.npy").exists()
     entry.save(samples([1.0, 2.0], [3.0, 4.0]))
     entry.save(samples(keep=WEIGHTS))
-    assert np.load(tmp_path / "s.npy").tolist() == [[1, 2], [3, 4]]
+    stored = np.load(tmp_path / "s.npy")
+    assert (stored.tolist(), stored.dtype) == ([[1, 2], [3, 4]], np.float32)
     assert entry.load()["text"].tolist() == ["t0", "t1"]
     for name in WEIGHTS:
         entry.save(samples([1.0, 2.0], [3.0, 4.0]))

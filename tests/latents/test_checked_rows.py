@@ -73,6 +73,36 @@ def test_a_spot_is_compared_with_its_own_row_where_others_are_left_out(
     assert [name.split()[0] for name in found.findings[-1].examples] == [str(row) for row in harm]
 
 
+@pytest.mark.parametrize(
+    ("stored", "computed", "tolerance"),
+    [("float32", "float32", 1e-4), ("float16", "float32", 3e-3), ("float32", "bfloat16", 5e-2),
+     ("float16", "float16", 5e-2)],
+)  # fmt: skip
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_the_tolerance_follows_the_stored_type_and_that_of_the_computation(
+    factor: float, stored: Any, computed: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = np.zeros((4, 2))
+    vectors[:, 0] = 1
+    writer = StoreWriter(tmp_path, kind="latents", schema=latent_store.schema(2, stored))
+    shifted = vectors + np.array([0, factor * tolerance])
+    writer.append(latent_store.table(list("abcd"), shifted, dtype=stored))
+    writer.finish(meta={"dim": 2})
+    loaded: list[Any] = []
+    records: Any = SimpleNamespace(
+        take=lambda rows: {"meta": pa.nulls(len(rows), pa.string())},
+        strings=lambda name: SimpleNamespace(take=lambda rows: rows),
+    )
+    encoder = SimpleNamespace(encode=lambda rows: vectors[rows])
+    monkeypatch.setattr(spot_check, "load_encoder", lambda *given, **more: loaded.append((given, more)) or encoder)
+    found, located = Findings(), SimpleNamespace(dtype=computed)
+    options: Any = {"encoder": "e", "located": located, "config": ValidationConfig(), "seed": 0}
+    spot_check.check_spots(found, records, LatentStore.open(tmp_path), **options)
+    assert [entry.severity for entry in found.findings] == ["info" if factor < 1 else "error"]
+    assert f"allowed: {tolerance:g}" in found.findings[0].message
+    assert loaded == [(("e",), {"located": located})], "it was located before, and is located once"
+
+
 @pytest.mark.parametrize("reason", ["not finite", "decoded"])
 def test_without_a_row_that_can_be_encoded_again_nothing_is_loaded(reason: str, tmp_path: Path) -> None:
     vectors = np.full((4, 2), np.nan if reason == "not finite" else 1.0)

@@ -55,7 +55,9 @@ def test_damage_of_any_store_is_found(kind: str, harm: str | None, data: Any) ->
     elif harm == "checksum":
         content[len(content) // 2] ^= 1
         place.write_bytes(content)
-    found = errors(check(data, stores=stores))
+    outcome = check(data, stores=stores)
+    assert outcome.report["fingerprints"] == {name: store.manifest.fingerprint for name, store in stores.items()}
+    found = errors(outcome)
     assert (harm in found) if harm else not found
     if harm is not None:
         assert found[harm].startswith("latents: " if kind == "images" else f"{kind}: ")

@@ -73,6 +73,8 @@ def test_sound_data_pass(pristine: Any) -> None:
     assert outcome.report["valid"] == 230
     assert {f["check"] for f in outcome.report["findings"]} == {"spot re-encoding"}
     assert only(outcome, "spot re-encoding")["severity"] == "info"
+    assert outcome.report["encoder"] == pristine.encoder.locate().describe()
+    assert outcome.report["statistics"] == outcome.statistics.summary()  # type: ignore[union-attr]
     assert set(only(outcome, "spot re-encoding")) == {"severity", "check", "message", "count", "examples", "remedy"}
     enforce(outcome.report)
 
@@ -246,6 +248,17 @@ def test_damage_a_vector_of_the_wrong_dimension(data: Any) -> None:
     assert "[23]" in finding["message"]
     with pytest.raises(pa.ArrowInvalid):
         pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32(), 2))
+
+
+def test_a_shard_with_other_columns_is_a_dimension_of_latents_alone(data: Any) -> None:
+    manifest = data.tokens.manifest
+    table = data.tokens.table([0, 1]).drop(["length"])
+    other = write_shard(data.root / "tokens", "part-000009.arrow", table)
+    dataclasses.replace(manifest, shards=(*manifest.shards, other), rows=manifest.rows + 2).write(data.root / "tokens")
+    outcome = check(data)
+    assert "unreadable shard" in failed(outcome)
+    assert "dimension" not in failed(outcome)
+    assert only(outcome, "unreadable shard")["message"].startswith("tokens: ")
 
 
 def test_damage_latents_that_are_no_vectors(data: Any) -> None:

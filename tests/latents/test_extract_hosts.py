@@ -75,6 +75,33 @@ def test_hosts_that_cannot_meet_are_refused(
         )  # fmt: skip
 
 
+def test_hosts_of_one_store_have_one_name_and_each_has_logs_of_its_own(
+    pristine: Any, tmp_path: Path, two_hosts: pytest.MonkeyPatch
+) -> None:
+    """Hosts may see the folder of the store under different paths; two stores or two first hosts have two names."""
+
+    def job(folder: str, **launch: Any) -> str:
+        extraction = dataclasses.replace(pristine.extraction, launch=HostsConfig(**launch))
+        return hosts.launch_config(extraction, pristine.encoder, workspace=Path(folder)).job  # type: ignore[union-attr]
+
+    assert job("/a/latents") == job("/b/latents") != job("/a/other")
+    assert job("/a/latents", job="mine") == "mine"
+    before = job("/a/latents")
+    two_hosts.setenv("MASTER_PORT", "29512")
+    assert job("/a/latents") != before
+    launched: list[Any] = []
+    two_hosts.setattr(hosts, "launch", lambda *given, **options: launched.append((given, options)))
+    two_hosts.setattr(environment, "host_name", lambda: "left")
+    for rank in ("0", "1"):
+        two_hosts.setenv("NODE_RANK", rank)
+        config = hosts.launch_config(pristine.extraction, pristine.encoder, workspace=tmp_path)
+        assert config is not None
+        hosts.run_ranks(tmp_path, config=config)
+        progress = tmp_path / ".extract"
+        assert launched[-1][0] == ("mm_ldlm.latents.worker", [str(progress / "job.json")])
+        assert launched[-1][1] == {"config": config, "log_directory": progress / "logs" / f"left-{rank}"}
+
+
 def test_an_engine_with_nodes_of_its_own_refuses_hosts() -> None:
     with pytest.raises(ConfigurationError, match=r"'embedding.launch.nodes': expected 1, because the engine ray has"):
         parse(ExtractConfig, {"engine": {"kind": "ray"}, "launch": {"nodes": 2}}, at="embedding")

@@ -72,6 +72,10 @@ def test_the_vectors_become_latents_bit_for_bit(pristine: Any, tmp_path: Path) -
     (tmp_path / "l/part-000001.arrow").unlink()
     assert take(pristine, given, tmp_path / "l", shard_rows=50) == manifest
     assert found.take(slice(None)).tobytes() == stored.tobytes()
+    content = bytearray((tmp_path / "l/part-000003.arrow").read_bytes())
+    (tmp_path / "l/part-000003.arrow").write_bytes(content[:400] + bytes([content[400] ^ 4]) + content[401:])
+    assert take(pristine, given, tmp_path / "l", shard_rows=50) == manifest
+    assert (tmp_path / "l/part-000003.arrow").read_bytes() == content, "a byte that changed is found"
     with pytest.raises(FingerprintError, match="latents of other records, another encoder or other parameters"):
         take(pristine, given, tmp_path / "l", encoder=declared(name="yours"), shard_rows=50)
 

@@ -74,6 +74,23 @@ def test_the_whole_layout_appears_at_once_and_nothing_is_overwritten(pristine: A
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
 
 
+@pytest.mark.parametrize("name", ["new", "new.zip"])
+def test_what_a_killed_export_left_is_no_part_of_the_next_one(pristine: Any, tmp_path: Path, name: str) -> None:
+    left = tmp_path / (f".{name}.partial" if name == "new" else f".{name}.partial.zip")
+    if name == "new":
+        (left / "texts" / "train").mkdir(parents=True)
+        (left / "texts" / "train" / "99999999.txt").write_text("left")
+    else:
+        left.write_text("left")
+    full = load_tokenizer(TokenizerConfig(max_length=12))
+    write_layout(tmp_path / name, pristine.records, tokenizer=full, latents=None)
+    with Folder(tmp_path / name) as folder:
+        names = folder.names()
+        assert len([each for each in names if each.startswith("texts/")]) == 230
+        assert not [each for each in names if each.startswith("latents/")]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_an_export_that_fails_leaves_nothing_behind(pristine: Any, new_data: Build, tmp_path: Path) -> None:
     full = load_tokenizer(TokenizerConfig(max_length=12))
     with pytest.raises(StoreError, match="the latents belong to other records"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from mm_ldlm.latents import normaliser as module
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
 from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import StoreWriter
+from mm_ldlm.store import ShardStore, StoreWriter
 
 KINDS = ["standard", "robust", "whitening", "one_scale"]
 
@@ -58,6 +59,22 @@ def test_standard_is_mean_and_std_of_the_training_rows_only(tmp_path: Path, monk
     assert found.rows == len(rows)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_column_is_the_named_one(kind: str, tmp_path: Path) -> None:
+    """Of token states, which have no column of that name, and of a store with two columns of vectors."""
+    vectors, other = drawn(), drawn() * 3 + 1
+    fields = {name: pa.list_(pa.float32(), 6) for name in ("latent", "state")}
+    writer = StoreWriter(tmp_path / "both", kind="toy", schema=pa.schema(fields))
+    writer.append({"latent": vectors.tolist(), "state": other.tolist()})
+    writer.finish()
+    both, options = ShardStore.open(tmp_path / "both"), {"rows": np.arange(1000), "unit_norm": False}
+    config = NormaliserConfig(kind=kind)  # type: ignore[arg-type]
+    for column, expected in (("latent", vectors), ("state", other)):
+        found = fit(both, config=config, column=column, **options)  # type: ignore[arg-type]
+        plain = fit(store(tmp_path / column, expected), config=config, **options)  # type: ignore[arg-type]
+        assert found.fingerprint == plain.fingerprint
+
+
 def test_one_pass_is_accurate_far_from_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The textbook sum of squares loses everything here."""
     monkeypatch.setattr(module, "_READ_ROWS", 10)
@@ -81,6 +98,7 @@ def test_robust_looks_at_an_even_sample_of_many_rows(tmp_path: Path) -> None:
     found = fit(store(tmp_path, vectors), rows=np.arange(1000), config=config, unit_norm=False)
     sample = vectors[np.linspace(0, 999, 100).astype(int)].astype(np.float64)
     np.testing.assert_allclose(found.mean_d, np.median(sample, axis=0))
+    assert found.rows == 1000, "those that it stands for"
 
 
 def test_whitening_makes_the_covariance_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +101,50 @@ def test_numbers_that_the_stored_type_cannot_represent_are_not_finite(
         return
     with pytest.raises(EncoderError, match=r"7 of 8 sentences of shard 3 \(ids id1, id2, id3, id4, id5, …\)"):
         worker._check(plan, 3, ids, vectors)
+
+
+def test_a_shard_is_recorded_after_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two leaves a shard that is made again, and no record of a shard that does not exist."""
+    plan = some_plan(tmp_path)
+    plan.progress_folder.mkdir()
+
+    def full(*_: Any) -> Any:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "write_shard", full)
+        with pytest.raises(OSError, match="No space"):
+            worker._write(plan, 1, ["a"], np.ones((1, 2)), 0, 1)
+    assert list(plan.progress_folder.iterdir()) == []
+    worker._write(plan, 1, ["a"], np.ones((1, 2)), 3, 7)
+    assert sorted(path.name for path in plan.progress_folder.iterdir()) == ["part-000001.json", "rank-3.json"]
+    assert json.loads((plan.progress_folder / "rank-3.json").read_text()) == {"rows": 7}
+
+
+def test_an_error_in_one_lane_ends_the_others_after_their_current_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, ran = threading.Event(), []
+    monkeypatch.setattr(worker.ShardStore, "open", lambda *_: None)
+    monkeypatch.setattr(worker, "_read", lambda records, encoder, plan, number: (["a"], number))
+    monkeypatch.setattr(worker, "_write", lambda *_: None)
+
+    def run(number: int) -> Any:
+        ran.append(number)
+        if number == 0:
+            failed.set()
+            raise EncoderError("broken")
+        failed.wait(10)
+        time.sleep(0.02)  # the error of the other lane is noticed meanwhile
+        return np.ones((1, 2), np.float32)
+
+    encoder: Any = SimpleNamespace(fingerprint="e", run=run, verify=lambda: None)
+    with pytest.raises(EncoderError, match="broken"):
+        worker.encode_shards(
+            some_plan(tmp_path, rows=400), list(range(100)), located=None, rank=0, lanes=2, encoder=encoder
+        )
+    assert 0 in ran
+    assert len(ran) < 20
 
 
 def test_a_number_of_threads_is_used_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,3 +228,8 @@ def test_rows_of_a_store_are_float32_in_the_requested_order(tmp_path: Path) -> N
         rows = read([5, 0, 4])
         assert (rows.dtype, rows.tolist()) == (np.float32, vectors[[5, 0, 4]].tolist())
     assert (found.dtype, found.dim) == ("float16", 2)
+    for row in (0, 4, -1, np.int64(5)):
+        assert (found[row].dtype, found[row].tolist()) == (np.float32, vectors[row].tolist())
+    assert found[1:5:2].tolist() == vectors[1:5:2].tolist()
+    again = pickle.loads(pickle.dumps(found))
+    assert (type(again), again.take([3]).dtype) == (LatentStore, np.float32), "also in a worker process"

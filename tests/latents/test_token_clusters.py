@@ -32,12 +32,14 @@ def make(write_dataset: Any, tmp_path: Path) -> Any:
     return make
 
 
-def test_every_word_has_a_cluster_and_other_ids_have_none(make: Any) -> None:
+def test_every_word_has_a_cluster_and_other_ids_have_none(make: Any, tmp_path: Path) -> None:
     manifest, found = make("one")
     assert found.shape == (23, 1)
     assert found[[21, 22], 0].tolist() == [-1, -1]  # [PAD], [MASK]
     assert sorted(set(found[:21, 0].tolist())) == list(range(5))
     assert manifest.meta["clusters"] == 5
+    store = ShardStore.open(tmp_path / "one" / "clusters")
+    assert store.strings("id").take([0, 19, 21, 22]) == ["w0", "w19", "[PAD]", "[MASK]"], "row i is the token i"
     assert manifest.meta["sizes"] == np.bincount(found[:21, 0]).tolist()
 
 

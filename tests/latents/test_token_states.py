@@ -149,6 +149,21 @@ def test_states_that_the_stored_type_cannot_represent_are_refused(
     assert not list((tmp_path / "states").glob("*.arrow"))
 
 
+@pytest.mark.parametrize("records", [[], [0], [4, 1], [2], [3, 3, 0], [0, 1, 2, 3, 4]])
+def test_the_rows_of_tokens_follow_one_another_in_the_order_of_the_records(records: list[int]) -> None:
+    lengths = np.array([2, 0, 3, 1, 4])
+    starts = token_states.starts(lengths)
+    assert starts.tolist() == [0, 2, 2, 5, 6, 10]
+    expected = [row for record in records for row in range(starts[record], starts[record] + lengths[record])]
+    assert token_states.rows_of_tokens(starts, np.array(records, np.int64)).tolist() == expected
+
+
 def test_shards_end_at_records_and_are_bounded() -> None:
     starts = token_states.starts(np.array([5, 90_000, 3, 65_000, 600]))
     assert token_states._cuts(starts) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    most = token_states.SHARD_TOKENS
+    for lengths, cuts in (
+        ([most - 1, 1, 1], [(0, 2), (2, 3)]), ([most - 1, 2], [(0, 1), (1, 2)]), ([most, most], [(0, 1), (1, 2)]),
+        ([0, most, 0, 1], [(0, 3), (3, 4)]), ([], []),
+    ):  # fmt: skip
+        assert token_states._cuts(token_states.starts(np.array(lengths, np.int64))) == cuts

@@ -28,7 +28,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporaries(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are listed on Linux only")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])
 def test_a_number_that_json_does_not_have_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -36,6 +35,7 @@ def test_a_number_that_json_does_not_have_is_refused(tmp_path: Path, value: Any)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the open files of a process are listed on Linux only")
 def test_no_write_leaves_a_file_open(tmp_path: Path) -> None:
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-FINE = ("a/good", "a/b/file", "missing", "a/b")
+FINE = ("a/good", "a/b/file", "missing", "a/b", "a/b/file/below")
 PARTS = st.sampled_from(
     [
         "a",
@@ -75,6 +75,7 @@ PARTS = st.sampled_from(
 @example(name="a/good")
 @example(name="a/b/file")
 @example(name="a/b")
+@example(name="a/b/file/below")
 @example(name="missing")
 def test_a_name_never_leads_out(root: Path, name: str) -> None:
     try:

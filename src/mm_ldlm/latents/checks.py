@@ -102,9 +102,11 @@ def validate(
         "encoder": located.describe() if located is not None else None,
         "statistics": measured.summary() if measured is not None else {},
         "fingerprints": {
-            store.manifest.kind: store.manifest.fingerprint for store in stores
+            name: store.manifest.fingerprint
+            for name, store in (("records", records), ("tokens", tokens), ("latents", latents), ("images", images))
+            if store is not None
         },
-    }  # fmt: skip
+    }
     return Outcome(report, found.rows, measured)
 
 

@@ -32,8 +32,7 @@ def arrow_batches(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     with pa.memory_map(str(path)) as source:
         mapped = source.read_buffer()
     if mapped.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
-        stream = pa.ipc.open_stream(pa.BufferReader(mapped))
-        return stream.schema, _stream(pa.BufferReader(mapped), mapped)
+        return pa.ipc.open_stream(pa.BufferReader(mapped)).schema, _stream(mapped)
     reader = pa.ipc.open_file(pa.BufferReader(mapped))
     found = _num_batches(mapped)
     if found != reader.num_record_batches:
@@ -97,16 +96,20 @@ def _bytes_instead_of_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _stream(source: pa.BufferReader, mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for batch in pa.ipc.open_stream(source):
+def _stream(mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    source, rows = pa.BufferReader(mapped), 0
+    batches = pa.ipc.open_stream(source)
+    read = source.tell()
+    for batch in batches:
         rows += batch.num_rows
+        read = source.tell()
         yield valid(batch)
     end = source.tell()
     if end != mapped.size:
         raise pa.ArrowInvalid(f"{mapped.size - end} bytes follow the end of the stream, which has {rows} rows")
-    tail = mapped.slice(max(0, end - len(_END))).to_pybytes()
-    if tail != _END and not (tail.endswith(_OLD_END) and mapped.slice(0, 4).to_pybytes() != _END[:4]):
+    # What follows the last message, and not the last bytes: those of a batch may equal the marker.
+    expected = _END if mapped.slice(0, 4).to_pybytes() == _END[:4] else _OLD_END
+    if mapped.slice(read).to_pybytes() != expected:
         raise pa.ArrowInvalid(
             f"the stream has no end marker after its {rows} rows, so the file may be incomplete; a writer adds the "
             "marker when it is closed"

@@ -18,6 +18,8 @@ from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.store.paths import FOLDER, problem
 
 _BUFFER = 1 << 20
+_UTF8_MARK = b"\xef\xbb\xbf"
+"""Byte order mark of UTF-8, which is no part of the text."""
 _BOMS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -110,23 +112,24 @@ def read_lines(path: Path, *, encoding: str, max_bytes: int) -> Iterator[Line | 
         with open_bytes(path) as file:
             while raw := file.readline(max_bytes + 1):
                 number += 1
-                size = len(raw)
+                size, start = len(raw), offset
                 if number == 1:
                     _refuse_wide(path, raw)
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                    raw = raw.removeprefix(_UTF8_MARK)
+                    start = size - len(raw)
                 if size > max_bytes and raw[-1:] != b"\n":
                     skipped, quotes = _skip_line(file)
                     size += skipped
                     detail = f"{size} bytes in one line, at most {max_bytes} are read"
                     yield _bad_line(name, number, "oversized", detail, raw, quotes)
                 elif b"\x00" in raw:
-                    detail = f"NUL byte at byte {offset + raw.index(bytes(1))} of the file"
+                    detail = f"NUL byte at byte {start + raw.index(bytes(1))} of the file"
                     yield _bad_line(name, number, "nul", detail, raw)
                 else:
                     try:
                         yield Line(number, raw.rstrip(b"\r\n").decode(encoding))
                     except UnicodeError as error:
-                        yield _bad_line(name, number, "encoding", explain_decoding(error, encoding, offset), raw)
+                        yield _bad_line(name, number, "encoding", explain_decoding(error, encoding, start), raw)
                 offset += size
             if path.suffix not in (".gz", ".zst") and offset != (found := path.stat().st_size):
                 raise OSError(f"{offset} bytes were read, but the file has {found} now: it changed while it was read")
@@ -142,17 +145,19 @@ def read_document(path: Path, *, encoding: str, max_bytes: int) -> Line | BadRow
     except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
         raise damaged(path, 1, error) from None
     _refuse_wide(path, raw)
-    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    size = len(raw)
+    raw = raw.removeprefix(_UTF8_MARK)
+    first = size - len(raw)
     if len(raw) > max_bytes:
         return BadRow(str(path), 1, "oversized", f"a document of more than {max_bytes} bytes", excerpt(raw))
     if b"\x00" in raw:
-        return BadRow(str(path), 1, "nul", f"NUL byte at byte {raw.index(bytes(1))} of the file", excerpt(raw))
+        return BadRow(str(path), 1, "nul", f"NUL byte at byte {first + raw.index(bytes(1))} of the file", excerpt(raw))
     try:
         return Line(1, raw.decode(encoding))
     except UnicodeError as error:
         start = error.start if isinstance(error, UnicodeDecodeError) else 0
         line = 1 + raw[:start].count(b"\n")
-        return BadRow(str(path), line, "encoding", explain_decoding(error, encoding, 0), excerpt(raw))
+        return BadRow(str(path), line, "encoding", explain_decoding(error, encoding, first), excerpt(raw))
 
 
 def explain_decoding(error: UnicodeError, encoding: str, offset: int) -> str:
