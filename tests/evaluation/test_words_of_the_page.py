@@ -120,7 +120,7 @@ def test_a_number_is_spelled_in_its_unit_with_its_interval(value: Any, kind: str
 
 def test_the_table_of_inversion_has_a_row_for_each_metric_and_a_column_for_each_baseline() -> None:
     inversion = {
-        "metrics": {"bleu": 30.0, "exact_match": {"value": 0.5, "low": 0.25, "high": 0.75}, "cosine": 0.9, "other": 1.0},
+        "metrics": {"bleu": 30.0, "exact_match": {"value": 0.5, "low": 0.25, "high": 0.75}, "cosine": 0.9, "other": 1},
         "baselines": {"nearest": {"metrics": {"bleu": 10.0}}, "mean": {"metrics": {"exact_match": 0.0, "chrf": 9.0}}},
     }
     exact, bleu, cosine = content.inversion_table(inversion)
