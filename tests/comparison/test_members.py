@@ -120,9 +120,19 @@ def test_the_fingerprint_covers_what_changes_a_result_and_nothing_else(planned: 
         (found,) = planned({"members": [{"name": "ar", "env": "ar"}]}, **params)
         return str(found.fingerprint)
 
-    assert of() == of(tracking={"enabled": False}) == of(reporting={"title": "another"})
+    assert of() == of(tracking={"enabled": False}) == of(reporting={"title": "another"}) == of(export={"path": "x"})
+    assert of() == of(comparison={"jobs": 3}) == of(results="elsewhere")
     assert of() != of(evaluation={"likelihood": {"sentences": 3}})
     assert of() != of(model={"dim": 96})
+
+
+def test_parameters_of_the_command_line_are_those_of_every_member_but_for_the_comparison(planned: Any) -> None:
+    given = {"comparison": {"jobs": 3}, "results": "elsewhere", "sampling": {"rows": 7}, "tracking": {"enabled": False}}
+    for found in planned({"members": [{"name": "ar", "env": "ar"}, {"name": "b"}], "seeds": [4]}, **given):
+        assert found.params == {
+            "sampling": {"rows": 7}, "training": {"seed": 4}, "results": found.folder,
+            "tracking": {"enabled": False, "run_name": f"{found.member}, seed 4"},
+        }  # fmt: skip
 
 
 def test_another_kind_in_a_members_parameters_replaces_that_of_the_command_line(planned: Any) -> None:

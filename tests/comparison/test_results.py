@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,91 @@ def test_a_failed_baseline_leaves_the_differences_out(tmp_path: Path) -> None:
     results = results_of(sessions, failed=("broken",))
     assert "left_out" in results["paired"]["ar"]
     assert "difference" not in table(results)
+
+
+# -- every column ------------------------------------------------------------------------------------------------------
+
+
+def two_members(root: Path, **second: Any) -> list[Session]:
+    """Two seeds each of an exact and of a bounded member, which differ in everything that the table shows of them."""
+    sessions = [a_session(root, "ar", seed, costs(2.0 + seed, noise=seed)) for seed in (0, 1)]
+    bounded = [a_session(root, "mdlm", seed, costs(2.5 + seed, noise=5 + seed), exact=False) for seed in (0, 1)]
+    parameters = {"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion"}}
+    return sessions + [dataclasses.replace(each, parameters=parameters, **second) for each in bounded]
+
+
+def test_every_row_shows_its_own_session_and_its_own_member(tmp_path: Path) -> None:
+    broken = dataclasses.replace(a_session(tmp_path, "broken", 0, None), environment="e5")
+    rows = results_of([*two_members(tmp_path), broken], failed=("broken",))["rows"]
+    assert [(row["member"], row["seed"]) for row in rows] == [
+        ("ar", "0"), ("ar", "1"), ("ar", "all"), ("mdlm", "0"), ("mdlm", "1"), ("mdlm", "all"), ("broken", "0")
+    ]  # fmt: skip
+    kinds = {"ar": ("causal", "autoregressive", "exact"), "mdlm": ("dit", "text_diffusion", "NELBO")}
+    for row in rows[:-1]:
+        assert (row["model"], row["objective"], row["likelihood"]) == kinds[row["member"]]
+        assert (row["environment"], row["status"]) == (f"{row['member']}+test", "finished")
+    for row in (*rows[:2], *rows[3:5]):
+        folder = tmp_path / row["member"] / f"seed-{row['seed']}"
+        metrics = json.loads((folder / "runs/run-a/evaluation/metrics.json").read_text())
+        for part in ("", "_low", "_high"):
+            assert row[f"nats_per_token{part}"] == metrics[f"nll.per_token{part.replace('_', '.')}"]
+        assert (row["session_seconds"], row["reason"], row["entropy"]) == (12.5, "", 2.0 + int(row["seed"]))
+        assert (BESIDE / row["report"]).resolve() == folder / "report.html"
+        assert row["log"] == os.path.relpath("log.txt", BESIDE)
+    assert not {"session_seconds", "reason", "log", "report"} & rows[2].keys()
+    assert rows[-1] == {
+        "member": "broken", "seed": "0", "status": "failed", "environment": "e5", "model": "causal",
+        "objective": "autoregressive", "session_seconds": 12.5, "reason": "Error: <why>\n(exit code 1)",
+        "log": os.path.relpath("log.txt", BESIDE),
+    }  # fmt: skip
+
+
+def test_the_difference_of_a_member_is_in_its_last_row_with_its_p_and_its_unit(tmp_path: Path) -> None:
+    sessions = two_members(tmp_path)
+    for session, more in ((sessions[2], 0), (sessions[3], 1)):  # another tokeniser: the unit is the sentence
+        place = Path(session.paths["runs"]) / "run-a/evaluation/likelihood_rows.parquet"
+        table_ = pd.read_parquet(place)
+        table_.assign(tokens=table_["tokens"] + more).to_parquet(place)
+    results = results_of(sessions)
+    entry = results["paired"]["mdlm"]["differences"]["likelihood"]["differences"]["nats_per_sentence"]
+    found = {name: value for name, value in results["rows"][-1].items() if name.startswith("difference")}
+    assert found == {
+        "difference": entry["difference"]["value"], "difference_low": entry["difference"]["low"],
+        "difference_high": entry["difference"]["high"], "difference_p": entry["p"],
+        "difference_verdict": entry["verdict"], "difference_unit": "nats per sentence",
+    }  # fmt: skip
+    assert all("difference" not in row for row in results["rows"][:-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "same"), [({}, True), ({"level": 0.5}, False), ({"replicates": 40}, False), ({"seed": 1}, False)]
+)
+def test_the_bootstrap_of_the_parameters_makes_every_interval(change: Any, same: bool, tmp_path: Path) -> None:
+    sessions = two_members(tmp_path)
+    config = parse(ComparisonConfig, {"members": [{"name": "ar"}, {"name": "mdlm"}], "seeds": [0, 1]}, at="comparison")
+
+    def ends(*, seed: int = 0, **bootstrap: Any) -> dict[str, list[float]]:
+        made = BootstrapConfig(**({"replicates": 400, "level": 0.95} | bootstrap))
+        found = collect(
+            sessions, [outcome(each) for each in sessions], config=config, bootstrap=made, seed=seed, beside=BESIDE
+        )
+        over_seeds, difference = found["rows"][2], found["rows"][-1]
+        return {"mean": [over_seeds["nats_per_token_low"], over_seeds["nats_per_token_high"]],
+                "difference": [difference["difference_low"], difference["difference_high"]]}  # fmt: skip
+
+    before, after = ends(), ends(**change)
+    for name in before:
+        assert (before[name] == after[name]) is same, name
+        if "level" in change:
+            assert np.ptp(after[name]) < np.ptp(before[name]), name
+
+
+def test_without_the_sentences_of_a_seed_the_mean_cost_has_no_interval(tmp_path: Path) -> None:
+    sessions = two_members(tmp_path)
+    (Path(sessions[1].paths["runs"]) / "run-a/evaluation/likelihood_rows.parquet").unlink()
+    row = results_of(sessions)["rows"][2]
+    assert row["nats_per_token"] == pytest.approx(2.5, abs=0.1)
+    assert not {"nats_per_token_low", "nats_per_token_high"} & row.keys()
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -161,7 +161,8 @@ def unit_latents():
 def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, fingerprints=None):
     """A run folder as training leaves it, with a tiny untrained model; returns the folder.
 
-    The last weights are all 0, the averaged ones are not. A run whose objective reads no latents has no normaliser.
+    The last weights are all 0, the averaged ones are not. A run whose objective reads no latents has no normaliser of
+    latents, and one that reads no images none of images.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -180,6 +181,8 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
     carried = {"tokenizer": tokenizer}
     if "latents" in objective.fields:
         carried["normaliser"] = Normaliser("standard", np.full(DIM, 0.1), np.full(DIM, 0.5), True, rows=10)
+    if "images" in objective.fields:
+        carried["image_normaliser"] = Normaliser("one_scale", np.full(16, 0.3), np.full(16, 0.75), False, rows=10)
     parts = directory.parent / f"{directory.name}-parts"
     for name, part in carried.items():
         (parts / name).mkdir(parents=True)
@@ -190,6 +193,7 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
         mask_id=tokenizer.mask_id,
         max_length=LENGTH,
         latent_dim=DIM if "latents" in objective.fields else None,
+        image_size=(4, 4, 1) if "images" in objective.fields else None,
     )
     root = TrainableRoot(built(config, shape, seed=seed), objective.build(shape))
     values = {name: parameter.detach() for name, parameter in root.named_parameters()}
