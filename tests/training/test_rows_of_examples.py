@@ -108,7 +108,7 @@ def test_a_data_set_that_changed_is_refused_with_both_fingerprints(dataset: Data
             open_data(planned, dataset.directory.parent / "runs")
 
 
-# -- one row, or a few --------------------------------------------------------------------------------------------------
+# -- one row, or a few -------------------------------------------------------------------------------------------------
 
 
 def shown(task: str, source: Any, tmp_path: Path, tokenizer: TextTokenizer) -> tuple[Any, dict[str, Any]]:
