@@ -203,4 +203,4 @@ def test_the_lowest_and_the_highest_importance_are_a_thousandth_from_the_ends():
     expected = torch.tensor([[1e-3, 1e-3, 0.5, 0.999, 0.999]]).double()
     for policy, share in (("importance", expected), ("inverse", 1 - expected)):
         found = rates(policy, importance, valid, t, time_sharpening=False)
-        torch.testing.assert_close(found.probability_BL, ratio * share, rtol=1e-5, atol=0)
+        torch.testing.assert_close(found.probability_BL, ratio * share, rtol=1e-4, atol=0)
