@@ -196,9 +196,9 @@ def test_the_checks_have_a_constant_learning_rate_of_their_own_or_that_of_the_ru
     assert overfit.found.endswith("in 1 steps on one batch of 4 examples")
 
 
-def faulty(tmp_path: Path, harm: Any) -> dict[str, Any]:
+def faulty(tmp_path: Path, harm: Any, **settings: Any) -> dict[str, Any]:
     """The checks of one step of a run in which `harm` is done after the optimizer was made."""
-    return checked(tmp_path, harm, steps=1, model={"depth": 1}, objective={"mode": "l2t"})
+    return checked(tmp_path, harm, steps=1, model={"depth": 1}, objective={"mode": "l2t"}, **settings)
 
 
 def test_one_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
@@ -247,3 +247,13 @@ def test_optimizer_states_elsewhere_and_a_scaler_without_fp16_are_named(tmp_path
     )  # fmt: skip
     assert not found["precision"].ok
     assert found["precision"].remedy == "use a GradScaler for fp16 only"
+
+
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_fp16_without_a_scaler_is_named(autocast: str, tmp_path: Path) -> None:
+    def harm(parts: Any) -> None:
+        parts.stepper.scaler = None
+
+    found = faulty(tmp_path, harm, precision={"autocast": autocast})["precision"]
+    assert found.ok == (autocast == "bf16")
+    assert found.remedy == ("" if found.ok else "use a GradScaler for fp16 only")
