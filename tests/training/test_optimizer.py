@@ -34,6 +34,10 @@ def test_schedules_rise_then_fall_to_their_floor() -> None:
         assert values[60] == pytest.approx(middle, abs=0.01)
         assert values[110] == pytest.approx(1.0 if name == "constant" else 0.1)
     assert learning_rate_factor(config(warmup_steps=0), step=0, max_steps=10) == 1.0
+    for name in ("cosine", "linear"):
+        made = config(schedule=name, warmup_steps=10, min_lr_ratio=0.1)
+        assert learning_rate_factor(made, step=150, max_steps=110) == pytest.approx(0.1), "not up again, and not below"
+        assert learning_rate_factor(made, step=10, max_steps=10) == 1.0, "a run of the warm-up alone"
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
