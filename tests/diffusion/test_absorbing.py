@@ -321,6 +321,14 @@ def test_remasking_keeps_the_marginal(alpha_t, gap, eta):
     assert float(known) == pytest.approx(float(alpha_s), abs=1e-9)
     zero = remask_unmask_probability(alpha_t, alpha_s, torch.zeros_like(sigma))
     assert torch.allclose(zero, unmask_probability(alpha_t, alpha_s))
+    most = max_remask_ratio(alpha_t, alpha_s)
+    every_mask = remask_unmask_probability(alpha_t, alpha_s, most)
+    assert float(every_mask) == pytest.approx(1.0) or float(most) == 1.0, "no larger ratio keeps the marginal"
+
+
+def test_where_nothing_is_kept_every_token_may_be_masked_again():
+    nothing, some = torch.tensor([0.0, 0.0, 1e-3, 1.0]).double(), torch.tensor([0.0, 0.4, 0.4, 1.0]).double()
+    assert max_remask_ratio(nothing, some).tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.name)

@@ -100,6 +100,19 @@ def test_the_chain_begins_at_the_text_and_ends_in_masks(schedule):
     assert float(some.double().mean()) == pytest.approx(1 - float(d3pm.schedule.alpha(t[:1])), abs=0.01)
 
 
+@pytest.mark.parametrize("steps", [11, 1000])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_weight_of_a_time_of_training_is_that_of_its_grid_point(schedule, steps):
+    """Times are float32, in which many of the i/T lie below the grid point."""
+    d3pm = process(steps, schedule)
+    grid = torch.arange(1, steps + 1).double() / steps
+    assert bool((grid.float().double() * steps).floor().ne((grid * steps).round()).any())
+    torch.testing.assert_close(d3pm.weight(grid.float()), d3pm.weight(grid), rtol=1e-12, atol=0)
+    found = d3pm.weight(grid) / steps
+    earlier = torch.where(grid > 1 / steps, d3pm.alpha(grid - 1 / steps), 1.0)
+    torch.testing.assert_close(found, (earlier - d3pm.alpha(grid)) / (1 - d3pm.alpha(grid)), rtol=1e-6, atol=1e-9)
+
+
 def test_the_weight_by_hand():
     """Four log-linear steps: α = 1, .75, .5, .25 and 0 (not ε)."""
     weights = process(4, epsilon=0.0).weight(torch.tensor([0.25, 0.5, 0.75, 1.0]))

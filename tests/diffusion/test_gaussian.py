@@ -136,3 +136,12 @@ def test_weight_formulas_and_uniform():
         loss_weight("min_snr", snr, parameterisation="v"), torch.tensor([0.0, 0.5, 5 / 6, 5 / 51, 0.0])
     )
     assert (loss_weight("uniform", snr, parameterisation="v") == 1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prediction_of_the_kind_that_is_asked_for_is_left_as_it_is(kind):
+    """Also at pure noise and without noise, where a way through x_0 and ε would lose it."""
+    draw = torch.Generator().manual_seed(0)
+    prediction, x_t = torch.randn(3, 4, generator=draw), torch.randn(3, 4, generator=draw)
+    ends = {"signal_B": torch.tensor([0.0, 0.6, 1.0]), "noise_scale_B": torch.tensor([1.0, 0.8, 0.0])}
+    assert torch.equal(convert(prediction, kind, kind, x_t_Bd=x_t, **ends), prediction)

@@ -111,6 +111,20 @@ def test_the_likelihood_has_the_weights_of_the_elbo_under_every_weighting():
     assert not torch.equal(found[0], inherited.nll_KB)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("most", [0.05, 1.4, 9.0])
+def test_dynamic_weights_are_two_for_masks_one_for_random_words_and_small_for_the_token_itself(gamma, most):
+    process = gidd(0.2, gamma=gamma, loss_weighting="dynamic", max_weight=most)
+    _, targets, noisy, t = some_positions()
+    noise = process.noise(t)
+    log_snr = torch.log(noise.alpha / (1 - noise.alpha))
+    own = process.B / V * torch.exp(-gamma / 2 * log_snr)
+    expected = torch.where(noisy == targets, own, torch.ones_like(own))
+    expected = torch.where(noisy == MASK, torch.full_like(own, 2.0), expected).clamp(max=most)
+    torch.testing.assert_close(process.weight(targets, noisy, noise), expected)
+    assert float(own.min()) < 0.05 < float(own.max())
+
+
 # -- without random words it is MDLM ----------------------------------------------------------------------------------
 
 

@@ -192,3 +192,15 @@ def test_one_weight_for_all_tokens_would_be_biased():
 
 def test_every_token_can_be_masked_however_small_its_importance():
     assert float(sharpen(torch.tensor([[0.0, 1.0]]), torch.tensor([1.0])).min()) == pytest.approx(LOWEST ** (1 / 1.1))
+
+
+def test_the_lowest_and_the_highest_importance_are_a_thousandth_from_the_ends():
+    """So that every token is masked at times, and every token is kept at times."""
+    importance, t = torch.tensor([[0.0, 1e-3, 0.5, 0.999, 1.0]]), torch.tensor([0.9])
+    torch.testing.assert_close(sharpen(importance, t), torch.tensor([[1e-3, 1e-3, 0.5, 0.999, 0.999]]))
+    valid = torch.ones_like(importance, dtype=torch.bool)
+    ratio = float(SCHEDULES[0].mask_probability(t.double()))
+    expected = torch.tensor([[1e-3, 1e-3, 0.5, 0.999, 0.999]]).double()
+    for policy, share in (("importance", expected), ("inverse", 1 - expected)):
+        found = rates(policy, importance, valid, t, time_sharpening=False)
+        torch.testing.assert_close(found.probability_BL, ratio * share, rtol=1e-4, atol=0)

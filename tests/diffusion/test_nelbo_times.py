@@ -56,3 +56,19 @@ def test_every_draw_of_the_bound_has_noise_of_its_own(kind: str, options: dict[s
     for first, second in ((0, 1), (1, 2), (2, 3)):
         alone = [(changed[a] & ~changed[b]).any(dim=1) for a, b in ((first, second), (second, first))]
         assert bool((alone[0] & alone[1]).any())
+
+
+def test_every_draw_of_the_reconstruction_has_noise_of_its_own() -> None:
+    """Uniform noise that does not end at zero adds a term at t = 0, which is drawn as often as the integral."""
+    schedule = {"name": "geometric", "sigma_min": 0.5}
+    process = parse_kind(TEXT_PROCESSES, {"kind": "uniform", "schedule": schedule}, at="process").build(**IDS)
+    tokens, asked = torch.full((3, 50), 2), list[Tensor]()
+
+    def predict(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
+        asked.extend([noisy_BL] * bool((t_B == 0).all()))
+        return torch.zeros(int(scored_BL.sum()), 6)
+
+    process.nelbo(predict, tokens, tokens > 0, draws=4, generator=RowGenerator(0, torch.arange(3)))
+    assert len(asked) == 4
+    for first, second in ((0, 1), (1, 2), (2, 3), (0, 3)):
+        assert bool((asked[first] != asked[second]).any(dim=1).all())

@@ -124,3 +124,17 @@ def test_each_parameter_has_an_effect():
 def test_bad_parameters_are_refused(cls, bad):
     with pytest.raises(ConfigurationError, match=r"objective\.schedule"):
         parse(cls, bad, at="objective.schedule")
+
+
+@pytest.mark.parametrize("name", MASK)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_time_of_a_mask_ratio_is_a_float64_time_also_where_the_schedule_does_not_reach_it(name, dtype):
+    schedule = MaskSchedule(name=name, epsilon=0.05, sigma_max=3.0)
+    reached = schedule.mask_probability(torch.tensor([0.2, 0.7], dtype=torch.float64))
+    found = schedule.time_of_mask_ratio(torch.cat([torch.tensor([0.0, 1.0]).double(), reached]).to(dtype))
+    assert found.dtype == torch.float64
+    assert found[:2].tolist() == [0.0, 1.0], "a ratio of 1 is beyond 1 − α_1"
+    assert found[2:].tolist() == pytest.approx([0.2, 0.7], abs=1e-9 if dtype == torch.float64 else 1e-5)
+    tiny = torch.tensor([3e-5], dtype=dtype)
+    if name != "geometric":
+        assert float(schedule.mask_probability(schedule.time_of_mask_ratio(tiny))) == pytest.approx(3e-5, rel=1e-6)

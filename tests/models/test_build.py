@@ -41,6 +41,7 @@ def data(vocab_size: int = 23, *, pad_id: int = 0, mask_id: int = 1, latent_dim:
         ({"dim": 100, "heads": 3}, "dim must be divisible by heads, found dim 100 and 3 heads"),
         ({"dim": 12, "heads": 4}, "must be even for RoPE, found 3"),
         ({"depth": 2, "cross_modal_blocks": 3}, r"must lie in 1\.\.depth \(2\), found 3"),
+        ({"depth": 2, "cross_modal_blocks": 0}, r"must lie in 1\.\.depth \(2\), found 0"),
         ({"dim": 8, "heads": 2, "mlp_ratio": 0.05}, r"mlp_ratio · dim must be at least 1, found 0\.05 · 8"),
         ({"depht": 2}, "'model.depht' is not known. Did you mean 'depth'"),
         ({"latent_dim": 8}, "'model.latent_dim' is not known"),

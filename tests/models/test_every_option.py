@@ -197,10 +197,10 @@ def test_no_option_is_left_out() -> None:
 def test_every_layer_with_dropout_drops_its_fraction_in_training_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, seen = build(kind, dropout=0.25), list[tuple[float, bool]]()
+    model, seen = build(kind, dropout=0.25), list[tuple[float, bool, int]]()
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        seen.append((p, training))
+        seen.append((p, training, x.shape[-1]))
         return x
 
     monkeypatch.setattr(F, "dropout", dropout)
@@ -208,7 +208,7 @@ def test_every_layer_with_dropout_drops_its_fraction_in_training_alone(
         seen.clear()
         with torch.no_grad():
             outputs(kind, model.train(training), features=False)
-        assert seen == [(0.25, training)] * DROPPED[kind]
+        assert seen == [(0.25, training, TINY["dim"])] * DROPPED[kind], "of what is added to the residual"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CASES if kind != "latent_mlp"])

@@ -171,3 +171,25 @@ def test_a_gradient_of_zeros_is_no_gradient(make, inputs):
     snapshot.observe(model)
     with pytest.raises(FreezingError, match="has had no gradient"):
         verify_parameter_freezing(model, snapshot)
+
+
+def test_of_many_faults_the_first_ten_are_listed_and_the_others_counted(make):
+    model = make()
+    snapshot = FreezingSnapshot(model)
+    names = [name for name, _ in model.named_parameters()]
+    for count, more in ((10, None), (13, "\n  … and 3 more")):
+        for number, parameter in enumerate(model.parameters()):
+            parameter.requires_grad_(number >= count)
+        with pytest.raises(FreezingError) as raised:
+            verify_parameter_freezing(model, snapshot, check_gradients=False)
+        first, *lines = str(raised.value).split("\n")
+        assert first.startswith(f"{count} faults: parameters are not trained or frozen as configured:")
+        assert [line.split()[0] for line in lines[:10]] == names[:10]
+        assert str(raised.value).endswith(
+            more or f"({lines[-1].split('(')[1].split(')')[0]}) was trainable at the start and is frozen now"
+        )
+
+
+def test_an_unknown_part_is_refused_with_its_nearest(make):
+    with pytest.raises(FreezingError, match=r"found \['text_hed'\]\. Did you mean 'text_head'"):
+        freeze(make(), {"text_hed"})

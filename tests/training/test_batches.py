@@ -183,3 +183,45 @@ def test_lengths_are_padded_to_a_multiple_within_the_model(length: int, padded: 
     plan = BatchPlan(np.array([length]), BatchConfig(examples=1, length_multiple=4), seed=0, max_length=10)
     assert plan.padded(length) == padded
     assert plan.shapes() == [(1, padded)]
+
+
+def test_every_epoch_of_a_plan_has_an_order_of_its_own() -> None:
+    """Also one that goes back to an earlier epoch after a later one, as a roll-back does."""
+    made = plan(60)
+    counts = [len(made.epoch(number)) for number in range(3)]
+    found = list(itertools.islice(made.from_(0, 0), sum(counts)))
+    for number in (2, 0, 1):
+        batches = [each.examples.tolist() for each in found if each.epoch == number]
+        assert batches == [rows.tolist() for rows, _ in plan(60).epoch(number)]
+        assert batches == [rows.tolist() for rows, _ in made.epoch(number)]
+    orders = [np.concatenate([each.examples for each in found if each.epoch == n]).tolist() for n in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_batches_come_as_their_buckets_fill_and_not_by_length() -> None:
+    """Sorted by length, an epoch would be a course from short texts to long ones."""
+    made = plan(4000, tokens=512, length_multiple=8)
+    lengths = [length for _, length in made.epoch(0)]
+    assert set(lengths[:20]) == set(lengths) == {8, 16, 24, 30}
+    changes = sum(a != b for a, b in itertools.pairwise(lengths))
+    assert changes > len(lengths) / 3
+    order = np.random.default_rng([0, 0]).permutation(4000)
+    place = np.empty(4000, np.int64)
+    place[order] = np.arange(4000)
+    filled = [int(place[rows].max()) for rows, _ in made.epoch(0)[:-1]]
+    assert filled == sorted(filled), "a batch is next when its last example is reached"
+
+
+def test_a_closed_loader_ends_its_thread() -> None:
+    source = helpers.Rows(40)
+    config = parse(BatchConfig, {"examples": 8, "prefetch": 1}, at="batch")
+    loader = Loader(
+        BatchPlan(source.lengths, config, seed=0, max_length=12), source, fields=(), rank=0, world=1, fill=False
+    )  # fmt: skip
+    before = set(threading.enumerate())
+    batches = loader.from_(0, 0)
+    next(batches)
+    (thread,) = set(threading.enumerate()) - before
+    batches.close()
+    thread.join(timeout=5)
+    assert not thread.is_alive()

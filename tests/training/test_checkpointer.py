@@ -99,3 +99,23 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_latest_stays(tm
     assert "was deleted or moved during the training" in heard.events[-1][2]["reason"]
     assert found.latest() == str(tmp_path / "run/checkpoints/step-00000004")
     assert (found.directory / "latest").read_text() == "step-00000004\n"
+
+
+def test_a_checkpoint_is_that_of_its_step_although_it_is_written_during_later_ones(tmp_path: Path) -> None:
+    """On a CPU a copy to the CPU would be the weights themselves, which the next update changes."""
+    found, _ = made(tmp_path)
+    for parameter in found.root.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    found.optimization.step()
+    held: list[Any] = []
+    found._writer.save = lambda step, contents, *, best: held.append(contents)
+    found.save({})
+    (before,) = held
+    kept = {name: {key: value.clone() for key, value in part.items()} for name, part in before.tensors.items()}
+    assert {"model.safetensors", "optimizer.safetensors", "ema.safetensors"} < set(kept)
+    found.optimization.step()
+    for value in found.ema.values.values():
+        value.add_(1.0)
+    for name, part in before.tensors.items():
+        assert part
+        assert all(torch.equal(value, kept[name][key]) for key, value in part.items()), name

@@ -13,7 +13,9 @@ import torch
 from parts import ALONE, Heard
 from torch import nn
 
+from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.parallel import Parallel
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training import diagnosis
@@ -150,3 +152,47 @@ def test_the_findings_of_every_rank_are_read(tmp_path: Path, monkeypatch: pytest
     written = json.loads((tmp_path / "diagnosis-step-00000003.json").read_text())
     assert [rank["rank"] for rank in written["ranks"]] == [0, 1]
     assert text.startswith("Rank 1, a step of kind a: the input is not finite: latents of examples [9]")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_writes_what_all_of_them_found(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis.collectives, "gather_texts", lambda text, *, device: [text])
+    objective: Any = _Objective(1.0)
+    root = TrainableRoot(Model(lambda x: x * math.nan), objective)
+    process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
+    stepper: Any = SimpleNamespace(
+        process=process, root=root, objective=objective, parallel=Parallel(root, ALONE), scaler=None,
+        losses=lambda batch, *, kind, draw, step: root(batch, None, kind, step),
+    )  # fmt: skip
+    heard, cleared = Heard(), list[int]()
+    optimization: Any = SimpleNamespace(drop_gradients=lambda: cleared.append(1))
+    text = diagnose(
+        stepper, optimization, [batch([[1.0, 2.0]], [7])], kind="a", step=3, draw=5, reason="why", directory=tmp_path,
+        tracker=heard,
+    )  # fmt: skip
+    assert text.startswith(f"Rank {rank}, a step of kind a: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["diagnosis-step-00000003.json"] * (rank == 0)
+    assert len(heard.events) == (rank == 0)
+    assert len(cleared) == 2, "before and after the repetition"
+
+
+def test_the_paragraph_has_the_findings_of_at_most_four_ranks_and_of_none_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_by(**of_rank: dict[str, Any]) -> str:
+        def everyone(text: str, *, device: torch.device) -> list[str]:
+            return [json.dumps({**json.loads(text), "rank": n, **of_rank.get(f"r{n}", {})}) for n in range(7)]
+
+        monkeypatch.setattr(diagnosis.collectives, "gather_texts", everyone)
+        return told([batch([[1.0, 1.0]], [1])], tmp_path)[0]
+
+    bad = {"parameters": ["w"]}
+    text = told_by(r1=bad, r2=bad, r3={"trouble": "gone"}, r4=bad, r5=bad, r6=bad)
+    assert [n for n in range(7) if f"Rank {n}," in text] == [1, 2, 4, 5]
+    text = told_by(r2={"trouble": "OSError: gone"}, r5={"trouble": "lost"})
+    assert [n for n in range(7) if f"Rank {n}," in text] == [2, 5]
+    assert "(OSError: gone)" in text
+    assert "(lost)" in text
+    assert "all values were finite on every rank" in told_by()

@@ -226,3 +226,18 @@ def test_frozen_parts_have_no_numbers_and_those_without_a_gradient_have_their_no
     found = {name.rpartition("/")[::2] for name in watch.take() if "/" in name}
     expected = {(name, part) for name in PER_PART if name != "update_ratio" for part in trained}
     assert found == expected | {("param_norm", idle)}, "and no ratio of an update that was not applied"
+
+
+def test_a_step_that_is_not_diagnosed_is_not_observed() -> None:
+    """The hooks of a diagnosed step are removed with it: later steps would pay for them, and the maxima would grow."""
+    spec = helpers.spec()
+    root = TrainableRoot(spec.model.build(spec.shape, generator=torch.Generator()), spec.objective.build(spec.shape))
+    watch = Diagnostics(1, root, compiled=False, scaler=None, device=torch.device("cpu"))
+    hooked: list[int] = []
+    for _ in range(2):
+        watch.arm()
+        hooked.append(sum(len(module._forward_hooks) for module in root.modules()))
+        watch.before_update()
+        assert not any(module._forward_hooks for module in root.modules())
+        watch.after_update(1, applied=False)
+    assert hooked[0] == hooked[1] > 0

@@ -155,6 +155,10 @@ def test_export_and_import_return_the_same_bits(
     counters = {name: state[name] for name in ("step", "epoch", "batch_in_epoch", "examples", "tokens")}
     assert min(counters["step"], counters["examples"], counters["tokens"]) > 0
     assert written_with(tmp_path / "out") == {**counters, "weights": "averaged"}
+    own = tmp_path / "runs" / "run" / "checkpoints" / "step-00000002"
+    for name, named in (("of_checkpoint", own), ("of_newest", tmp_path / "runs")):
+        assert export_checkpoint(named, tmp_path / name) == own
+        assert (tmp_path / name / "config.json").read_bytes() == (tmp_path / "out" / "config.json").read_bytes()
     import_checkpoint(tmp_path / "out", tmp_path / "again", Given())
     averaged = helpers.tensors(tmp_path / "runs" / "run", 2, "ema")
     assert helpers.same_bits(helpers.tensors(tmp_path / "again", 2), averaged)

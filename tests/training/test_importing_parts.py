@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_importing import HEADS, WORDS, older
+from test_importing import HEADS, LENGTH, WORDS, D, older, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
@@ -152,3 +152,51 @@ def test_a_file_and_a_folder_with_files_are_not_replaced(tmp_path: Path) -> None
         refuse_existing(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"cannot be a folder \(File name too long\)"):
         refuse_existing(tmp_path / ("x" * 300))
+
+
+def described(place: Path, tensors: dict[str, Any], given: Given, settings: str = "") -> dict[str, Any]:
+    """The configuration of a run for these weights beside a tokenizer of 23 tokens."""
+    saved(place, "[PAD]", "[MASK]")
+    (place / "config.yaml").write_text("model: {diffusion_process: mdlm" + settings + "}\n")
+    (place / "made").mkdir()
+    return importing._ddit(Legacy(place / "model.pt", tensors, None), given, place / "made")
+
+
+def test_depth_width_and_heads_are_those_of_the_weights(tmp_path: Path) -> None:
+    tensors = weights(64, depth=3)
+    for n in range(3):
+        tensors |= {f"blocks.{n}.mlp.0.weight": torch.zeros(3 * D, D), f"blocks.{n}.mlp.0.bias": torch.zeros(3 * D),
+                    f"blocks.{n}.mlp.2.weight": torch.zeros(D, 3 * D)}  # fmt: skip
+    found = described(tmp_path / "a", tensors, Given())
+    model, shape = found["model"], found["shape"]
+    assert (model["dim"], model["depth"], model["heads"], model["mlp_ratio"]) == (D, 3, HEADS, 3.0)
+    assert (model["conditioning_dim"], model["kind"]) == (8, "dit")
+    assert (shape.vocab_size, shape.pad_id, shape.mask_id, shape.max_length) == (23, 21, 22, LENGTH)
+    assert (found["objective"]["kind"], found["objective"]["length_weight"]) == ("text_diffusion", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "expected"),
+    [
+        (Given(heads=HEADS, max_length=5), ", n_heads: 4, max_seq_len: 7, length: 9", (HEADS, 5)),
+        (Given(), ", n_heads: 4, max_seq_len: 7, length: 9", (4, 7)), (Given(), ", n_heads: 1, length: 9", (1, 9)),
+    ],
+)  # fmt: skip
+def test_what_the_weights_do_not_show_is_read_from_the_command_and_then_from_the_settings(
+    given: Given, settings: str, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    tensors = {name: value for name, value in weights(64).items() if not name.startswith("rotary_emb")}
+    found = described(tmp_path / "a", tensors, given, settings)
+    assert (found["model"]["heads"], found["shape"].max_length) == expected
+
+
+def test_a_list_of_words_is_read_in_lower_case_and_after_a_whole_tokenizer(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"rows": 5, "max_length": 7}
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n[MASK]\n[CLS]\n[SEP]\nhello\nworld\n")
+    for named in (None, str(tmp_path / "words" / "vocab.txt")):
+        found = importing._tokenizer(tmp_path / "words", named, **given)
+        assert found.encode(["Hello WORLD"])[0] == [5, 6]
+    both = saved(tmp_path / "both", "[PAD]", "[MASK]")
+    (both / "vocab.txt").write_text((tmp_path / "words" / "vocab.txt").read_text())
+    assert importing._tokenizer(both, None, **given).vocab_size == 23

@@ -179,6 +179,7 @@ def test_best_is_the_smallest_or_the_largest(best_is: str, expected: list[bool],
     )
     assert [parts.checkpointer._is_best({"loss": value}) for value in (2.0, 3.0, 1.0)] == expected
     assert parts.state.best == (1.0 if best_is == "min" else 3.0)
+    assert not parts.checkpointer._is_best({"loss": parts.state.best}), "of equal ones the first stays the best"
 
 
 def test_minutes_between_checkpoints_are_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,3 +149,18 @@ def test_a_batch_of_the_encoder_fits_up_to_the_whole_memory(
     monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", needed - 1))
     with pytest.raises(ConfigurationError, match=f"'encoder.batch_tokens': a batch of {tokens:,} tokens"):
         memory.refuse_large_batch(encoder)
+
+
+def test_the_refusal_has_the_numbers_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", GIB))
+    given = training(launch={"processes": 3}, batch={"examples": 64, "accumulation": 2})
+    needed = estimate(model(dim=256), SHAPE, given, tokens=6e6)
+    assert needed.states != needed.activations
+    with pytest.raises(ConfigurationError) as raised:
+        refuse_beyond_memory(model(dim=256), SHAPE, given, tokens=6e6)
+    words = (
+        f"training needs at least {3 * needed.bytes / GIB:,.1f} GiB for {needed.parameters:,} parameters and 1,000,000 "
+        f"tokens in a micro-batch ({needed.states / GIB:,.1f} GiB of weights, gradients, optimizer and average, "
+        f"{needed.activations / GIB:,.1f} GiB of activations, × 3 processes), found 1.0 GiB (CPU). "
+    )
+    assert words in str(raised.value)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
@@ -33,6 +34,10 @@ def test_schedules_rise_then_fall_to_their_floor() -> None:
         assert values[60] == pytest.approx(middle, abs=0.01)
         assert values[110] == pytest.approx(1.0 if name == "constant" else 0.1)
     assert learning_rate_factor(config(warmup_steps=0), step=0, max_steps=10) == 1.0
+    for name in ("cosine", "linear"):
+        made = config(schedule=name, warmup_steps=10, min_lr_ratio=0.1)
+        assert learning_rate_factor(made, step=150, max_steps=110) == pytest.approx(0.1), "not up again, and not below"
+        assert learning_rate_factor(made, step=10, max_steps=10) == 1.0, "a run of the warm-up alone"
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -193,3 +198,22 @@ def test_muon_has_its_own_options() -> None:
     assert {(group["betas"], group["eps"], group["lr"]) for group in found["adamw"].param_groups} == {
         ((0.6, 0.8), 1e-5, 1e-3)
     }
+
+
+def test_both_optimizers_follow_the_schedule_from_their_own_rates_and_step_through_the_scaler() -> None:
+    given = config(name="muon", lr=1e-3, muon_lr=3e-3, warmup_steps=4, schedule="constant")
+    made = model()
+    optimization = Optimization(made, given, max_steps=10)
+    assert optimization.set_lr(1, scale=0.5) == pytest.approx(0.25e-3), "that of AdamW"
+    for kind, rate in (("adamw", 0.25e-3), ("muon", 0.75e-3)):
+        for group in optimization.optimizers[kind].param_groups:
+            assert group["lr"] == pytest.approx(rate)
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    for parameter in made.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    stepped: list[Any] = []
+    optimization.step(SimpleNamespace(step=stepped.append))
+    assert stepped == list(optimization.optimizers.values()), "the scaler decides whether an optimizer steps"
+    assert all(torch.equal(before[name], parameter) for name, parameter in made.named_parameters())
+    optimization.step()
+    assert not any(torch.equal(before[name], parameter) for name, parameter in made.named_parameters())

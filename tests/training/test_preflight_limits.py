@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,3 +80,71 @@ def test_the_smallest_batch_of_a_budget_of_tokens_has_an_example_for_every_micro
         found = preflight.batches(plan, process, epoch=0)
         assert found.ok == ok
         assert f"{len(lengths)} examples, {len(plan.epoch(0))} batches an epoch" in found.found
+
+
+# -- the dry step, and what all ranks agree on -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "words"),
+    [
+        (7, 3, "3 examples × 12 tokens fit: set training.batch.accumulation to 6, or batch.tokens to 36"),
+        (16, 9, "8 examples × 12 tokens fit: set training.batch.accumulation to 4, or batch.tokens to 96"),
+        (9, 2, "2 examples × 12 tokens fit: set training.batch.accumulation to 10"), (8, 1, "not even one example"),
+    ],
+)  # fmt: skip
+def test_so_many_micro_batches_are_proposed_that_each_fits(
+    size: int, room: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def passes(stepper: Any, data: Any, size: int, length: int, accumulation: int) -> None:
+        asked.append(size)
+        if size > room:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(preflight, "_passes", passes)
+    monkeypatch.setattr(preflight, "_free_memory", lambda stepper: None)
+    plan = BatchPlan(np.array([12] * 32), BatchConfig(examples=size, accumulation=2), seed=0, max_length=12)
+    stepper: Any = SimpleNamespace(process=Process(RankInfo(world=2), torch.device("cpu"), None))
+    found = preflight.dry_step(stepper, plan, None, filled=False)  # type: ignore[arg-type]
+    assert words in found.remedy
+    assert found.found == f"out of memory at {size} examples × 12 tokens"
+    assert asked[0] == size
+
+
+def test_the_dry_step_has_texts_as_long_as_its_batch_and_every_kind_of_step() -> None:
+    """Texts that are cut short would need less memory than the training does."""
+    seen: list[tuple[str, int, int]] = []
+
+    def total(batch: Any, *, kind: str, draw: int, step: int) -> str:
+        seen.append((kind, int(batch.valid_BL.sum()), batch.tokens_BL.shape[1]))
+        return "a loss"
+
+    lengths = np.array([8, 12, 3, 8, 5])
+    rows: Any = SimpleNamespace(
+        lengths=lengths, pad_id=0,
+        tokens=lambda rows, *, length: np.where(np.arange(length) < lengths[rows][:, None], 5, 0),
+    )  # fmt: skip
+    stepper: Any = SimpleNamespace(
+        process=Process(RankInfo(), torch.device("cpu"), None), total=total,
+        objective=SimpleNamespace(fields=(), kinds=("a", "b")), parallel=SimpleNamespace(gradients=lambda loss: {}),
+    )  # fmt: skip
+    preflight._passes(stepper, SimpleNamespace(train=rows), 6, 8, 1)  # type: ignore[arg-type]
+    assert seen == [("a", 8 + 3 + 3 + 8 + 5 + 8, 8), ("b", 8 + 3 + 3 + 8 + 5 + 8, 8)], "the longer text is replaced"
+
+
+def test_the_first_rank_with_a_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = preflight.Check("disk", "much"), preflight.Check("device", "CPU")
+
+    def everyone(text: str, *, device: torch.device) -> list[str]:
+        ranks = [json.loads(text) for _ in range(4)]
+        for rank in (1, 3):
+            ranks[rank][1] |= {"found": f"broken {rank}", "remedy": f"mend {rank}"}
+        return [json.dumps(each) for each in ranks]
+
+    monkeypatch.setattr(preflight.collectives, "gather_texts", everyone)
+    process = Process(RankInfo(world=4), torch.device("cpu"), None)
+    found = preflight._agreed(list(fine), process)
+    assert found[0] == fine[0]
+    assert found[1] == preflight.Check("device (rank 1)", "broken 1", "mend 1")

@@ -194,3 +194,66 @@ def test_the_checks_have_a_constant_learning_rate_of_their_own_or_that_of_the_ru
     assert set(rates) == {expected}
     overfit = next(check for check in found if check.name == "overfit one batch")
     assert overfit.found.endswith("in 1 steps on one batch of 4 examples")
+
+
+def faulty(tmp_path: Path, harm: Any, **settings: Any) -> dict[str, Any]:
+    """The checks of one step of a run in which `harm` is done after the optimizer was made."""
+    return checked(tmp_path, harm, steps=1, model={"depth": 1}, objective={"mode": "l2t"}, **settings)
+
+
+def test_one_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    def harm(parts: Any) -> None:
+        def spoil(gradient: torch.Tensor) -> torch.Tensor:
+            spoilt = gradient.clone()
+            spoilt.view(-1)[3] = torch.inf
+            return spoilt
+
+        parts.stepper.root.model.blocks[0].streams[0].qkv.weight.register_hook(spoil)
+
+    found = faulty(tmp_path, harm)["finite gradients"]
+    assert not found.ok
+    assert "blocks.0.streams.0.qkv.weight has had a non-finite gradient" in found.found
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_a_frozen_parameter_that_moves_or_has_a_gradient_is_named(with_gradient: bool, tmp_path: Path) -> None:
+    def harm(parts: Any) -> None:
+        frozen = dict(parts.stepper.root.named_parameters())["model.text_embedding.table.weight"]
+        frozen.requires_grad_(False)
+        step = parts.optimization.step
+
+        def moves(scaler: Any = None) -> None:
+            frozen.data.add_(0.0 if with_gradient else 1e-3)
+            step(scaler)
+
+        if with_gradient:
+            frozen.grad = torch.ones_like(frozen)
+            parts.optimization.drop_gradients = lambda: None
+        parts.optimization.step = moves
+
+    found = faulty(tmp_path, harm)["frozen"]
+    assert not found.ok
+    assert "model.text_embedding.table.weight is frozen and moved or had a gradient" in found.found
+
+
+def test_optimizer_states_elsewhere_and_a_scaler_without_fp16_are_named(tmp_path: Path) -> None:
+    def harm(parts: Any) -> None:
+        parts.optimization.tensors = lambda: {"a": torch.zeros(2, device="meta"), "step": torch.zeros(())}
+        parts.stepper.scaler = SimpleNamespace(scale=lambda loss: loss)
+
+    found = faulty(tmp_path, harm)
+    assert (found["optimizer state"].found, found["optimizer state"].remedy) == (
+        "on meta", "move it to the parameters",
+    )  # fmt: skip
+    assert not found["precision"].ok
+    assert found["precision"].remedy == "use a GradScaler for fp16 only"
+
+
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_fp16_without_a_scaler_is_named(autocast: str, tmp_path: Path) -> None:
+    def harm(parts: Any) -> None:
+        parts.stepper.scaler = None
+
+    found = faulty(tmp_path, harm, precision={"autocast": autocast})["precision"]
+    assert found.ok == (autocast == "bf16")
+    assert found.remedy == ("" if found.ok else "use a GradScaler for fp16 only")

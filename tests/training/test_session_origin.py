@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import helpers
 import pytest
 
 from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.errors import ConfigurationError, PreflightError, TrainingDiverged, WorkerFailed
 from mm_ldlm.training import session
+from mm_ldlm.training.status import write_status
 
 
 def checkpoints(root: Path, run: str, *steps: int) -> None:
@@ -66,3 +68,40 @@ def test_sizes_are_described_also_without_a_dataset(tmp_path: Path) -> None:
     text = session._refuse_beyond_memory(helpers.spec(), tmp_path)
     assert text.endswith(" parameters of the model, 0 training examples of 0 tokens")
     assert int(text.split()[0].replace(",", "")) > 1000
+
+
+def test_sizes_are_the_examples_and_tokens_of_the_training_split(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path)
+    dataset = helpers.commit_dataset(tmp_path)
+    spec = dataclasses.replace(helpers.spec(), dataset="../dataset")
+    lengths = dataset.lengths("train")
+    (tmp_path / "runs").mkdir()
+    text = session._refuse_beyond_memory(spec, tmp_path / "runs")
+    assert text.endswith(f" parameters of the model, {len(lengths)} training examples of {lengths.sum()} tokens")
+    assert len(lengths) == 56
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_finished_run_is_trained_again_only_where_nothing_is_to_be_resumed(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints(tmp_path, "run", 4)
+    write_status(tmp_path / "run", "finished", 4, metrics={})
+    started: list[str] = []
+    monkeypatch.setattr(session, "launch", lambda module, *_, **__: started.append(module))
+    found = session.run_session(helpers.spec(resume=resume).to_dict(), tmp_path)
+    assert found["step"] == 4
+    assert started == ["mm_ldlm.training.worker"] * (resume == "never")
+
+
+@pytest.mark.parametrize(("cause", "raised"), [(TrainingDiverged, TrainingDiverged), (PreflightError, WorkerFailed)])
+def test_a_training_that_diverged_is_told_apart_from_a_worker_that_failed(
+    cause: type[Exception], raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*_: object, **__: object) -> None:
+        raise WorkerFailed("rank 1: loss is nan", error_class=cause.__name__)
+
+    monkeypatch.setattr(session, "launch", launch)
+    with pytest.raises(raised, match="rank 1: loss is nan") as found:
+        session.run_session(helpers.spec().to_dict(), tmp_path)
+    assert type(found.value) is raised

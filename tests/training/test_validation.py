@@ -176,3 +176,33 @@ def test_a_likelihood_given_a_latent_needs_latents() -> None:
     for uses, fields, expected in cases:
         able: Any = Capabilities(uses=frozenset(uses), trained_as="a test")  # type: ignore[arg-type]
         assert _use(able, fields) == expected
+
+
+def test_a_pass_reads_every_example_once_in_evaluation_mode_with_the_averages_and_without_gradients() -> None:
+    """With dropout, or with the weights of the last step, the numbers would be plausible and not those of the run."""
+    seen: list[int] = []
+    states: set[tuple[bool, bool, bool, float]] = set()
+
+    root: Any = Root()
+
+    class Watching(_Objective):
+        def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
+            weight = float(model.weight.detach())
+            states.add((root.training, model.training, torch.is_grad_enabled(), weight))
+            seen.extend(batch.examples_B[batch.real_B].tolist() if kind == "a" else [])
+            return super().__call__(model, batch, generator, kind=kind, step=step)
+
+    root.objective = Watching(**vars(root.objective))
+    ema = Ema(root, EmaConfig())
+    with torch.no_grad():
+        ema.values["model.weight"].fill_(0.75)
+        root.model.weight.fill_(0.5)
+    rows: Any = helpers.Rows(23)
+    validation = Validation(
+        rows, root, ema, ALONE, batch=BatchConfig(examples=4), examples=22, seed=0, max_length=helpers.LONGEST,
+        fill=True,
+    )  # fmt: skip
+    validation(3)
+    assert sorted(seen) == list(range(22)), "rows of the subset"
+    assert states == {(False, False, False, 0.75)}
+    assert (root.training, root.model.training, float(root.model.weight.detach())) == (True, True, 0.5)

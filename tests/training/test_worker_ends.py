@@ -137,3 +137,12 @@ def test_a_validation_without_examples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'training\.validate_every' is 3, but the split 'validation' has no"):
         train(helpers.spec(model=SMALL, validate_every=3), root=tmp_path, data=without)
     assert train(helpers.spec(model=SMALL, max_steps=2), root=tmp_path, data=without).step == 2
+
+
+def test_a_failure_without_a_launch_or_a_run_is_not_recorded(tmp_path: Path) -> None:
+    """No restarted rank could read it, and a folder would be taken for a run."""
+    status.write_failure(tmp_path, "", PreflightError("no room"))
+    status.write_failure(tmp_path / "none", "a-launch", PreflightError("no room"))
+    assert not list(tmp_path.iterdir())
+    status.write_failure(tmp_path, "a-launch", PreflightError("no room"))
+    assert read_failure(tmp_path, "a-launch") == "no room"
