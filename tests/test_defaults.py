@@ -189,7 +189,7 @@ OF_THE_BASE_RUN: dict[str, Any] = {
     "sampling.latent.draws": 4,
     "sampling.latent.steps": 8,
     "sampling.search.candidates": 4,
-    "sampling.search.rounds": 4,
+    "sampling.search.rounds": 6,
     "sampling.search.temperature": 1.0,
     "sampling.unconditional.text.kind": "confidence",
     "sampling.unconditional.text.steps": 32,
