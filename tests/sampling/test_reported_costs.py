@@ -54,8 +54,10 @@ def canvas() -> torch.Tensor:
     return tokens
 
 
-def sampled(kind: str, tokens: torch.Tensor, *, open_BL: Any = None, **settings: Any) -> Any:
-    process = {"self_correction": "uniform"}.get(kind, "absorbing")
+def sampled(
+    kind: str, tokens: torch.Tensor, *, open_BL: Any = None, process: str | None = None, **settings: Any
+) -> Any:
+    process = process or {"self_correction": "uniform"}.get(kind, "absorbing")
     made = parse_kind(TEXT_PROCESSES, {"kind": process}, at="process").build(vocab_size=V, pad_id=PAD, mask_id=MASK)
     own = {"ddpm_cache": {"timestep": "mask_ratio"}, "remdm_conf": {"eta": 0.3}}.get(kind, {})
     if kind == "blocks":
@@ -101,6 +103,16 @@ def test_the_steps_of_a_text_are_those_in_which_it_was_evaluated(kind: str) -> N
         most = STEPS * 3 if kind == "blocks" else STEPS + 32 if kind == "self_correction" else STEPS
         assert max(steps) < most
         assert calls <= most
+
+
+@pytest.mark.parametrize("process", ["absorbing", "uniform"])
+def test_the_first_step_is_number_zero_and_a_guided_call_costs_two(process: str) -> None:
+    tokens = torch.full((40, 12), MASK)
+    found = sampled("ancestral", tokens, process=process, steps=1, guidance=2.0)
+    numbers = {0} if process == "absorbing" else {-1, 0}  # a word of the uniform prior may stay
+    assert set(found.steps.flatten().tolist()) == numbers
+    assert set(found.calls_per_row.tolist()) == {2}
+    assert found.model_calls == 2
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "self_correction"])
