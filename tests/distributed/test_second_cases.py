@@ -204,3 +204,14 @@ def test_gathered_parameters_are_freed_where_there_are_any_and_values_are_whole(
     parallel.assign(target, torch.tensor([3, 4]))
     assert target.tolist() == [3.0, 4.0]
     assert target.grad_fn is None
+
+
+def test_the_log_of_a_rank_is_not_that_of_a_rank_whose_number_begins_alike(tmp_path: Path) -> None:
+    for place, age in (("a/attempt_0/1", 300), ("b/attempt_1/1", 200), ("b/attempt_1/10", 0), ("b/attempt_1/11", 0)):
+        file = tmp_path / place / "stderr.log"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (1000 - age, 1000 - age))
+    assert launch._log_of(tmp_path, 1) == str(tmp_path / "b/attempt_1/1/stderr.log")
+    assert launch._log_of(tmp_path, 10) == str(tmp_path / "b/attempt_1/10/stderr.log")
+    assert launch._log_of(tmp_path, 2) == str(tmp_path), "the folder of all logs, where it has none"

@@ -229,3 +229,28 @@ def test_the_first_rank_alone_moves_checkpoints_and_pointers(
     assert resuming.went_back(directory / folder.name_of(4), fingerprint=spec.fingerprint) is is_main
     assert not resuming.went_back(directory / folder.name_of(4), fingerprint="another")
     assert not resuming.went_back(directory / folder.name_of(2))
+
+
+def test_a_kill_while_checkpoints_are_moved_leaves_the_earlier_ones_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is moved first: at any time the rest is a run without a gap."""
+    directory = tmp_path / "checkpoints"
+    paths = [directory / f"step-0000000{step}" for step in (2, 4, 6)]
+    for path in paths:
+        path.mkdir(parents=True)
+    plain, moved = Path.rename, list[str]()
+
+    def rename(path: Path, target: Path) -> Path:
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return plain(path, target)
+
+    (tmp_path / "checkpoints.old-1").mkdir()
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        resuming._move_aside(directory, paths)
+    assert moved == ["step-00000006", "step-00000004"]
+    assert [path.name for path in directory.iterdir()] == ["step-00000002"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints.old-2").iterdir()) == sorted(moved)
