@@ -242,6 +242,16 @@ def test_what_is_exported_is_read_again_without_its_prefix(tmp_path: Path) -> No
     assert json.loads((tmp_path / "training_state.json").read_text()) == {"step": 7, "seed": 1}
 
 
+@pytest.mark.parametrize(
+    ("content", "step"),
+    [({"step": 3, "global_step": 9}, 3), ({"global_step": 9}, 9), ({"step": -1, "global_step": 9}, 9),
+     ({"step": True}, None), ({"step": 0}, 0), ({}, None)],
+)  # fmt: skip
+def test_the_step_is_the_first_whole_number_of_its_keys(content: Any, step: int | None, tmp_path: Path) -> None:
+    torch.save({"state_dict": {"a": torch.ones(1)}, **content}, tmp_path / "model.pt")
+    assert legacy.read(tmp_path).step == step
+
+
 @pytest.mark.parametrize("suffix", legacy.SUFFIXES)
 def test_a_file_of_another_trainer_exists_and_is_no_folder(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"weights{suffix}"

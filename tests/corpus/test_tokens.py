@@ -13,7 +13,7 @@ from mm_ldlm.corpus.report import ingestion_report
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.corpus.tokens import build_tokenizer, tokenize_records
 from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.store import ShardStore
+from mm_ldlm.store import Manifest, ShardStore
 
 
 @pytest.fixture
@@ -131,6 +131,25 @@ def test_an_interrupted_run_continues_with_the_missing_shards(
     parts = make(records, bert, tmp_path / "parts")
     assert parts.manifest == whole.manifest
     parts.verify()
+
+
+def test_a_store_that_is_written_again_is_not_the_old_one_meanwhile(
+    records: Any, bert: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest would name shards that are gone, or those of another tokenizer."""
+    folder = tmp_path / "tokens"
+    first = make(records, bert, folder).manifest
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens_module, "_shard", killed)
+    assert make(records, bert, folder).manifest == first, "nothing is missing"
+    for tokenizer in (bert.with_vocabulary(bert.encode_base(["a cat"])[0]), bert):
+        with pytest.raises(KeyboardInterrupt):
+            make(records, tokenizer, folder)
+        assert not Manifest.exists(folder)
+        assert not list(folder.glob("part-*.arrow"))
 
 
 def test_another_tokenizer_writes_another_store(records: Any, bert: TextTokenizer, tmp_path: Path) -> None:
