@@ -226,6 +226,11 @@ def test_validation_rows_are_divided_where_the_layout_has_none_for_testing(tmp_p
     assert again["validation"] > 0 < again["test"]
     tested = run(tmp_path / "tested", write_layout(tmp_path / "two", bert), bert, source=divided)[3]
     assert tested["splits"] == {"train": 16, "validation": 4, "test": 4}
+    # rows of the layout's own test split that go elsewhere test nothing
+    elsewhere = {"splits": {"train": "train", "validation": "held_out", "test": "train"}}
+    fractions = {"validation": 0.0, "test": 0.5}  # so that all held-out rows test
+    moved = run(tmp_path / "moved", tmp_path / "two", bert, source=elsewhere, splits=fractions)[3]
+    assert moved["splits"] == {"train": 20, "validation": 0, "test": 4}
     with pytest.raises(ConfigurationError, match="'held_out' is a split of kind 'layout'"):
         parse(SourceConfig, {"kind": "disk", "path": "x", "splits": {"a": "held_out"}}, at="source")
     with pytest.raises(ConfigurationError, match="the layout has the splits train, validation, test, found dev"):

@@ -189,6 +189,17 @@ def test_the_first_refused_row_of_a_reason_is_the_example() -> None:
     assert len(quarantine) == 0
 
 
+def test_a_refused_row_is_stored_and_counted_with_printable_names() -> None:
+    """A name of a file whose bytes are no UTF-8 reaches Python with surrogates, which no Arrow column takes."""
+    counts = Counts.empty(1)
+    quarantine = Quarantine(counts)
+    quarantine.add(0, "s", file="caf\udce9.txt", line=1, reason="r", detail="a \udce9 and a \x00", text="t\udce9")
+    (row,) = quarantine.take_table().to_pylist()
+    assert (row["file"], row["detail"]) == ("caf\\udce9.txt", "a \\udce9 and a \\x00")
+    assert counts.examples == {"r": f"{row['file']}, line 1: {row['detail']}"}
+    assert row["excerpt"] == "t\\udce9"
+
+
 @pytest.mark.parametrize(("text", "kept"), [("a" * 9 + "é", True), ("a" * 8 + "éé", False), ("", True), ("é", False)])
 def test_nine_tenths_of_a_text_are_ascii(text: str, kept: bool) -> None:
     assert keep_ascii(text) == kept

@@ -21,6 +21,7 @@ from mm_ldlm.corpus import vectors as vectors_module
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.ingestion import ingest
 from mm_ldlm.corpus.sources.config import SourceConfig
+from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.sources.vectors import column_vectors, vector_of
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.corpus.vectors import COLUMN, VectorStore
@@ -304,3 +305,17 @@ def test_a_table_of_no_known_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_text("")
     with pytest.raises(SourceError, match=r"expected a file with one of the suffixes \.parquet, .* found .*t\.xlsx"):
         run(tmp_path / "out", {"kind": "table", "path": str(tmp_path / "t.xlsx"), "vector_column": "v"})
+
+
+@pytest.mark.parametrize("changed", ["the texts", "the vectors"])
+def test_a_source_is_another_one_if_its_texts_or_vectors_change(tmp_path: Path, changed: str) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    np.save(tmp_path / "texts.npy", VECTORS)
+    config = parse(SourceConfig, {"kind": "text", "path": str(texts), "vectors": "beside"}, at="source")
+    before = open_source(config, seed=0, max_row_bytes=1000).describe()
+    if changed == "the texts":
+        texts.write_text("\n".join(TEXTS[::-1]))
+    else:
+        np.save(tmp_path / "texts.npy", -VECTORS)
+    assert open_source(config, seed=0, max_row_bytes=1000).describe() != before

@@ -42,6 +42,21 @@ def test_shapes_types_and_options(adapter):
         adapter.encode(texts, output_value="token_embeddings")
 
 
+@pytest.mark.parametrize(
+    ("options", "is_tensor"),
+    [
+        ({}, False), ({"convert_to_numpy": False}, True), ({"convert_to_tensor": True}, True),
+        ({"convert_to_numpy": True, "convert_to_tensor": True}, True), ({"convert_to_tensor": False}, False),
+    ],
+)  # fmt: skip
+def test_vectors_are_a_tensor_where_no_array_or_a_tensor_is_asked_for(options, is_tensor):
+    import torch
+
+    found = EncoderAdapter(lambda texts: np.array([[3.0, 4.0]])).encode(["a"], **options)
+    assert isinstance(found, torch.Tensor) == is_tensor
+    assert found.tolist() == [[3, 4]]
+
+
 def test_vectors_are_truncated_before_they_are_normalised():
     adapter = EncoderAdapter(lambda texts: np.array([[3.0, 4.0, 12.0], [6.0, 8.0, 0.0]]))
     texts = ["a", "b"]

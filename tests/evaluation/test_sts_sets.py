@@ -101,11 +101,12 @@ def test_semeval_names_both_namings_if_there_are_no_files(tmp_path):
         read_semeval(tmp_path, name="sts16")
 
 
-def test_semeval_refuses_a_year_with_a_missing_subset(tmp_path):
+@pytest.mark.parametrize("name", ["sts13", "STS13"])
+def test_semeval_refuses_a_year_with_a_missing_subset(name, tmp_path):
     semeval(tmp_path / "y", "FNWN", [("a", "b"), ("c", "d")], [1, 2])
     with pytest.raises(EvaluationError, match=r"headlines.*missing"):
-        read_semeval(tmp_path, name="sts13")
-    assert len(read_semeval(tmp_path, name="sts13", subsets=["FNWN"])) == 2
+        read_semeval(tmp_path, name=name)
+    assert len(read_semeval(tmp_path, name=name, subsets=["FNWN"])) == 2
 
 
 def test_semeval_refuses_unequal_files(tmp_path):

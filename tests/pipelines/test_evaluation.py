@@ -9,6 +9,7 @@ import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 
+from mm_ldlm.evaluation import samples
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes
 from mm_ldlm.pipelines.evaluation.pipeline import create_pipeline
@@ -73,3 +74,14 @@ def test_an_unknown_key_is_refused_by_its_path(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"evaluation\.sts\.set.*Did you mean 'sets'"):
         nodes.load_model({"name": "x"}, tmp_path, None, {"sts": {"set": []}})
+
+
+@pytest.mark.parametrize(
+    ("ids", "skipped"), [(["a", None], False), (["a", "b"], False), ([None, None], True), ([], True), (None, True)]
+)
+def test_samples_without_any_held_out_sentence_are_explained(ids: list[str | None] | None, skipped: bool) -> None:
+    """A text of the user's own beside held-out sentences does not leave these unevaluated."""
+    table = pd.DataFrame(
+        {"text": ["x"] * len(ids or [])} | ({} if ids is None else {"id": pd.Series(ids, dtype="string")})
+    )
+    assert (samples.without_truth(table) is not None) == skipped

@@ -126,6 +126,13 @@ def test_gradients_and_magnitudes_are_those_of_all_micro_batches(tmp_path: Path)
     assert "gradients became non-finite" in text
 
 
+def test_of_several_gradients_the_one_that_is_computed_first_is_named(tmp_path: Path) -> None:
+    """Both gradients are infinite, and the backward pass meets that of the last layer first."""
+    scaler = SimpleNamespace(scale=lambda loss: loss * math.inf)
+    _, found = told([batch([[1.0, 2.0]], [7])], tmp_path, scaler=scaler)
+    assert found["gradient"] == "model.two.weight"
+
+
 def test_with_fp16_the_loss_is_scaled_as_in_the_step(tmp_path: Path) -> None:
     scaler = SimpleNamespace(scale=lambda loss: loss * 16.0)
     _, plain = told([batch([[1.0, 1.0]], [1])], tmp_path)
