@@ -123,7 +123,10 @@ def test_of_several_hosts_the_first_makes_every_store_and_the_others_encode(
     made: list[str] = []
 
     def maker(name: str) -> Any:
-        return lambda *_, **__: made.append(name) or name
+        return lambda *_, **given: made.append(name + given_by(given.get("encoder"))) or name
+
+    def given_by(encoder: Any) -> str:
+        return " from vectors" if getattr(encoder, "kind", None) == "precomputed" else ""
 
     for name, place in (
         ("extract", "extract.extract"), ("helped", "extract.extract_with_first_host"), ("taken", "given.take_over"),
@@ -143,5 +146,5 @@ def test_of_several_hosts_the_first_makes_every_store_and_the_others_encode(
         given.embed_vocabulary("tokenizer", {"device": "cpu"}, DIT, HDLM, tmp_path),
         given.embed_tokens(records, "tokens", "tokenizer", {"device": "cpu"}, {}, {"kind": "ccdd"}, tmp_path),
     ]
-    assert made == (["extract", "taken", "pixels", "tokens", "states"] if first else ["helped"])
-    assert found == (made if first else [NOT_NEEDED] * 5)
+    assert made == (["extract", "taken from vectors", "pixels", "tokens", "states"] if first else ["helped"])
+    assert found == (["extract", "taken", "pixels", "tokens", "states"] if first else [NOT_NEEDED] * 5)

@@ -64,6 +64,7 @@ def test_what_cannot_change_its_length_keeps_it(rows):
     ):
         assert torch.equal(sized(one, rows, fraction=1.0).tokens_TL, one.tokens_TL.expand(400, -1))
     full = sized(draft([1, 2, 3, 4]), rows, fraction=1.0).tokens_TL
-    assert {int((row != PAD).sum()) for row in full} == {3, 4}  # no room to grow
+    assert {int((row != PAD).sum()) for row in full} == {3, 4}
+    assert {tuple(row) for row in full.tolist() if row[-1] != PAD} == {(1, 2, 3, 4)}  # no room to grow
     single = sized(draft([1, PAD, PAD]), rows, fraction=1.0).tokens_TL
     assert {int((row != PAD).sum()) for row in single} == {1, 2}  # never empty
