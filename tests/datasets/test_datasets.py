@@ -132,6 +132,19 @@ def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path
         dataset.save("not a manifest")
 
 
+@pytest.mark.parametrize("content", [[], ["another.json"], ["vectors/normaliser.json"], ["normaliser.json/x"]])
+def test_a_folder_without_its_marker_is_none(content: list[str], tmp_path: Path) -> None:
+    for name in content:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    holds = "mm_ldlm.latents.normaliser:Normaliser"
+    arguments: Any = {"filepath": str(tmp_path), "holds": holds, "marker": "normaliser.json"}
+    assert not FolderDataset(**arguments).exists()
+    assert FolderDataset(**arguments, optional=True).load() is None
+    with pytest.raises(DatasetError, match=r"no normaliser\.json found"):
+        FolderDataset(**arguments).load()
+
+
 def test_a_folder_holds_the_last_object_that_was_saved(tmp_path: Path) -> None:
     entry = FolderDataset(
         filepath=str(tmp_path / "n"), holds="mm_ldlm.latents.normaliser:Normaliser", marker="normaliser.json"

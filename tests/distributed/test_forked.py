@@ -9,13 +9,14 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed import collectives, forked
 from mm_ldlm.distributed.forked import _store, run_forked
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import WorkerFailed
@@ -89,6 +90,23 @@ def test_a_lost_rank_and_a_slow_one_are_reported_and_killed() -> None:
     with pytest.raises(WorkerFailed, match=r"no result within 0\.3 s"):
         run_forked(slow, processes=1, seconds=0.3)
     assert time.monotonic() - started < 30
+
+
+def test_the_limit_is_one_for_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every four seconds a rank ends, and the first one never answers."""
+    clock, waited = [100.0], []
+
+    def wait(objects: list[Any], timeout: float) -> list[Any]:
+        waited.append(timeout)
+        clock[0] += min(4.0, timeout)
+        return [next(each for each in objects if isinstance(each, int))] if timeout >= 4 else []
+
+    ranks: list[Any] = [SimpleNamespace(sentinel=number, exitcode=0, join=lambda: None) for number in range(5)]
+    monkeypatch.setattr(forked, "wait", wait)
+    monkeypatch.setattr(forked, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with pytest.raises(WorkerFailed, match="no result within 10 s"):
+        forked._first_result("the pipe of results", ranks, 10.0)  # type: ignore[arg-type]
+    assert waited == [10.0, 6.0, 2.0]
 
 
 def test_no_rank_is_left_when_this_process_is_interrupted() -> None:

@@ -31,6 +31,8 @@ if name == "attention": os.abort()
 if name == "models": time.sleep(60)
 if name == "bf16": sys.exit(3)
 finding = {"numbers": {"x": 1.5}, "faults": [], "left_out": ""}
+if name == "memory_892m": finding["left_out"] = "too small a device"
+if name == "ranks": finding["faults"] = ["the first", "the second"]
 json.dump(finding, open(os.path.join(folder, "finding.json"), "w"))
 """
 
@@ -53,6 +55,16 @@ def test_a_crash_or_an_early_end_fails_that_check_alone(tmp_path: Path, other_ch
     assert found[3].numbers == {"x": 1.5}
     assert len(shown) == 4
     assert (tmp_path / "logs/flops.log").read_text() == "a line of flops\n"
+
+
+def test_every_part_of_what_a_check_found_is_read(tmp_path: Path, other_child: str) -> None:
+    names = ["ranks", "memory_892m", "flops"]
+    found = run_checks(names, device="cpu", out=tmp_path, seconds=60, show=lambda line: None, child=other_child)
+    assert [outcome.status for outcome in found] == ["failed", "left out", "passed"]
+    assert "the first" in found[0].reason
+    assert "the second" in found[0].reason
+    assert "too small a device" in found[1].reason
+    assert [outcome.numbers for outcome in found] == [{"x": 1.5}] * 3
 
 
 def test_a_check_that_takes_too_long_is_ended_and_those_after_it_are_left_out(tmp_path: Path, other_child: str) -> None:

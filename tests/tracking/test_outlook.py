@@ -98,5 +98,9 @@ def test_the_time_until_the_end_of_the_training_is_that_of_both_parts() -> None:
 
 def test_the_end_of_a_training_on_another_day_has_a_date() -> None:
     now = time.mktime((2026, 11, 22, 22, 48, 0, 0, 0, -1))
-    for training, shown in ((3600.0, "23:50"), (3600.0 * 2, "2026-11-23 00:50"), (3600.0 * 50, "2026-11-25 00:50")):
+    hour, days = 3600.0, 86_400.0
+    for training, shown in (
+        (hour, "23:50"), (2 * hour, "2026-11-23 00:50"), (50 * hour, "2026-11-25 00:50"),
+        (30 * days, "2026-12-22 22:50"), (365 * days, "2027-11-22 22:50"),
+    ):  # fmt: skip
         assert f", at about {shown}: " in until_trained(embedding=120.0, training=training, now=now)
