@@ -15,7 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+import pytest
 
+from mm_ldlm.encoders import http_client
 from mm_ldlm.encoders.probes import SENTENCES
 
 DIM = 12
@@ -179,3 +181,11 @@ def running() -> Iterator[Service]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A running service, to which failed requests are repeated almost at once."""
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
+    with running() as found:
+        yield found

@@ -6,12 +6,11 @@ import base64
 import json
 import ssl
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from embedding_service import DIM, Service, running, unit
+from embedding_service import DIM, Service, unit
 
 from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder
 from mm_ldlm.encoders.http_client import Client, Stopped
@@ -19,13 +18,6 @@ from mm_ldlm.encoders.http_encoder import vectors_of
 from mm_ldlm.errors import EncoderError
 
 TEXTS = [f"text {number}" for number in range(9)]
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
-    with running() as found:
-        yield found
 
 
 def config(service: Service, **values: Any) -> Any:

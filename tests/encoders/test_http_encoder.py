@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -26,13 +25,6 @@ from mm_ldlm.errors import ConfigurationError, EncoderError
 
 TEXTS = [f"sentence number {number} of some length" for number in range(300)]
 EXPECTED = np.stack([unit(text) for text in TEXTS])
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
-    with running() as found:
-        yield found
 
 
 def config(service: Service, **values: Any) -> HttpEncoderConfig:

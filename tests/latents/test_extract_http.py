@@ -7,16 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from embedding_service import DIM, Service, running, unit
+from embedding_service import DIM, Service, unit
 
 from mm_ldlm.config import parse
-from mm_ldlm.encoders import EncoderConfig, http_client, load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.encoders import EncoderConfig, load_encoder, locate_encoder, parse_encoder
 from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
 from mm_ldlm.latents import extract as extraction
 from mm_ldlm.latents import worker
@@ -29,13 +29,6 @@ from mm_ldlm.store import Manifest, Shard
 
 Files = Callable[[Path], dict[str, bytes]]
 FAULTS = ["429", "500", "503", "slow", "truncated", "not_json", "reset", "reordered"]
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
-    with running() as found:
-        yield found
 
 
 def http_encoder(service: Service, **values: Any) -> EncoderConfig:
