@@ -20,7 +20,7 @@ from mm_ldlm.settings import CONFIG_LOADER_ARGS
 def planned(project: Path, tmp_path: Path) -> Any:
     """`planned(comparison, current=(), params={})`: the sessions, with the project's own configuration."""
 
-    def plan(comparison: dict[str, Any], *, current: tuple[str, ...] = (), **params: Any) -> list[Session]:
+    def plan(comparison: dict[str, Any], /, *, current: tuple[str, ...] = (), **params: Any) -> list[Session]:
         return sessions_of(
             parse(ComparisonConfig, {"layers_above": ["test"], **comparison}, at="comparison"),
             current=current,

@@ -92,11 +92,13 @@ def test_the_environments_have_as_many_parameters_as_the_mmdit_beside_them():
     """Both within 2 % of each other and within 5 % of the MMDiT of `compare_latent`, on base's data (600 tokens)."""
     conf, counts = Path(__file__).parents[2] / "conf", []
     layer = yaml.safe_load((conf / "compare_latent/parameters.yml").read_text())
-    depth = layer["comparison"]["members"][0]["params"]["model.depth"]
+    params = layer["comparison"]["members"][0]["params"]
+    sizes = {key.removeprefix("model."): value for key, value in params.items() if key.startswith("model.")}
+    assert set(sizes) == {"depth", "mlp_ratio"}
     shape = DataShape(vocab_size=600, pad_id=0, mask_id=1, max_length=24, latent_dim=384)
     for file in ("base/parameters/model", "latent_dit/parameters", "latent_dit_cross/parameters"):
         keys = yaml.safe_load((conf / f"{file}.yml").read_text())["model"]
-        keys |= {"depth": depth} if file.startswith("base") else {}
+        keys |= sizes if file.startswith("base") else {}
         model = parse_kind(MODELS, keys, at="model").build(shape, generator=torch.Generator())
         counts.append(count_parameters(model))
     beside, adaln, cross = counts
