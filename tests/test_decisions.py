@@ -62,7 +62,7 @@ DECISIONS: list[tuple[str, Any, str]] = [
     ("training.resume", "auto", "the same command continues an interrupted run"),
     ("training.init_from", None, "training starts from initial values"),
     ("training.seed", None, "one seed for the whole project"),
-    ("training.precision.autocast", "auto", "bf16 takes half the time where the device has it (decision 0177)"),
+    ("training.precision.autocast", "auto", "bf16 where the device is faster in it (decisions 0177 and 0180)"),
     ("training.precision.tf32", False, "float32 products keep the precision of float32"),
     ("training.parallel", "ddp", "the model fits one device"),
     ("tracking.enabled", True, "every run can be compared with every other"),

@@ -1,4 +1,4 @@
-"""Estimate of the training time in the first minute of a first run, from trial steps as soon as there are records."""
+"""Estimate of the training time in the first minute of a first run, from trial steps once there are records."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def measures_training(
     Args:
         typed: the parsed parameters by section.
         executed: names of the pipelines of this run.
-        seconds: of each pipeline in the last run in the same folder.
-        runs: folder of the training runs; this run may continue one that is there.
+        seconds: time of each pipeline in the last run in the same folder.
+        runs: folder of the training runs. If it contains a run, nothing is measured, because this run may continue it.
     """
     if not (set(executed) >= _NEEDS and typed.keys() >= _READS):
         return False
@@ -42,10 +42,10 @@ def measures_training(
 
 
 def measurable(typed: Mapping[str, Any]) -> bool:
-    """Return whether trial steps resemble the training, which depends on the machine, the training and its data.
+    """Return whether trial steps would represent the training, given the machine, the training and its data.
 
-    They run on the CPU of one Linux host without a GPU, in processes of one thread. The only field of the objective
-    is the latents, which an encoder computes on this host.
+    This holds on the CPU of one Linux host without a GPU, with one thread per process, for an objective whose only
+    field is the latents, if an encoder on this host computes them.
     """
     import torch
 
@@ -72,7 +72,7 @@ def measurable(typed: Mapping[str, Any]) -> bool:
 
 
 def measure_training(records: Any, typed: Mapping[str, Any], *, seed: int) -> None:
-    """Measure trial steps, log the time of the training and store it for embedding, which adds its own time."""
+    """Measure trial steps, log the expected training time and store it for embedding, which adds its own time."""
     from mm_ldlm.training.trial import measure
 
     try:

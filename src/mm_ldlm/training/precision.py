@@ -13,15 +13,15 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.config import PrecisionConfig
 
 GAIN = 1.3
-"""Number of times that a bf16 product of a CPU must be faster than the float32 one, so that a whole step gains too"""
+"""Speedup from bf16 that the linear layer of `bf16_gain` must show on a CPU, so that a whole step gains too"""
 
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether the device computes products faster in bf16 than in float32.
 
-    A CPU must have AVX512-BF16 or AMX, and the product must be `GAIN` times as fast: Intel's CPUs with AVX512-BF16 but
-    without AMX (a virtual machine may hide it) take twice as long in bf16. CPUs that are not x86, and all CPUs under a
-    version of torch that does not report their capabilities, count as CPUs without. A GPU must not emulate bf16.
+    A CPU must have AVX512-BF16 or AMX, and be at least `GAIN` times as fast in bf16: an Intel CPU with AVX512-BF16 but
+    without AMX (a virtual machine may hide it) took twice as long in bf16. CPUs that are not x86, and all CPUs under a
+    version of torch that does not report their capabilities, count as CPUs without either. A GPU must not emulate bf16.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -32,8 +32,8 @@ def multiplies_bf16(device: torch.device) -> bool:
 def bf16_gain(*, tries: int = 10) -> float:
     """Measure how many times faster this CPU computes a linear layer of base's size in bf16 than in float32.
 
-    It compares the fastest of `tries` calls of each type, in turns, by the processor time of this thread, so that other
-    processes hardly change the result. It takes less than a tenth of a second and draws no random numbers.
+    It alternates between the types and compares the fastest of `tries` calls of each. It measures the CPU time of this
+    thread, so that other processes hardly change the result, takes less than 0.1 s and draws no random numbers.
     """
     x, weight = torch.ones(1024, 192), torch.ones(768, 192)
     operands = [(x, weight), (x.bfloat16(), weight.bfloat16())]
@@ -47,7 +47,7 @@ def bf16_gain(*, tries: int = 10) -> float:
 
 
 def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
-    """Replace `auto` by bf16 if the devices of all ranks are faster in it, otherwise by fp32; the same on all ranks."""
+    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree."""
     if precision.autocast != "auto":
         return precision
     lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)

@@ -1,7 +1,7 @@
 """Trial steps: the time of a training on the CPU of this machine, measured before its data are complete.
 
 The ranks are forked from this process. They build the model, the objective, the optimizer and the batches of the
-training and exchange their gradients as it does. The texts are a sample of its corpus, and the latents are random.
+training, and exchange their gradients as it does. The texts are a sample of the corpus, and the latents are random.
 Nothing is written, and the random generators of this process keep their states.
 """
 
@@ -41,11 +41,11 @@ from mm_ldlm.training.stepper import Stepper
 TEXTS = 4096
 """Largest number of texts in the sample"""
 SECONDS, LONGEST = 1.0, 20.0
-"""Steps are measured until `SECONDS` have passed, and at least one; the ranks are killed after `LONGEST` seconds"""
+"""Steps are measured until `SECONDS` have passed, at least one step; the ranks are killed after `LONGEST` seconds"""
 MOST_PARAMETERS, MOST_EXAMPLES = 30_000_000, 1_000_000
 """A training of a larger model, or of more examples, is not measured"""
 DRAWS, RARE = 64, 0.1
-"""Number of steps of the training whose kinds are counted; kinds with a smaller fraction than `RARE` are left out"""
+"""Number of training steps whose kinds are counted; kinds that are a smaller fraction than `RARE` are left out"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Sample:
 
 
 def measure(records: ShardStore, typed: Mapping[str, Any], *, seed: int, fewest_steps: int) -> Trial | None:
-    """Measure trial steps of the training that `typed` (the parsed parameters by section) describes for these records.
+    """Measure trial steps of the training on these records; `typed` contains the parsed parameters by section.
 
     Returns None for a training of fewer steps than `fewest_steps`, or one that is too large to be measured in seconds.
 
@@ -156,7 +156,7 @@ def sample_of(records: ShardStore, config: TokenizerConfig, *, latent_dim: int) 
 def extrapolated(values: Ints, *, factor: float) -> int:
     """Extrapolate the number of distinct values to `factor` times as many values, by Heaps' law.
 
-    It grows as a power of the number of values; the exponent is fitted to the first half and the whole of `values`.
+    It grows as a power of the number of values; the exponent is fitted to the first half and to all of `values`.
     """
     whole, half = len(np.unique(values)), len(np.unique(values[: len(values) // 2]))
     return round(whole * factor ** np.log2(whole / max(half, 1)))
@@ -166,9 +166,9 @@ def extrapolated(values: Ints, *, factor: float) -> int:
 
 
 def trial_steps(spec: TrainingSpec, data: Data, process: Process) -> dict[str, float]:
-    """Measure steps on one rank; return the seconds of a step of mean size and the number of measured steps.
+    """Measure steps on one rank; return the seconds of a step of mean size, and how many steps were measured.
 
-    A step of a small batch comes first and is not counted, because the first step allocates memory and makes kernels.
+    A step of a small batch comes first and is not counted, because the first step allocates memory and creates kernels.
     """
     rank = _Rank(spec, data, process)
     batches = list(rank.loader.plan.epoch(0))
@@ -199,7 +199,7 @@ def padded(batch: tuple[Ints, int]) -> int:
 
 
 class _Rank:
-    """The part of one rank in a step of the training."""
+    """One rank of a trial step: model, optimizer, averaged weights and batches, as in the training."""
 
     def __init__(self, spec: TrainingSpec, data: Data, process: Process) -> None:
         config = spec.training
@@ -219,14 +219,14 @@ class _Rank:
         self.stepper.parallel.module.train()
 
     def draws_by_kind(self, batch: tuple[Ints, int]) -> dict[str, list[int]]:
-        """Return the numbers of randomly drawn steps by their kind, the most frequent kind first."""
+        """Draw steps of the training at random; return their numbers by kind, the most frequent kind first."""
         micro, found = self.loader.make(self._planned(batch))[0], defaultdict(list)
         for draw in np.random.default_rng(0).integers(self.steps, size=DRAWS).tolist():
             found[self.stepper.objective.kind(self.stepper.generator(micro, draw), step=draw)].append(draw)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def step(self, batch: tuple[Ints, int], *, draw: int) -> None:
-        """Compute step `draw` of the loop on this batch, without what the loop does at intervals."""
+        """Compute step `draw` of the training loop on this batch, without what the loop does only at intervals."""
         self.stepper.forward_backward(self.loader.make(self._planned(batch)), draw=draw, step=draw)
         norm = self.optimization.norm()
         collectives.sum_(norm.double().reshape(1))  # the loop sums more numbers, also in one all-reduce
