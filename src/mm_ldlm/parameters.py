@@ -165,8 +165,6 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
 
 def _vector_checks(typed: Mapping[str, Any]) -> list[str]:
     """List contradictions between sources with vectors, the encoder, and what needs an encoder."""
-    if not {"encoder", "ingestion"} <= typed.keys():
-        return []
     encoder, sources = typed["encoder"], typed["ingestion"].sources
     given = given_dim(encoder) is not None
     found = [

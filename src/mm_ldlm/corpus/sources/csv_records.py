@@ -71,9 +71,7 @@ class CsvRecords:
         """Yield the bad rows of a record that cannot be parsed, and give back the lines that are records themselves."""
         lines = self._lines
         complete = lines.balance()
-        if not (taken := lines.taken):
-            return
-        first, rest = taken[0], taken[1:]
+        first, rest = lines.taken[0], lines.taken[1:]
         if self._are_records(rest):
             lines.give_back(rest)
             rest = []

@@ -129,8 +129,6 @@ class DatasetSource:
             )
             for number, fields in enumerate(loaded, start=1):
                 yield from rows_of(fields, config=config, file=place, line=number, split=split)
-        except GeneratorExit:
-            raise
         except Exception as error:  # the hub, the network, the file format and the library raise many types
             reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
             raise SourceError(

@@ -13,7 +13,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import combinations, cycle
+from itertools import combinations, cycle, islice
 
 from mm_ldlm.errors import SourceError
 
@@ -147,9 +147,7 @@ def generate_starter_sts(*, seed: int, num_pairs: int = 480) -> list[STSPair]:
     rng = random.Random(seed)
     pairs: list[STSPair] = []
     seen: set[frozenset[str]] = set()
-    for score, kind, make in cycle(GRADES):
-        if len(pairs) >= num_pairs:
-            return pairs
+    for score, kind, make in islice(cycle(GRADES), num_pairs):
         for _ in range(_ATTEMPTS_PER_PAIR):
             pair = make(Draw(rng, lambda combination: split_of(combination, seed=seed) == "test"))
             if pair and pair[0] != pair[1] and frozenset(pair) not in seen:
@@ -160,4 +158,4 @@ def generate_starter_sts(*, seed: int, num_pairs: int = 480) -> list[STSPair]:
             )
         seen.add(frozenset(pair))
         pairs.append(STSPair(*pair, score, kind))
-    raise AssertionError("cycle never ends")
+    return pairs
