@@ -408,3 +408,23 @@ def test_a_value_in_place_of_a_list_is_a_list_of_one(given: dict[str, Any], fiel
 def test_a_value_that_no_list_holds_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse(Lists, given, at="lists")
+
+
+@config
+class Alternatives:
+    shapes: str | dict[str, Shape] | tuple[Shape, ...] = ""
+    box: str | Box = ""
+    shape: Annotated[Any, SHAPES] | tuple[int, ...] = (1,)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "made"),
+    [
+        ("shapes", "a name", "a name"), ("shapes", {"a": CIRCLE}, {"a": Circle(radius=2)}),
+        ("shapes", [CIRCLE, SQUARE], (Circle(radius=2), Square(side=3))), ("box", "a name", "a name"),
+        ("box", {"shape": SQUARE}, Box(shape=Square(side=3))), ("shape", CIRCLE, Circle(radius=2)),
+        ("shape", [2, 3], [2, 3]),
+    ],
+)  # fmt: skip
+def test_a_value_becomes_the_alternative_of_its_form(key: str, value: Any, made: Any) -> None:
+    assert getattr(parse(Alternatives, {key: value}, at="it"), key) == made

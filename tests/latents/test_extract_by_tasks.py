@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import runpy
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.distributed import failure, logs, process
 from mm_ldlm.errors import EncoderError
 from mm_ldlm.latents import worker
 
@@ -83,3 +86,15 @@ def test_numbers_that_are_not_finite_end_the_embedding(dtype: str, data: Any, mo
     with pytest.raises(EncoderError, match=rf"for 1 of 30 sentences of shard 4 \(ids {last}\)"):
         data.extract(engine=Backwards(), processes=0, dtype=dtype)
     assert not list((data.root / "latents").glob("*.arrow"))
+
+
+def test_a_rank_that_fails_leaves_a_record_for_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[BaseException] = []
+    monkeypatch.setattr(failure, "record", recorded.append)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(logs, "append_output", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path / "job.json")])
+    with pytest.raises(FileNotFoundError) as error:
+        runpy.run_path(str(worker.__file__), run_name="__main__")
+    assert recorded == [error.value]
+    assert error.value.filename == str(tmp_path / "job.json")

@@ -127,3 +127,8 @@ def test_a_vector_fails_the_spot_check_just_above_the_tolerance(
         found, records, latents, encoder=None, located=SimpleNamespace(dtype="float32"), config=config, seed=0  # type: ignore[arg-type]
     )  # fmt: skip
     assert np.asarray(found.rows.get("spot re-encoding", [])).tolist() == ([5] if fails else [])
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_norms_are_not_compared_where_every_vector_is_zero(normalised: bool) -> None:
+    assert failing_norms([0.0, 0.0], normalised=normalised) == []

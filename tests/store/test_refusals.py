@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,29 @@ def test_a_password_at_the_end_of_a_long_command_is_not_recorded(
     for letters in range(160, 200):
         monkeypatch.setattr("sys.argv", ["kedro", "x" * letters, "https://me:secretword@host/x"])
         assert "secret" not in lock._record("write")["command"], letters
+
+
+def test_a_platform_without_flock_has_locks_that_exclude_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.spec_from_file_location("lock_without_flock", lock.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.fcntl is None
+    held = [module.take(tmp_path / "lock", "write") for _ in range(2)]
+    assert None not in held
+    assert module.holder(tmp_path / "lock").startswith(f"process {os.getpid()}, since ")
+
+
+def test_a_store_without_shards_has_the_columns_of_its_schema_file_or_none(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", kind="toy", schema=SCHEMA)
+    writer.finish()
+    assert ShardStore.open(tmp_path / "s").schema == SCHEMA
+    (tmp_path / "s/schema.arrow").unlink()
+    bare = ShardStore.open(tmp_path / "s")
+    assert (bare.schema.names, len(bare), bare.table([]).num_rows) == ([], 0, 0)
+    with pytest.raises(StoreError, match=r"no column 'row'; the store has \."):
+        bare.ints("row")
