@@ -21,9 +21,10 @@ from mm_ldlm.corpus.layout import Folder
 from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.record import text_digest
 from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, image_folder
+from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, image_folder, webdataset
 from mm_ldlm.corpus.sources.digits import CAPTIONS, NAMES
 from mm_ldlm.corpus.sources.registry import open_source
+from mm_ldlm.corpus.sources.vectors import column_vectors
 from mm_ldlm.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.errors import SourceError
 
@@ -187,3 +188,42 @@ def test_the_rest_of_a_record_that_is_none_is_read_again() -> None:
     assert [(bad.line, bad.reason, bad.excerpt) for bad in found if isinstance(bad, BadRow)] == [
         (3, "broken_csv", '3,"x"y'), (5, "broken_csv", '7,"8')
     ]  # fmt: skip
+
+
+# -- readers of tables, vectors and archives ---------------------------------------------------------------------------
+
+
+def test_the_files_of_a_table_have_the_name_of_its_source(tmp_path: Path) -> None:
+    for name, label in ((None, "table"), ("mine", "mine")):
+        keys = {} if name is None else {"name": name}
+        for suffix in ("csv", "jsonl", "parquet", "txt"):
+            with pytest.raises(SourceError, match=rf"source '{label}': file .*away\.{suffix} does not exist"):
+                read(kind="table", path=f"{tmp_path}/away.{suffix}", **keys)
+
+
+def test_the_vector_of_a_line_does_not_keep_its_file_mapped(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    np.save(tmp_path / "a.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
+    for row, expected in zip(read(kind="text", path=str(tmp_path / "a.txt"), vectors="beside"), ([1, 2], [3, 4]),
+                             strict=True):  # fmt: skip
+        assert isinstance(row, Row)
+        assert (type(row.vector), getattr(row.vector, "base", 0)) == (np.ndarray, None)
+        assert np.asarray(row.vector).tolist() == expected
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_a_column_of_vectors_has_any_number_of_chunks(chunks: int) -> None:
+    kind = pa.list_(pa.float32(), 2)
+    column = pa.chunked_array([pa.array([[number, 1.0]], kind) for number in range(chunks)], kind)
+    assert [row.tolist() for row in column_vectors(column) or []] == [[number, 1.0] for number in range(chunks)]
+
+
+@pytest.mark.parametrize(("zeros", "whole"), [(0, False), (1, False), (511, False), (512, True), (1024, True)])
+def test_an_archive_ends_with_a_block_of_zeros(zeros: int, whole: bool, tmp_path: Path) -> None:
+    data = tarfile.TarInfo("a").tobuf() + bytes(zeros)
+    (tmp_path / "a.tar").write_bytes(data)
+    if whole:
+        webdataset._check_end(tmp_path / "a.tar", 512)
+    else:
+        with pytest.raises(OSError, match=f"the archive ends at byte {512 + zeros} without its end marker"):
+            webdataset._check_end(tmp_path / "a.tar", 512)

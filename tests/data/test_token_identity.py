@@ -148,3 +148,43 @@ def test_tokens_that_were_not_fitted_count() -> None:
     ids[:20] = 2
     found = identity_bits(classifier, held, ids, signal=1.0, noise=0.1)
     assert np.isfinite([found.bits, found.entropy_bits]).all()
+
+
+def test_the_covariance_is_that_within_the_tokens_with_a_least_variance() -> None:
+    """Four states of two tokens leave two degrees of freedom; a dimension that hardly varies has 1e-4."""
+    states_nd = np.array([[0.0, 5.0], [2.0, 5.0], [10.0, 7.0], [14.0, 7.0]])
+    found = Classifier(states_nd, np.array([0, 0, 1, 1]), vocab_size=2)
+    assert sorted(found.variance_d) == pytest.approx([1e-4, (1 + 1 + 4 + 4) / 2])
+    single = Classifier(states_nd[:1], np.array([0]), vocab_size=2)
+    assert single.variance_d == pytest.approx([1e-4, 1e-4])
+
+
+def test_twice_as_many_tokens_are_fitted_as_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, int, int]] = []
+
+    def draw(dataset: Any, split: str, count: int, seed: int) -> Any:
+        drawn.append((split, count, seed))
+        return states(40, 0)
+
+    monkeypatch.setattr(module, "_draw", draw)
+    schedule: Any = SimpleNamespace(signal=lambda t: 1 - t, noise=lambda t: t)
+    data: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=2))
+    found = module.measure(data, schedule=schedule, seed=5)
+    assert drawn == [("train", 40_000, 5), ("validation", 20_000, 5)]
+    assert list(found) == [0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
+
+
+def test_tokens_are_measured_in_pieces_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = Classifier(*states(400, 0), vocab_size=2)
+    seen: list[int] = []
+    real = Classifier.log_likelihood
+
+    def counted(self: Any, noised_nd: Any, **levels: float) -> Any:
+        seen.append(len(noised_nd))
+        return real(self, noised_nd, **levels)
+
+    monkeypatch.setattr(Classifier, "log_likelihood", counted)
+    whole = identity_bits(classifier, *states(5000, 1), signal=0.8, noise=0.6)
+    assert seen == [2048, 2048, 904]
+    monkeypatch.setattr(module, "_ROWS", 10**6)
+    assert identity_bits(classifier, *states(5000, 1), signal=0.8, noise=0.6) == whole

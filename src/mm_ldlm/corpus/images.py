@@ -107,7 +107,7 @@ def read_image(reference: Mapping[str, Any], *, limits: ImageLimits) -> Pixels:
 def meta_of(reference: Mapping[str, Any], pixels: Pixels, /, **more: Any) -> tuple[str, str]:
     """Return (`meta` of a record with this image, digest of the image)."""
     key = digest(pixels)
-    return json.dumps({**more, "image": {**reference, "digest": key}}, ensure_ascii=True, default=str), key
+    return json.dumps({**more, "image": {**reference, "digest": key}}, ensure_ascii=True), key
 
 
 def reference_of(meta: str | None) -> dict[str, Any] | None:
