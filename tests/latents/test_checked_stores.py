@@ -17,6 +17,7 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.checks import Outcome, validate
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.store.fingerprint import file_sha256
 
 
 def opened(data: Any) -> dict[str, Any]:
@@ -63,6 +64,21 @@ def test_damage_of_any_store_is_found(kind: str, harm: str | None, data: Any) ->
         assert found[harm].startswith("latents: " if kind == "images" else f"{kind}: ")
         assert str(data.root / kind) in found[harm]
         assert harm != "checksum" or harm not in errors(check(data, stores=stores, verify_checksums=False))
+
+
+def test_a_shard_that_cannot_be_read_is_counted_by_its_rows(data: Any) -> None:
+    """The manifest has the checksum of the damaged bytes, so that only their form is wrong."""
+    folder = data.root / "latents"
+    manifest = Manifest.read(folder)
+    shard = manifest.shards[-1]
+    path = folder / shard.name
+    path.write_bytes(bytes(shard.bytes))
+    changed = dataclasses.replace(shard, sha256=file_sha256(path))
+    dataclasses.replace(manifest, shards=(*manifest.shards[:-1], changed)).write(folder)
+    found = {finding["check"]: finding for finding in check(data).report["findings"]}
+    assert (found["unreadable shard"]["count"], found["unreadable shard"]["severity"]) == (shard.rows, "error")
+    assert shard.name in found["unreadable shard"]["message"]
+    assert 1 < shard.rows < manifest.rows
 
 
 def test_images_of_other_records_are_not_aligned(data: Any) -> None:

@@ -211,6 +211,9 @@ def test_every_figure_has_its_own_numbers() -> None:
     (bars,) = figures.length_histogram(np.array([1, 3, 3])).data
     assert (list(bars.x), list(bars.y)) == ([0, 1, 2, 3], [0, 1, 0, 2])
     assert not figures.norm_histogram(None).data
+    units = figures.norm_histogram(measured(norm_n=np.full(3, 1.0), finite_n=np.ones(3, bool))).data[0]
+    assert 0.999 < units.x[0] < units.x[-1] < 1.001, "equal norms are one bar around them"
+    assert sum(count > 0 for count in units.y) == 1
 
 
 def test_every_figure_has_its_own_titles_and_axes() -> None:

@@ -222,6 +222,16 @@ def test_an_axis_counts_as_flat_below_a_hundred_thousandth_of_the_largest(
     assert smaller == pytest.approx(1.0 if flat else 1 / ratio, rel=0.2)
 
 
+@pytest.mark.parametrize(("ratio", "constant"), [(1e-2, ()), (3e-5, ()), (3e-7, (1,))])
+def test_a_dimension_is_constant_below_a_millionth_of_the_largest(
+    ratio: float, constant: tuple[int, ...], tmp_path: Path
+) -> None:
+    vectors = np.random.default_rng(0).normal(size=(400, 2)) * np.array([1.0, ratio])
+    found = fitted(tmp_path, vectors.astype(np.float32), "standard")
+    assert found.constant == constant
+    assert found.scale_d[1] == pytest.approx(1.0 if constant else ratio, rel=0.2)
+
+
 def test_damage_is_detected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"normaliser\.json: the file does not exist"):
         Normaliser.load(tmp_path)

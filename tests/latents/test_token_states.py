@@ -53,10 +53,14 @@ def test_a_state_is_the_output_of_the_encoder_at_its_token(
 
 
 def test_it_continues_after_a_kill_with_the_same_bytes(
-    pristine: Any, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pristine: Any, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setattr(token_states, "SHARD_TOKENS", 700)
-    manifest = run(pristine, tmp_path / "whole")
+    with caplog.at_level("INFO", logger=token_states.__name__):
+        manifest = run(pristine, tmp_path / "whole")
+    ends = np.cumsum([shard.rows for shard in manifest.shards])
+    assert caplog.messages == [f"states of {end} of {manifest.rows} tokens" for end in ends]
     assert len(manifest.shards) > 3
     assert manifest.meta["bytes_per_token"] == 2 * 24
     encoded = token_states._encode
