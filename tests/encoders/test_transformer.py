@@ -150,6 +150,35 @@ def test_the_number_of_lanes_changes_no_bit(tiny: Tiny, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), encoder.run(encoder.prepare(SENTENCES * 3)))
 
 
+def test_long_lists_of_texts_have_lanes_as_well(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder: Any = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))
+    used: list[int] = []
+    monkeypatch.setattr(transformer, "lanes_of", lambda device: 3 if device == encoder.device else 0)
+    monkeypatch.setattr(transformer, "WINDOW", 4)
+    monkeypatch.setattr(encoder, "run", lambda prepared, *, lanes=1: used.append(lanes) or np.ones((prepared.rows, 32)))
+    for count in (3, 9):
+        assert encoder.encode(["a"] * count).shape == (count, 32)
+    assert used == [3] * 4
+
+
+def test_nothing_is_fetched_and_no_code_of_a_model_is_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may contain code, which transformers runs where it is trusted."""
+    import transformers
+
+    asked: dict[str, Any] = {}
+    for name in ("AutoTokenizer", "AutoConfig", "AutoModel"):
+        loader = getattr(transformers, name)
+
+        def recorded(*given: Any, _name: str = name, _load: Any = loader.from_pretrained, **options: Any) -> Any:
+            asked[_name] = {key: options.get(key) for key in ("trust_remote_code", "local_files_only")}
+            return _load(*given, **options)
+
+        monkeypatch.setattr(loader, "from_pretrained", recorded)
+    load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))
+    safe = {"trust_remote_code": False, "local_files_only": True}
+    assert asked == dict.fromkeys(("AutoTokenizer", "AutoConfig", "AutoModel"), safe)
+
+
 def test_half_precision_computes_in_it_and_gives_float32(tiny: Tiny) -> None:
     config = LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", dtype="bfloat16")
     encoder: Any = load_encoder(config)

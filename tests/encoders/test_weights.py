@@ -183,6 +183,7 @@ def test_every_field_of_a_spec_is_in_the_fingerprint_or_decides_nothing(
         ("vocab.txt", True), ("vocab.json", True), ("merges.txt", True), ("spiece.model", True),
         ("tokenizer_config.json", True), ("sentencepiece.bpe.model", True), ("README.md", False),
         ("pytorch_model.bin", False), ("onnx/model.safetensors", False), (".hidden.json", False),
+        (".model.safetensors", False),
     ],
 )  # fmt: skip
 def test_every_file_that_decides_the_vectors_is_in_the_fingerprint(name: str, decides: bool, bare: Path) -> None:
@@ -262,6 +263,7 @@ def test_every_option_reaches_the_library_that_computes(
     options = made[0][1]
     assert (made[0][0], options["device"], options["truncate_dim"]) == (str(tmp_path), device or "cuda:1", 5)
     assert options["model_kwargs"] == {"dtype": torch.bfloat16}
+    assert (options["trust_remote_code"], options["local_files_only"]) == (False, True)
     assert (encoder.model.max_seq_length, encoder.dim, encoder.fingerprint) == (30, 5, "f")
     assert encoder.encode(["a", "b"]).dtype == np.float32
     texts, options = made[-1]
