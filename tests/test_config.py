@@ -17,6 +17,7 @@ import pytest
 import mm_ldlm.config
 import mm_ldlm.kinds
 from mm_ldlm.config import PositiveInt, config, parse, parse_kind, to_dict
+from mm_ldlm.config_errors import name_keys
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.engines.base import ENGINES
 from mm_ldlm.errors import ConfigurationError
@@ -428,3 +429,29 @@ class Alternatives:
 )  # fmt: skip
 def test_a_value_becomes_the_alternative_of_its_form(key: str, value: Any, made: Any) -> None:
     assert getattr(parse(Alternatives, {key: value}, at="it"), key) == made
+
+
+# -- words of refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "keys", "words"),
+    [
+        ("is odd", ("a",), "parameter 's.a': is odd."),
+        ("is odd. Did you mean 'b'?", ("a",), "parameter 's.a': is odd. Did you mean 'b'?"),
+        ("do not fit", ("a", "b"), "parameters 's.a' and 's.b': do not fit."),
+        ("a\nb https://me:pw@host/x", ("a",), "parameter 's.a': a\\nb https://***@host/x."),
+    ],
+)
+def test_a_refusal_is_one_sentence_about_its_keys(message: str, keys: tuple[str, ...], words: str) -> None:
+    assert name_keys("s", keys, message) == words
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {}])
+def test_a_value_that_is_no_list_is_refused_with_an_example(value: Any) -> None:
+    @config
+    class Listed:
+        names: tuple[str, ...] = ()
+
+    with pytest.raises(ConfigurationError, match=r"parameter 's\.names': expected a list, as in \[a, b\] \(found "):
+        parse(Listed, {"names": value}, at="s")
