@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.distributed.process import Process
+from mm_ldlm.distributed.shared_memory import average_bucket, shared_memory
 from mm_ldlm.errors import ConfigurationError
 
 
@@ -35,6 +36,9 @@ class Parallel:
                 gradient_as_bucket_view=True,
                 forward_sync_buffers=False,
             )
+            elements = sum(p.numel() for p in inner.parameters() if p.requires_grad)
+            if (memory := shared_memory(process, elements=elements)) is not None:
+                self.module.register_comm_hook(memory, average_bucket)
         elif self.strategy not in ("none", "fsdp"):
             raise ConfigurationError(
                 f"parameter 'training.parallel': expected 'ddp' or 'fsdp', found {strategy!r}. Choose one of them."

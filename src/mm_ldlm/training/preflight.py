@@ -14,7 +14,7 @@ import torch
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import PreflightError
+from mm_ldlm.errors import ConfigurationError, PreflightError
 from mm_ldlm.store import atomic
 from mm_ldlm.training.batches import BatchPlan, Planned, deal
 from mm_ldlm.training.config import PrecisionConfig, TrainingConfig
@@ -125,6 +125,8 @@ def configuration(directory: Path, spec: TrainingSpec) -> Check:
         same = TrainingSpec.from_dict(known).fingerprint == spec.fingerprint
     except (OSError, ValueError) as error:
         return Check("configuration", f"{path}: {error}", "make the run's folder readable and writable")
+    except ConfigurationError:
+        same = False
     return Check(
         "configuration", str(path), "" if same else "another run writes into this folder: set training.run_name"
     )
