@@ -1,4 +1,4 @@
-"""Limits, intervals and tolerances that no parameter sets: each has the value that was chosen, and a reason to keep it."""
+"""Limits, intervals and tolerances that no parameter sets: each has the value that was chosen, and its reason."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ def test_the_tolerances_of_kernels_are_below_tf32_and_above_the_rounding_of_each
 
     from mm_ldlm.gpu_check.kernels import TOLERANCE
 
-    assert TOLERANCE == {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+    assert {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3} == TOLERANCE

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import inspect
 import io
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.distributed import forked, interfaces, launch, logs
+from mm_ldlm.distributed import environment, failure, forked, interfaces, launch, logs, master
 from mm_ldlm.distributed import process as processes
 from mm_ldlm.errors import WorkerFailed
 
@@ -146,3 +148,72 @@ def test_without_an_interface_gloo_chooses_one(monkeypatch: pytest.MonkeyPatch) 
 def test_a_host_without_any_address_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces.socket, "getaddrinfo", lambda *_, **__: [])
     assert interfaces.address_towards("head:1") is None
+
+
+@pytest.mark.parametrize(("job", "port"), [({}, 10000), ({"SLURM_JOB_ID": "19999"}, 29999),
+                                           ({"SLURM_JOB_ID": "123456"}, 13456)])  # fmt: skip
+def test_every_slurm_job_has_a_port_of_its_own(job: dict[str, str], port: int) -> None:
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]"}
+    assert environment.rank_info(slurm | job).master_port == port
+    assert environment.rank_info({**slurm, **job, "MASTER_PORT": "7"}).master_port == 7
+
+
+def test_a_failure_at_step_0_is_not_one_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "rank" / "error.json"))
+    for step, words in ((0, "failed at step 0: "), (None, "failed before the first step: ")):
+        error = WorkerFailed("why")
+        failure.note(error, step=step)
+        failure.note(error, step=9)
+        failure.record(error)
+        assert words in str(failure.first_failure(tmp_path, since=0.0))
+    message = json.loads((tmp_path / "rank" / "error.json").read_text())["message"]
+    assert message["extraInfo"]["timestamp"].isdecimal(), "the agent reads it as a whole number"
+    assert message["message"] == "why"
+    assert [path.name for path in (tmp_path / "rank").iterdir()] == ["error.json"]
+
+
+def test_an_address_of_a_first_host_is_read_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NNODES", "NODE_RANK", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "head")
+    assert launch.with_environment(launch.RanksConfig()).rendezvous is None
+    assert launch.with_environment(launch.RanksConfig(nodes=2, rendezvous="x:1")).rendezvous == "head:29400"
+    monkeypatch.setenv("NNODES", "3")
+    monkeypatch.setenv("NODE_RANK", "2")
+    found = launch.with_environment(launch.RanksConfig(processes=4))
+    assert (found.nodes, found.node_rank, found.rendezvous, found.processes) == (3, 2, "head:29400", 4)
+
+
+def test_a_port_that_was_in_use_a_moment_ago_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    class Listener:
+        def __init__(self, *kind: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def setsockopt(self, *given: Any) -> None:
+            done.append(given)
+
+        def bind(self, address: Any) -> None:
+            done.append(address)
+
+    monkeypatch.setattr(master.socket, "socket", Listener)
+    master._refuse_taken(29411)
+    assert done == [(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), ("", 29411)]
+
+
+def test_logs_that_cannot_be_removed_do_not_end_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job" / "attempt_0").mkdir(parents=True)
+    removed: list[Any] = []
+    monkeypatch.setattr(logs.shutil, "rmtree", lambda path, **how: removed.append((path, how)))
+    logs.remove_old(tmp_path, keep=0)
+    assert removed == [(tmp_path / "job", {"ignore_errors": True})]
+
+
+def test_a_rank_waits_ten_minutes_for_the_others_where_nothing_else_is_set() -> None:
+    defaults = {name: each.default for name, each in inspect.signature(processes.joined).parameters.items()}
+    assert defaults == {"device": "auto", "timeout_minutes": 10, "threads": None, "group_of_one": False}

@@ -20,7 +20,7 @@ from test_checkpointer import made
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.tracking.base import Silent
-from mm_ldlm.training import batches, importing, memory, preflight, sanity, session, trial
+from mm_ldlm.training import batches, importing, memory, preflight, preview, sanity, session, trial
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.build import build
@@ -114,6 +114,21 @@ def test_the_seconds_of_all_batches_are_counted_as_waiting(prefetch: int, monkey
         next(given)
         assert loader.waited == number
     given.close()
+
+
+@pytest.mark.parametrize(("cost", "seconds", "due"), [(0.12345, 0.123, 160.12345), (2.0, 2.0, 302.0)])
+def test_a_sentence_is_recorded_with_its_milliseconds_and_the_next_one_waits(
+    cost: float, seconds: float, due: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute, or a hundred times as long as the sentence took."""
+    now = iter([100.0, 100.0, 100.0 + cost])
+    monkeypatch.setattr(preview, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    shows: Any = SimpleNamespace(
+        _failed=False, _due=0.0, _tokenizer="t", every=60.0, tracker=Heard(), _texts=lambda tokenizer: ("a", "b")
+    )
+    preview.Preview.__call__(shows, 3, last=False)
+    assert shows.tracker.events == [(3, "preview", {"original": "a", "text": "b", "seconds": seconds})]
+    assert shows._due == pytest.approx(due)
 
 
 def test_a_status_has_the_time_since_the_epoch(tmp_path: Path) -> None:
