@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from mm_ldlm.checkpoints import folder, legacy
+from mm_ldlm.checkpoints.converting import refuse_obstacles
+from mm_ldlm.checkpoints.formats import DDIT
 from mm_ldlm.errors import CheckpointError
 
 
@@ -88,3 +90,25 @@ def test_the_first_known_key_of_a_file_has_the_weights(tmp_path: Path) -> None:
 def test_every_wrapper_is_removed_from_a_name(name: str) -> None:
     assert legacy.plain_name(name) == "a.b"
     assert legacy.plain_name("a.model.b") == "a.model.b"
+
+
+def test_at_most_six_foreign_classes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("their_trainer")
+    for number in range(7):
+        made = type(f"Class{number}", (), {"__module__": "their_trainer"})
+        setattr(module, made.__name__, made)
+    monkeypatch.setitem(sys.modules, "their_trainer", module)
+    objects = {name: made() for name, made in vars(module).items() if name.startswith("Class")}
+    torch.save({"model": {"a": torch.ones(1)}, **objects}, tmp_path / "model.pt")
+    monkeypatch.delitem(sys.modules, "their_trainer")
+    with pytest.raises(CheckpointError) as refused:
+        legacy.read(tmp_path)
+    assert str(refused.value).count("their_trainer.Class") == 6
+
+
+def test_at_most_three_names_show_each_part_that_no_model_has() -> None:
+    names = [f"latent_encoder.{part}" for part in "abcde"]
+    with pytest.raises(CheckpointError) as refused:
+        refuse_obstacles(DDIT, names, Path("f"))
+    words = "latent_encoder.a, latent_encoder.b, latent_encoder.c and 2 more: an MLP of the latent"
+    assert words in str(refused.value)
