@@ -14,6 +14,7 @@ from kedro_datasets.json import JSONDataset
 import mm_ldlm.parameters
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.hooks.seconds import PipelineSeconds
 from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.tracking import mlflow as tracking
 from mm_ldlm.tracking.config import TrackingConfig
@@ -132,3 +133,49 @@ def test_the_plan_of_a_comparison_is_saved_and_the_runs_lie_below_the_project(
     for path, expected in (("data/runs", tmp_path / "data/runs"), ("/elsewhere/runs", Path("/elsewhere/runs"))):
         described: Any = {"runs": SimpleNamespace(_describe=lambda path=path: {"filepath": path})}
         assert hooks._runs(described) == expected
+
+
+def test_the_parameters_of_a_run_are_sent_without_paths_and_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda uri, **run: seen.update(run))
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    parameters = {
+        "ingestion": {"path": f"{tmp_path}/data/a.csv", "other": "/home/me/b.csv"},
+        "encoder": {"api_key": "s3"},
+    }
+    run.open(TrackingConfig(enabled=True, uri="http://h:1", experiment="x"), parameters, RUN, Pipeline([]))
+    found = seen["parameters"]
+    assert (found["ingestion.path"], found["ingestion.other"]) == ("data/a.csv", "…/b.csv")
+    assert "s3" not in str(found)
+
+
+def test_a_dataset_is_recorded_once_with_the_examples_of_every_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: call())
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    run._record = SimpleNamespace(  # type: ignore[assignment]
+        uri="u", has_dataset=lambda fingerprint: bool(recorded),
+        add_dataset=lambda *given, examples: recorded.append((*given, examples)),
+    )  # fmt: skip
+    counts = {"train": 7, "validation": 2, "test": 1}
+    for place in (tmp_path / "data" / "dataset", tmp_path.parent / "elsewhere"):
+        data = SimpleNamespace(
+            directory=place, fingerprint="f", fingerprints={"tokens": "t"}, rows=lambda split: range(counts[split])
+        )
+        recorded.clear()
+        for _ in range(2):
+            run.loaded("dataset", data)
+        inside = place.is_relative_to(tmp_path)
+        assert recorded == [("data/dataset" if inside else "elsewhere", "f", {"tokens": "t"}, counts)]
+    run.saved("dataset", {"records": "a mapping of stores"})
+    assert len(recorded) == 1
+
+
+def test_seconds_are_kept_to_the_millisecond() -> None:
+    made = PipelineSeconds({"training": 1.23456, "embedding": 2.0})
+    assert made.finished(without={"embedding"}) == {"training": 1.235}
+    assert made.of_this_run() == {}
