@@ -13,8 +13,10 @@ import torch
 
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import extraction, models, runner, task
-from mm_ldlm.gpu_check.outcome import Outcome
+from mm_ldlm.gpu_check import extraction, models, precision, runner, task
+from mm_ldlm.gpu_check.outcome import Outcome, Setting
+from mm_ldlm.training.preflight import Check
+from mm_ldlm.training.sanity import SanityConfig
 
 
 @pytest.mark.parametrize(
@@ -128,3 +130,20 @@ def test_each_line_is_shown_at_once_and_the_time_is_half_an_hour(
     assert command.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     assert asked == [{"device": "cpu", "out": tmp_path, "seconds": 1800.0}]
     assert capsys.readouterr().out.startswith("a line\n")
+
+
+def test_the_sanity_checks_of_bf16_have_limits_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def check(spec: Any, *, root: Path, config: SanityConfig, data: Any) -> list[Check]:
+        asked.append((spec.training.precision.autocast, root, config))
+        return [Check("a", "good"), Check("b", "bad", "do this")]
+
+    monkeypatch.setattr(precision, "check_sanity", check)
+    monkeypatch.setattr(precision, "_losses", lambda setting, name: [2.0, 1.0] if name == "fp32" else [2.02, 1.0])
+    found = precision.bf16(Setting("cpu", tmp_path))
+    assert asked == [("bf16", tmp_path, SanityConfig(examples=8, max_steps=40, max_seconds=60.0, fall=0.8))]
+    assert found.numbers == {
+        "loss error": pytest.approx(0.01), "tolerance": 0.05, "sanity checks": 2, "sanity checks passed": 1
+    }  # fmt: skip
+    assert found.faults == ("sanity check b: bad. do this.",)
