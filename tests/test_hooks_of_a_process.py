@@ -14,8 +14,10 @@ from kedro_datasets.json import JSONDataset
 import mm_ldlm.parameters
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.hooks.seconds import PipelineSeconds
 from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.tracking.config import TrackingConfig
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": ["reporting"]}
 WRITE = node(lambda: 1, None, "report", name="write", tags="reporting")
@@ -85,3 +87,95 @@ def test_a_report_is_sent_under_its_own_name(
     run.address = ("sqlite:///x.db", "an id")
     run.saved(name, "<html>")
     assert sent == ([] if file is None else [("sqlite:///x.db", "an id", "<html>", file)])
+
+
+def test_a_run_without_an_address_is_not_tracked_and_closes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda *_, **__: None)
+    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda *_: pytest.fail("sent"))
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    section = TrackingConfig(enabled=True, uri="http://h:1", experiment="x")
+    run.open(section, {}, RUN, Pipeline([]))
+    run.loaded("training_spec", {"name": "run-1"})
+    run.saved("metrics", {"perplexity": 1.0})
+    run.close("FINISHED")
+    assert (run.address, caplog.messages) == (None, [])
+
+
+@pytest.mark.parametrize("name", ["run-1", ""])
+def test_a_folder_with_a_name_is_a_tag_and_a_run_is_closed_once_also_without_a_record(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(tracking, "annotate", lambda uri, run_id, tags: sent.append((uri, run_id, tags)))
+    monkeypatch.setattr(tracking, "close_run", lambda uri, run_id, **how: sent.append((uri, run_id, how)))
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    run._name_folder(name)
+    assert sent == []
+    run.address = ("sqlite:///x.db", "an id")
+    run._name_folder(name)
+    for _ in range(2):
+        run.close("FAILED", reason="why")
+    tag = [("sqlite:///x.db", "an id", {"run_folder": name})] if name else []
+    assert sent == [*tag, ("sqlite:///x.db", "an id", {"status": "FAILED", "reason": "why"})]
+
+
+def test_the_plan_of_a_comparison_is_saved_and_the_runs_lie_below_the_project(
+    hooks: ProjectHooks, tmp_path: Path
+) -> None:
+    data = catalog(tmp_path)
+    data["comparison_plan"] = MemoryDataset()
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
+    hooks._begin({"tracking": SimpleNamespace(enabled=False)}, {}, RUN, Pipeline([]), {"sessions": ["one"]})
+    assert data.load("comparison_plan") == {"sessions": ["one"]}
+    for path, expected in (("data/runs", tmp_path / "data/runs"), ("/elsewhere/runs", Path("/elsewhere/runs"))):
+        described: Any = {"runs": SimpleNamespace(_describe=lambda path=path: {"filepath": path})}
+        assert hooks._runs(described) == expected
+
+
+def test_the_parameters_of_a_run_are_sent_without_paths_and_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda uri, **run: seen.update(run))
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    parameters = {
+        "ingestion": {"path": f"{tmp_path}/data/a.csv", "other": "/home/me/b.csv"},
+        "encoder": {"api_key": "s3"},
+    }
+    run.open(TrackingConfig(enabled=True, uri="http://h:1", experiment="x"), parameters, RUN, Pipeline([]))
+    found = seen["parameters"]
+    assert (found["ingestion.path"], found["ingestion.other"]) == ("data/a.csv", "…/b.csv")
+    assert "s3" not in str(found)
+
+
+def test_a_dataset_is_recorded_once_with_the_examples_of_every_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: call())
+    run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
+    run._record = SimpleNamespace(  # type: ignore[assignment]
+        uri="u", has_dataset=lambda fingerprint: bool(recorded),
+        add_dataset=lambda *given, examples: recorded.append((*given, examples)),
+    )  # fmt: skip
+    counts = {"train": 7, "validation": 2, "test": 1}
+    for place in (tmp_path / "data" / "dataset", tmp_path.parent / "elsewhere"):
+        data = SimpleNamespace(
+            directory=place, fingerprint="f", fingerprints={"tokens": "t"}, rows=lambda split: range(counts[split])
+        )
+        recorded.clear()
+        for _ in range(2):
+            run.loaded("dataset", data)
+        inside = place.is_relative_to(tmp_path)
+        assert recorded == [("data/dataset" if inside else "elsewhere", "f", {"tokens": "t"}, counts)]
+    run.saved("dataset", {"records": "a mapping of stores"})
+    assert len(recorded) == 1
+
+
+def test_seconds_are_kept_to_the_millisecond() -> None:
+    made = PipelineSeconds({"training": 1.23456, "embedding": 2.0})
+    assert made.finished(without={"embedding"}) == {"training": 1.235}
+    assert made.of_this_run() == {}

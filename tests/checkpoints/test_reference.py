@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,9 @@ def test_a_checkpoint_under_another_name_has_no_step(tmp_path: Path) -> None:
     assert found == {
         "name": "run", "path": str(run / "checkpoints" / "copy"), "checkpoint": "copy", "metrics": {}, "chosen": "copy",
     }  # fmt: skip
+
+
+def test_results_of_two_folders_with_runs_of_one_name_are_apart_by_eight_digits() -> None:
+    places = [results_of("out", f"/{folder}/runs/mine") for folder in range(300)]
+    assert len(set(places)) == 300
+    assert all(re.fullmatch(r"out/other_runs/mine-[0-9a-f]{8}", place) for place in places)

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.comparison import members
 from mm_ldlm.comparison import sessions as under_test
+from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
 from mm_ldlm.comparison.members import Session
+from mm_ldlm.comparison.results import COLUMNS, CURVES
 from mm_ldlm.comparison.sessions import Outcome, run_sessions
+from mm_ldlm.config_loader import merge
 
 
 def a_session(root: Path, member: str, *, seed: int = 0, **changes: Any) -> Session:
@@ -142,3 +146,32 @@ def test_a_session_that_was_finished_before_is_reported_with_its_seconds(
     found: list[Any] = run_sessions([one], jobs=1, parent_run=None, project=tmp_path, conf_source=None)
     assert found == [done]
     assert caplog.messages == ["a, seed 3: finished before, in 62 s; not run again"]
+
+
+def test_a_column_of_the_table_has_the_name_of_its_score_unless_that_would_be_ambiguous() -> None:
+    renamed = {
+        "nll.per_token": "nats_per_token", "nll.given_latent.per_token": "nats_per_token_given_latent",
+        "unconditional.entropy_sample": "entropy", "unconditional.perplexity": "generative_perplexity",
+    }  # fmt: skip
+    assert {key: renamed.get(key, key.rpartition(".")[2]) for key in COLUMNS} == COLUMNS
+    assert len(set(COLUMNS.values())) == len(COLUMNS) == 13
+    assert set(renamed) < set(COLUMNS)
+    assert CURVES == ("text_nll", "loss")
+
+
+def test_the_folder_of_the_results_is_no_part_of_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that is moved does not train its members again."""
+    monkeypatch.setattr(members, "_reads", lambda typed, name: False)
+    paths = {name: {"filepath": name} for name in (*members.PATHS, "records")}
+
+    def planned(folder: Path) -> list[Session]:
+        return members.sessions_of(
+            ComparisonConfig(members=(MemberConfig(name="a"),), seeds=(1, 2)), current=(), base="base", params={},
+            folder=folder, project=folder, check=lambda given: given, merge=merge,
+            load=lambda env, given: {"parameters": {"model": {}, "objective": {}, **given}, "catalog": paths},
+        )  # fmt: skip
+
+    here, there = planned(tmp_path / "here"), planned(tmp_path / "there")
+    assert [one.fingerprint for one in here] == [one.fingerprint for one in there]
+    assert len({one.fingerprint for one in here}) == 2, "the seed is a part of it"
+    assert [one.params["results"] for one in here] == [str(tmp_path / f"here/own-budget/a/seed-{n}") for n in (1, 2)]

@@ -286,6 +286,22 @@ def test_the_stores_of_validation(calls: Calls, tmp_path: Path) -> None:
     assert none == dict.fromkeys(nodes.LABEL_STORES, NOT_NEEDED)
 
 
+@pytest.mark.parametrize("needed", [("labels",), ("label_names",), ("pair_tokens",), ("labels", "pair_tokens"), ()])
+def test_each_store_of_labels_is_written_where_it_is_needed(
+    needed: tuple[str, ...], calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: Any = validation_nodes
+    monkeypatch.setattr(nodes, "fields_of", lambda objective: needed[:1])
+    monkeypatch.setattr(nodes, "stores_of_objective", lambda objective: needed[1:])
+    calls.replace(data_labels, "read_labels", "read")
+    for name in nodes.LABEL_STORES:
+        calls.replace(data_labels, f"write_{name}", f"the {name}")
+    folders = [tmp_path / name for name in nodes.LABEL_STORES]
+    found = nodes.index_labels("records", "index", "tokenizer", CLASSES, *folders)
+    assert found == {name: f"the {name}" if name in needed else NOT_NEEDED for name in nodes.LABEL_STORES}
+    assert ("read_labels" in calls.made) is bool(needed)
+
+
 ALWAYS = ("records", "tokens", "index", "tokenizer")
 
 
@@ -470,6 +486,13 @@ def test_inversion_and_embedding_of_held_out_and_given_inputs(recording: Recordi
     made = Made(3).latents
     cosines = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in zip(made, HELD.latents, strict=True)]
     np.testing.assert_allclose(table["cosine"].tolist()[:3], cosines)
+
+
+def test_without_held_out_rows_only_the_given_texts_are_embedded(recording: Recording) -> None:
+    given = {**SAMPLING, "rows": 0, "t2l": {"texts": ["c", "d"]}}
+    table = sampling_nodes.sample_t2l(recording, None, given, 41)  # type: ignore[arg-type]
+    assert [(name, arguments) for name, arguments, _ in recording.made] == [("embed", (["c", "d"],))]
+    assert table["origin"].tolist() == ["texts", "texts"]
 
 
 def test_texts_from_noise(recording: Recording) -> None:
@@ -659,6 +682,27 @@ def test_the_suites_of_samples(calls: Calls) -> None:
 
 
 # -- comparison ------------------------------------------------------------------------------------------------------
+
+
+def test_an_inversion_without_an_encoder_names_what_it_leaves_out(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    nodes: Any = evaluation_nodes
+    held = Held(some=lambda count, *, seed: ["one", "two"], ids="abc", texts=("a",), tokens=((1,),))
+    calls.replace(sampled, "without_truth")
+    calls.replace(sampled, "of_samples", (held, "outputs"))
+    rows = pd.DataFrame({"hypothesis": ["h"], "reference": ["r"]})
+    for name, result in {"score": rows, "headline": {}, "sweep": "swept", "memorisation": "memory"}.items():
+        calls.replace(inversion, name, result)
+    calls.replace(sentences, "texts_of_split", "training texts")
+    calls.replace(inversion, "no_encoder", "the service is gone")
+    calls.replace(inversion, "without_encoder", [CONFIG.inversion.sweep[0]])
+    _, metrics = nodes.evaluate_inversion(MODEL, "data", "samples", EVALUATION, 41)
+    words = "cosines of re-embedded texts, the point 'a': the service is gone"
+    assert metrics == {"sweep_sentences": 2, "left_out": [words], "sweep": "swept", "memorised": "memory"}
+    assert calls["without_encoder"] == ((MODEL, CONFIG.inversion), {})
+    assert f"left out of the inversion: {words}" in caplog.messages
 
 
 def test_comparison(calls: Calls, tmp_path: Path) -> None:

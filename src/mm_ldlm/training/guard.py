@@ -114,9 +114,8 @@ class Guard:
         return (value - middle) / max(spread, 0.01 * abs(middle), 1e-12)
 
     def _admit(self, name: str, value: float) -> None:
-        if math.isfinite(value):
-            window = self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window))
-            window.append(value)
+        window = self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window))
+        window.append(value)
 
     def to_dict(self) -> dict[str, Any]:
         return {
