@@ -146,7 +146,7 @@ def test_a_frechet_distance_needs_two_latents_on_each_side(others: int, free: in
     draw = np.random.default_rng(0)
     real = draw.normal(size=(4, 3))
     model: Any = SimpleNamespace(embed=lambda texts, **_: SimpleNamespace(latents=real + 0.5))
-    held = Sentences(tuple("abcd"), tuple("abcd"), ((1,),) * 4, real)
+    held = Sentences(tuple("abcd"), tuple("abcd"), ((1,),) * 4, real.astype(np.float32))
     found = latents.evaluate(
         model, held, real + 1,
         distractors_md=draw.normal(size=(others, 3)), unconditional_nd=draw.normal(size=(free, 3)), sampler=None,
@@ -187,10 +187,12 @@ def test_versions_are_those_of_the_installed_packages(monkeypatch: pytest.Monkey
 
 def test_mauve_compares_the_generated_texts_with_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    library = SimpleNamespace(
-        compute_mauve=lambda **given: asked.append(given) or SimpleNamespace(mauve=np.float32(0.25))
-    )
-    monkeypatch.setitem(sys.modules, "mauve", library)
+
+    def compute_mauve(**given: Any) -> Any:
+        asked.append(given)
+        return SimpleNamespace(mauve=np.float32(0.25))
+
+    monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace(compute_mauve=compute_mauve))
     found = generative.mauve(("made",), ("real", "true"), featurizer="gpt", seed=5)
     assert (found, type(found)) == (0.25, float)
     assert asked == [{"p_text": ["real", "true"], "q_text": ["made"], "featurize_model_name": "gpt", "seed": 5,
