@@ -9,6 +9,7 @@ import pytest
 
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.inference import classifying, inputs
 from mm_ldlm.inference.inputs import read_texts
 from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
@@ -112,6 +113,31 @@ def test_the_second_texts_of_pairs_are_truncated_and_refused_as_the_first_ones(p
             model.classify(first, second=second)
     with pytest.raises(SamplingError, match="one second text for each of 1, found 2"):
         model.classify("w2", second=["w1", "w3"])
+
+
+@pytest.mark.parametrize("sources", [[], ["one"], ["one", "two", "three"], ["one", 2], [b"one", "two"]])
+def test_the_texts_of_latents_are_one_for_each(sources):
+    engine = SimpleNamespace(capabilities=SimpleNamespace(require=lambda use: None), edge=SimpleNamespace(dim=6))
+    with pytest.raises(SamplingError, match="sources: expected a text or None for each of 2 latents"):
+        classifying.latents(engine, LATENTS[:2], sources)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied"), r"cannot be read \(Permission denied\)"),
+        (OSError("gone"), ".* .gone"),
+    ],
+)
+def test_a_file_of_vectors_that_the_host_does_not_give_is_named(error, words, tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", LATENTS)
+
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr(inputs.npy, "read_npy", refuse)
+    with pytest.raises(SamplingError, match=rf"a\.npy'? {words}"):
+        inputs.read_npy(tmp_path / "a.npy", dim=6)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

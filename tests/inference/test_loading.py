@@ -123,6 +123,23 @@ def test_a_damaged_config_is_refused(change, message, run_folder):
         MMLDLM.from_run(run_folder)
 
 
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [(["shape"], "shape"), (["objective", "model"], "model, objective"), (["fingerprints"], None), (["encoder"], None)],
+)
+def test_a_config_names_what_it_lacks(missing, named, run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    path = run_folder / "other.json"
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in missing}))
+    if named is None:
+        assert loading._read_config(path)["fingerprints"] == (
+            {} if missing == ["fingerprints"] else config["fingerprints"]
+        )
+        return
+    with pytest.raises(CheckpointError, match=rf"other\.json: {named} missing\. Give the path of a run folder"):
+        loading._read_config(path)
+
+
 def test_a_config_that_is_nested_too_deeply_is_refused(run_folder):
     (run_folder / "config.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match=r"not readable as JSON .*nested too deeply"):

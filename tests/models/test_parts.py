@@ -33,6 +33,16 @@ def test_a_tag_holds_for_everything_below_without_a_tag_of_its_own():
     }  # fmt: skip
 
 
+def test_a_place_without_a_module_or_a_parameter_has_no_part():
+    model = two_layers()
+    model.register_module("absent", None)
+    model[1].register_parameter("absent", None)
+    model.append(tag(nn.Linear(1, 1, bias=False), "last"))
+    assert parts(model) == {
+        "0.weight": "outer", "0.bias": "outer", "1.0.weight": "inner", "1.0.bias": "inner", "3.weight": "last"
+    }  # fmt: skip
+
+
 def test_tag_returns_the_module_and_takes_any_name():
     layer = nn.Linear(1, 1)
     assert tag(layer, "a part of my own", input=True) is layer

@@ -35,15 +35,8 @@ class Interval:
     high: float
     level: float = 0.95
 
-    def scaled(self, factor: float) -> Interval:
-        return Interval(self.value * factor, self.low * factor, self.high * factor, self.level)
-
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
-
-    def __format__(self, spec: str) -> str:
-        spec = spec or ".3f"
-        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
 def count_blocks(

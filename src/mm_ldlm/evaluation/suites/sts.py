@@ -89,7 +89,7 @@ def as_dict(score: StsScore) -> dict[str, Any]:
         "pearson": score.pearson_interval.as_dict(),
         "by_similarity": {k: {"spearman": score.spearman[k], "pearson": score.pearson[k]} for k in score.spearman},
     }
-    if score.mean_spearman is not None:
+    if score.mean_interval is not None:
         found |= {
             "mean_spearman": score.mean_spearman,
             "weighted_mean_spearman": score.weighted_mean_spearman,
@@ -97,9 +97,8 @@ def as_dict(score: StsScore) -> dict[str, Any]:
             "mean_pearson": score.mean_pearson,
             "weighted_mean_pearson": score.weighted_mean_pearson,
             "subset_pearson": score.subset_pearson,
+            "mean_interval": score.mean_interval.as_dict(),
         }
-        if score.mean_interval:
-            found["mean_interval"] = score.mean_interval.as_dict()
     return found
 
 
