@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mm_ldlm
+from mm_ldlm.gpu_check.kernels import TOLERANCE
+from mm_ldlm.tracking.mlflow import MlflowSink
 
 SOURCE = Path(mm_ldlm.__file__).parent
 TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8"))
@@ -95,3 +98,11 @@ FOUND = every()
 @pytest.mark.parametrize("module", sorted({*TABLE, *FOUND}))
 def test_the_constants_of_a_module_are_those_of_the_table(module: str) -> None:
     assert FOUND.get(module) == TABLE.get(module), f"in tests/constants.json write {json.dumps(FOUND.get(module))}"
+
+
+def test_lines_that_mlflow_did_not_accept_are_kept_and_sent_again_after_a_minute() -> None:
+    assert (MlflowSink.PAUSE, MlflowSink.KEPT) == (60.0, 100_000)
+
+
+def test_the_tolerances_of_kernels_are_below_tf32_and_above_the_rounding_of_each_type() -> None:
+    assert {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3} == TOLERANCE

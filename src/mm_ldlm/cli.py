@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
@@ -263,11 +263,12 @@ _READ = {"params": read_params, "config": read_config}
 
 
 def _with_own_help(parameter: click.Parameter) -> click.Parameter:
-    changed: Any = copy.copy(parameter)  # an option: `kedro run` has no arguments
-    changed.help = HELP.get(str(changed.name), changed.help)
+    changed = copy.copy(parameter)
+    if isinstance(changed, click.Option):
+        changed.help = HELP.get(str(changed.name), changed.help)
     changed.callback = _READ.get(str(changed.name), changed.callback)
     changed.is_eager = changed.name == "config"  # the other options fall back to it
-    return cast("click.Parameter", changed)
+    return changed
 
 
 cli.add_command(

@@ -56,7 +56,8 @@ def test_a_refusal_names_every_option_that_takes_part(
 
 @pytest.mark.parametrize(("kind", "options"), ACCEPTED, ids=str)
 def test_the_bounds_of_an_option_are_accepted(kind: str, options: dict[str, Any]) -> None:
-    read(kind, options)
+    found = read(kind, options)
+    assert {key: getattr(found, key) for key in options} == options
 
 
 CLUSTERS = [-1, 0, 1, 0, 1, -1]

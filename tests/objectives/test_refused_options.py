@@ -10,7 +10,7 @@ import pytest
 from test_capabilities import capabilities
 from test_every_option import built
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.config import parse_kind, to_dict
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.objectives.registry import OBJECTIVES
 
@@ -63,7 +63,9 @@ def test_a_contradiction_names_every_option_that_takes_part(
 
 @pytest.mark.parametrize(("kind", "chosen"), ACCEPTED, ids=str)
 def test_what_is_near_a_contradiction_is_accepted(kind: str, chosen: dict[str, Any]) -> None:
-    parse_kind(OBJECTIVES, {"kind": kind, **chosen}, at="objective")
+    found = to_dict(parse_kind(OBJECTIVES, {"kind": kind, **chosen}, at="objective"))
+    for key, value in chosen.items():
+        assert found[key] == ({**found[key], **value} if isinstance(value, dict) else value), key
 
 
 @pytest.mark.parametrize("kind", ["image_text", "image_text_continuous"])

@@ -39,20 +39,6 @@ def test_the_shard_that_is_read_is_not_released_and_one_alone_never_is(
     assert set(store._touched) == {1}
 
 
-def test_pages_that_are_not_those_of_the_file_are_never_dropped(tmp_path: Path) -> None:
-    """Arrow decompresses into memory of its own, which would become zeros."""
-    table, path = rows(5000), tmp_path / "part-000000.arrow"
-    with pa.ipc.new_file(str(path), SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(table.combine_chunks().to_batches()[0])
-    shard = Shard(name=path.name, rows=5000, bytes=path.stat().st_size, sha256=file_sha256(path))
-    Manifest(kind="toy", rows=5000, shards=(shard,)).write(tmp_path)
-    store = ShardStore.open(tmp_path)
-    held = store.fixed("v").shard(0)
-    assert store._spans[0] == (0, 0)
-    store.release()
-    assert held[:, 0].tolist() == list(range(5000))
-
-
 def test_a_shard_is_written_as_soon_as_it_is_full(tmp_path: Path) -> None:
     """Rows that wait are held in memory."""
     writer = StoreWriter(tmp_path, kind="toy", schema=SCHEMA, shard_rows=3)

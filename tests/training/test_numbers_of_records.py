@@ -18,7 +18,7 @@ from parts import ALONE, Heard
 from test_checkpointer import made
 
 from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import batches, importing, memory, preflight, preview, sanity, session, trial
 from mm_ldlm.training.alerts import Alerts
@@ -170,6 +170,9 @@ def test_the_memory_of_an_encoder_of_unknown_dimension_is_not_overestimated(monk
     monkeypatch.setattr(memory, "memory_of", lambda device: ("CPU", 4096 * 4 * 8))
     encoder = SimpleNamespace(device="cpu", dim=None, max_length=None, batch_tokens=4096, batch_rows=64)
     memory.refuse_large_batch(encoder)
+    encoder.dim = 2
+    with pytest.raises(ConfigurationError, match=r"encoder\.batch_tokens"):
+        memory.refuse_large_batch(encoder)
 
 
 # -- random numbers, imports, estimates --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
+from mm_ldlm.config import parse, to_dict
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.training.config import BatchConfig, TrainingConfig
 
@@ -55,7 +55,9 @@ def test_a_contradiction_names_every_option_that_takes_part(changed: dict[str, A
 
 @pytest.mark.parametrize("changed", ACCEPTED, ids=str)
 def test_what_is_near_a_contradiction_is_accepted(changed: dict[str, Any]) -> None:
-    parse(TrainingConfig, BASE | changed, at="training")
+    found = to_dict(parse(TrainingConfig, BASE | changed, at="training"))
+    for key, value in changed.items():
+        assert found[key] == ({**found[key], **value} if isinstance(value, dict) else value), key
 
 
 @pytest.mark.parametrize("multiple", [1, 4, 8])

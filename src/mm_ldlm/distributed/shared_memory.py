@@ -19,9 +19,9 @@ CHUNK = 16 * 2**20
 
 
 class SharedMemory:
-    """Memory of `bytes_per_rank` bytes for each rank, twice.
+    """One part of the memory for each rank, in two halves.
 
-    The two halves take turns: a rank overwrites a half after the barrier of the other one, and no rank arrives at that
+    The halves take turns: a rank overwrites a half after the barrier of the other one, and no rank arrives at that
     barrier before it has read the first.
     """
 
@@ -51,7 +51,7 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
     info = process.rank_info
     if process.device.type != "cpu" or info.local_world != info.world or not collectives.active():
         return None
-    # a whole number of cache lines, so that every rank's part is aligned
+    # a multiple of 64 bytes, so that every rank's part begins with a cache line
     size = 2 * info.world * 4 * (-(-min(elements, CHUNK) // 16) * 16)
     mine, path = -1, ""
     if process.is_main:

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"
 STATUS = "status.json"
 LOCK_SECONDS = 20.0
+"""Longest time to wait for the lock of a run"""
 
 
 def write_status(directory: Path, status: str, step: int, **more: Any) -> None:

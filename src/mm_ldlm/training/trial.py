@@ -168,7 +168,9 @@ def extrapolated(values: Ints, *, factor: float) -> int:
 def trial_steps(spec: TrainingSpec, data: Data, process: Process) -> dict[str, float]:
     """Measure steps on one rank; return the seconds of a step of mean size, and how many steps were measured.
 
-    A step of a small batch comes first and is not counted, because the first step allocates memory and creates kernels.
+    A step of a small batch comes first and is not counted, because the first step creates kernels. The fastest step of
+    each kind counts, because the first batches of a size allocate memory, which takes as long as computing on some
+    machines.
     """
     rank = _Rank(spec, data, process)
     batches = list(rank.loader.plan.epoch(0))
@@ -187,7 +189,7 @@ def trial_steps(spec: TrainingSpec, data: Data, process: Process) -> dict[str, f
         if float(collectives.max_(torch.tensor(now - began))) > SECONDS:  # all ranks decide together
             break
     mean = sum(map(padded, batches)) / len(batches)
-    rates = {kind: sum(found) / len(found) for kind, found in seconds.items()}
+    rates = {kind: min(found) for kind, found in seconds.items()}
     weights = {kind: len(draws[kind]) for kind in rates}
     per_token = sum(weights[kind] * rate for kind, rate in rates.items()) / sum(weights.values())
     return {"per_step": per_token * mean, "measured": sum(map(len, seconds.values()))}
