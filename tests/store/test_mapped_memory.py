@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.store import Manifest, Shard, ShardStore, StoreWriter, atomic, shards
-from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store import ShardStore, StoreWriter, atomic, shards
 from mm_ldlm.store.npy import map_npy
 
 SCHEMA = pa.schema([("v", pa.list_(pa.float32(), 2))])
