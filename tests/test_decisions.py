@@ -125,6 +125,7 @@ OF_ENVIRONMENTS: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((*MDLM, "wikitext103"), "evaluation.likelihood.draws", 1, "the whole test split averages enough"),
     (MDLM[:3], "objective.t_min", 0.02, "base is tuned for simpler sentences"),
     ((*MDLM[:3], "wikitext103", "tatoeba"), "model.mlp_ratio", 4.0, "base is tuned for a short training"),
+    (("tatoeba",), "model.conditioning_dim", 192, "base is tuned for a short training"),
     (("lm1b", "openwebtext", "wikitext103"), "tokenizer.max_length", 128, "the length of published numbers"),
     (("openwebtext_1024",), "tokenizer.max_length", 1024, "the length of published numbers"),
     (("lm1b", "openwebtext", "openwebtext_1024", "wikitext103", "stsb"), "tokenizer.reduce_vocabulary", False,

@@ -154,7 +154,7 @@ OF_THE_BASE_RUN: dict[str, Any] = {
     "model.depth": 2,
     "model.mlp_ratio": 2.0,
     "model.heads": 6,
-    "model.conditioning_dim": 192,
+    "model.conditioning_dim": 64,
     "model.kind": "mmdit",
     "model.token_vectors": "encoder",
     "model.direct_views": True,
