@@ -174,16 +174,6 @@ def test_the_writer_points_reports_and_keeps_its_error(background: bool, tmp_pat
     assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [6], "the former best is not kept"
 
 
-def test_the_size_of_a_checkpoint_is_that_of_its_tensors_and_folders(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer" / "inner").mkdir(parents=True)
-    (tmp_path / "tokenizer" / "inner" / "file").write_bytes(b"x" * 11)
-    tensors = {
-        "a": {"w": torch.ones(3, dtype=torch.float64), "v": torch.ones(2, dtype=torch.int8)},
-        "b": {"u": torch.ones(1)},
-    }
-    assert folder.size(Contents(tensors, {}, {"tokenizer": tmp_path / "tokenizer"})) == 24 + 2 + 4 + 11
-
-
 # -- provenance and references ------------------------------------------------------------------------------------
 
 

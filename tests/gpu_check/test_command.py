@@ -215,7 +215,7 @@ def test_a_gpu_is_described_in_the_units_of_the_report(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(True, "yes"), (False, "no"), (None, "unknown"), ("nccl", "nccl"), (1234567, "1,234,567"),
-     (0.00012345, "0.000123"), (999.4, "999"), (1234.5, "1,234"), (-1234.5, "-1,234"), (0.5, "0.5")],
+     (0.00012345, "0.000123"), (999.4, "999"), (999.6, "1,000"), (1234.5, "1,234"), (-1234.5, "-1,234"), (0.5, "0.5")],
 )  # fmt: skip
 def test_numbers_of_the_table_have_three_digits(value: Any, shown: str) -> None:
     assert text(value) == shown

@@ -212,7 +212,9 @@ def test_a_file_that_was_recorded_is_not_hashed_and_no_other_is_taken_for_it(
         (tmp_path / folder / "a").write_bytes(b"abc")
     (tmp_path / "one" / "b").write_bytes(b"abc")
     sha256 = file_sha256(tmp_path / "one" / "a")
-    verified.record(tmp_path / "one", "a", sha256=sha256)
+    verified.verify_file(tmp_path / "one", "a", sha256=sha256, remedy="")
+    assert hashed == [tmp_path / "one" / "a"]
+    hashed.clear()
     for _ in range(2):
         verified.verify_file(tmp_path / "one", "a", sha256=sha256, remedy="")
         verified._known.clear()  # another process

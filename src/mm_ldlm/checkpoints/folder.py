@@ -339,10 +339,3 @@ def apply_retention(directory: Path, *, last: int, every: int | None) -> list[in
         remove(path)
         removed.append(step)
     return removed
-
-
-def size(contents: Contents) -> int:
-    """Estimate the bytes of a folder with these contents."""
-    tensors_ = sum(t.numel() * t.element_size() for group in contents.tensors.values() for t in group.values())
-    folders = sum(f.stat().st_size for folder in contents.folders.values() for f in folder.rglob("*") if f.is_file())
-    return tensors_ + folders

@@ -88,4 +88,4 @@ def text(value: Number) -> str:
     """Format a number for the table: three significant digits, whole numbers in full."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return {True: "yes", False: "no", None: "unknown"}.get(value, str(value))  # type: ignore[arg-type]
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
