@@ -167,12 +167,15 @@ def test_embedding_logs_the_time_until_the_end_of_the_training_once(
     monkeypatch.setattr(EXPECTED, "training", expected)
     waits = threading.Event.wait
     monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waits(self, timeout and timeout / 20))
+    words, clocks = extract.until_trained, []
+    monkeypatch.setattr(extract, "until_trained", lambda **given: clocks.append(given["now"]) or words(**given))
     with extract._watch(SimpleNamespace(progress_folder=tmp_path), 10_000, shown=False):
         for done in (1000, 2000, 3000, 4000):
             atomic.write_json(tmp_path / "rank-0.json", {"rows": done})
             time.sleep(0.1)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert len(lines) == (expected is not None)
+    assert all(abs(clock - time.time()) < 60 for clock in clocks), "the time of the day"
     if expected is not None:
         assert lines[0].startswith("time: the model will be trained in about 3 min, at about ")
         assert "embedding takes about 5 s more, training about 3 min;" in lines[0]

@@ -107,6 +107,8 @@ SAMPLERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"kind": "autoregressive", "temperature": 1e5}, ["temperature"]),
     ({"kind": "blocks", "inner": {"kind": "blocks", "inner": ANCESTRAL}}, ["inner"]),
     ({"kind": "remdm_conf", "steps": 4, "eta": 0.3679}, ["eta"]),
+    ({"kind": "remdm_conf", "steps": 4, "top_p": 0}, ["top_p"]),
+    ({"kind": "remdm_conf", "steps": 4, "temperature": 1e5}, ["temperature"]),
     ({"kind": "remdm_loop", "steps": 4, "t_off": 0.5, "t_on": 0.5}, ["t_off", "t_on"]),
     ({"kind": "self_correction", "steps": 4, "correction_time": 1.01}, ["correction_time"]),
     ({"kind": "self_correction", "steps": 4, "correction_temperature": 1e-9}, ["correction_temperature"]),

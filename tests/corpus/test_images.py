@@ -333,6 +333,8 @@ def test_the_store_has_the_pixels_of_every_record_in_order(
     before = (tmp_path / "images/part-000000.arrow").stat().st_mtime_ns
     assert store_images(records, config=config, limits=ImageLimits(), workspace=tmp_path / "images") == manifest
     assert (tmp_path / "images/part-000000.arrow").stat().st_mtime_ns == before
+    with pytest.raises(StoreError, match=r"its image is no longer readable: .*pixels"):
+        store_images(records, config=config, limits=ImageLimits(max_pixels=15), workspace=tmp_path / "other")
     (tmp_path / "pictures/3.png").write_bytes(encoded(picture(77, 4, 4)))
     with pytest.raises(StoreError, match="the image changed after ingestion"):
         store_images(records, config=config, limits=ImageLimits(), workspace=tmp_path / "other")

@@ -197,6 +197,9 @@ def test_a_group_of_one_process_checks_every_collective(monkeypatch: pytest.Monk
         monkeypatch.setattr(rank.collectives, "broadcast", lambda tensor: tensor + 1)
         monkeypatch.setattr(rank.collectives, "max_", lambda tensor: tensor - 1)
         assert rank.check_collectives(process, megabytes=0.01)["wrong"] == ["broadcast", "maximum"]
+        monkeypatch.setattr(rank.collectives, "gather_texts", lambda text, *, device: [text, "sum,maximum", ""])
+        found = rank.check_collectives(process, megabytes=0.01)
+        assert found["wrong"] == ["broadcast", "gather", "maximum", "sum"], "also those of the other ranks"
     with joined(device="cpu") as process:
         assert process.backend is None
 
@@ -271,6 +274,7 @@ def test_the_random_encoder_has_unit_vectors_that_do_not_depend_on_the_batch() -
         (("text", "length"), {}),
         (("latent",), {"condition_on_latent": False, "conditioning_dim": 24}),
         (("text", "latent", "length"), {"mlp_ratio": 3.125, "length_hidden_dim": 20}),
+        (("text", "latent"), {"self_condition": True}),
     ],
 )
 def test_the_formula_for_operations_equals_torchs_counter(heads: Any, options: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def test_the_environments_have_as_many_parameters_as_the_mmdit_beside_them():
     layer = yaml.safe_load((conf / "compare_latent/parameters.yml").read_text())
     params = layer["comparison"]["members"][0]["params"]
     sizes = {key.removeprefix("model."): value for key, value in params.items() if key.startswith("model.")}
-    assert set(sizes) == {"depth", "mlp_ratio"}
+    assert set(sizes) == {"depth", "mlp_ratio", "conditioning_dim"}
     shape = DataShape(vocab_size=600, pad_id=0, mask_id=1, max_length=24, latent_dim=384)
     for file in ("base/parameters/model", "latent_dit/parameters", "latent_dit_cross/parameters"):
         keys = yaml.safe_load((conf / f"{file}.yml").read_text())["model"]

@@ -312,7 +312,7 @@ def test_capabilities_and_protocol():
     config = parse_kind(OBJECTIVES, {"kind": "adaptive_masking"}, at="objective")
     found = config.capabilities(DiTConfig())
     assert {"unconditional", "infill", "score"} == found.uses
-    assert "adaptive_masking" in found.trained_as
+    assert found.trained_as == "objective adaptive_masking, process absorbing"
     assert isinstance(config.build(SHAPE), Objective)
     assert config.identity == {"process": "absorbing", "importance": "full"}
     with pytest.raises(ConfigurationError, match="trains a model of interface 'text_denoiser'"):

@@ -77,6 +77,7 @@ PARTS = st.sampled_from(
 @example(name="a/b")
 @example(name="a/b/file/below")
 @example(name="missing")
+@example(name="out/secret/below")
 def test_a_name_never_leads_out(root: Path, name: str) -> None:
     try:
         path = inside(root, name)

@@ -47,11 +47,15 @@ def build(path: Path, rows: int = 23, shard_rows: int = 7, piece: int = 5) -> Sh
     return ShardStore.open(path, "toy")
 
 
-@pytest.mark.parametrize(("reader", "own"), [("strings", "id"), ("ints", "row"), ("lists", "ids"), ("fixed", "v")])
+READERS = {"strings": "id", "ints": "row", "lists": "ids", "fixed": "v"}
+
+
+@pytest.mark.parametrize(("reader", "own"), READERS.items())
 def test_a_column_of_another_type_is_refused_when_it_is_opened(tmp_path: Path, reader: str, own: str) -> None:
     """A list in place of a text would give a traceback where two texts are compared."""
     store = build(tmp_path / "store")
-    getattr(store, reader)(own)
+    for right, name in READERS.items():
+        getattr(store, right)(name)
     for name in {*SCHEMA.names} - {own}:
         with pytest.raises(StoreError, match=f"expected .* in column '{name}', found"):
             getattr(store, reader)(name)
@@ -74,8 +78,8 @@ def test_numbers_of_every_type_come_back_in_it(name: str, tmp_path: Path) -> Non
     writer.finish()
     store = ShardStore.open(tmp_path)
     values, offsets = store.lists("l").take([2, 0])
-    found = (store.ints("n").take([4, 1]), values, store.fixed("f").take([3, 0]))
-    assert [each.tolist() for each in found] == [[4, 1], [1, 2, 3, 0], [[6, 7], [0, 1]]]
+    found = (store.ints("n").take([4, 1]), store.ints("n")[[4, 1]], values, store.fixed("f").take([3, 0]))
+    assert [each.tolist() for each in found] == [[4, 1], [4, 1], [1, 2, 3, 0], [[6, 7], [0, 1]]]
     assert {each.dtype.name for each in found} == {name}
     assert offsets.tolist() == [0, 3, 4]
     assert (store.fixed("f").dim, store.fixed("f").dtype.name) == (2, name)
@@ -217,6 +221,15 @@ def test_every_field_of_a_manifest_is_in_its_fingerprint() -> None:
     changed = [dataclasses.replace(plain, **{name: value}) for name, value in others.items()]
     changed += [dataclasses.replace(plain, shards=(dataclasses.replace(shard, **{k: v}),)) for k, v in parts.items()]
     assert len({plain.fingerprint, *(each.fingerprint for each in changed)}) == 1 + len(changed)
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 1.5, "1", None])
+def test_a_store_of_another_version_is_refused(version: Any, tmp_path: Path) -> None:
+    build(tmp_path)
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": version}))
+    with pytest.raises(StoreError, match=r"expected format version 1, found .*Write the store again"):
+        ShardStore.open(tmp_path)
 
 
 def test_only_file_pages_are_ever_dropped(tmp_path: Path) -> None:

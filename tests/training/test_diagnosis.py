@@ -49,25 +49,31 @@ class Model(nn.Module):
 class _Objective:
     kinds, weights, units = ("a",), {"trained": 1.0}, {"trained": "examples"}
 
-    def __init__(self, reported: float) -> None:
-        self.reported = reported
+    def __init__(self, reported: float = 1.0, before: Any = lambda x: x) -> None:
+        self.reported, self.before = reported, before
 
     def __call__(self, model: Any, batch: Batch, generator: Any, *, kind: str, step: int) -> Any:
-        value = model(batch.fields["latents"]).sum()
+        value = model(self.before(batch.fields["latents"])).sum()
         count = torch.tensor(1.0)
         return {"trained": (value, count), "reported": (torch.tensor(self.reported), count)}
 
 
 def told(
-    micros: list[Batch], directory: Path, *, between: Any = lambda x: x, reported: float = 1.0, scaler: Any = None
-) -> tuple[str, dict[str, Any]]:
+    micros: list[Batch], directory: Path, *, before: Any = lambda x: x, between: Any = lambda x: x,
+    reported: float = 1.0, scaler: Any = None,
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """The paragraph of a diagnosis, and the findings of the first rank."""
-    objective: Any = _Objective(reported)
+    objective: Any = _Objective(reported, before)
     root = TrainableRoot(Model(between), objective)
+
+    def losses(batch: Batch, **asked: Any) -> Any:
+        repeated.append(asked)
+        return root(batch, None, asked["kind"], asked["step"])
+
+    repeated: list[dict[str, Any]] = []
     stepper: Any = SimpleNamespace(
-        process=ALONE, root=root, objective=objective, parallel=Parallel(root, ALONE), scaler=scaler,
-        losses=lambda batch, *, kind, draw, step: root(batch, None, kind, step),
-    )  # fmt: skip
+        process=ALONE, root=root, objective=objective, parallel=Parallel(root, ALONE), scaler=scaler, losses=losses
+    )
     heard = Heard()
     optimization: Any = SimpleNamespace(drop_gradients=lambda: None)
     text = diagnose(
@@ -76,6 +82,8 @@ def told(
     written = json.loads((directory / "diagnosis-step-00000003.json").read_text())
     assert (written["step"], written["draw"], written["reason"], written["diagnosis"]) == (3, 5, "why", text)
     assert heard.events == [(3, "diagnosis", {"reason": text})]
+    assert all(asked == {"kind": "a", "draw": 5, "step": 3} for asked in repeated), "with the noise of the step"
+    assert repeated
     return text, written["ranks"][0]
 
 
@@ -98,6 +106,13 @@ def test_a_module_is_named_only_if_its_own_inputs_are_finite(tmp_path: Path) -> 
     _, found = told([fine], tmp_path, between=lambda x: x * 1e38)
     assert found["forward"] == "two", "its inputs are finite, but not their sum"
     assert (found["inputs"], found["parameters"], found["examples"]) == ([], [], {})
+
+
+def test_arguments_of_the_model_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """The objective makes them from finite examples, and they have no gradient."""
+    text, found = told([batch([[1.0, 2.0]], [7])], tmp_path, before=lambda x: x * math.nan)
+    assert (found["examples"], found["inputs"], found["forward"]) == ({}, ["0"], None)
+    assert "the model received values that are not finite: 0." in text
 
 
 def test_losses_that_are_only_reported_are_no_cause(tmp_path: Path) -> None:
@@ -166,7 +181,7 @@ def test_the_first_rank_alone_writes_what_all_of_them_found(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis.collectives, "gather_texts", lambda text, *, device: [text])
-    objective: Any = _Objective(1.0)
+    objective: Any = _Objective()
     root = TrainableRoot(Model(lambda x: x * math.nan), objective)
     process = Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None)
     stepper: Any = SimpleNamespace(

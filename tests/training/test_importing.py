@@ -80,6 +80,16 @@ def test_a_folder_of_an_older_trainer_samples_without_data(tmp_path: Path) -> No
     assert config["imported"] == {"file": "model.pt", "format": "ddit", "left_out": ["rotary_emb.cos_cached"]}
 
 
+def test_a_tokenizer_that_lies_elsewhere_is_named(tmp_path: Path) -> None:
+    path, elsewhere = older(tmp_path / "older"), tmp_path / "tokenizer.json"
+    (path / "tokenizer.json").rename(elsewhere)
+    result = call("import-checkpoint", path, tmp_path / "runs" / "run", "--tokenizer", elsewhere)
+    assert result.exit_code == 0, result.output
+    import_checkpoint(older(tmp_path / "same"), tmp_path / "runs" / "other", Given())
+    one, other = (load_run(tmp_path / "runs" / name, device="cpu").tokenizer for name in ("run", "other"))
+    assert one.fingerprint == other.fingerprint
+
+
 def test_mask_follows_the_ids_of_the_tokenizer_as_in_mdlm(tmp_path: Path) -> None:
     """Its vocabulary has one row more than its tokenizer: [MASK]. Ids that it lacks are never written."""
     path = older(tmp_path / "older", rows=WORDS + 2, specials=())

@@ -102,7 +102,7 @@ def refuse_no_file(path: str | Path) -> None:
 def _check_target(root: str | Path, name: str, path: Path) -> None:
     try:
         target = os.path.realpath(path, strict=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         target = os.path.realpath(path)
     if not Path(target).is_relative_to(os.path.realpath(root)):
         raise UnsafePathError(root, name, "is or passes a symbolic link that leads out of the folder")
