@@ -193,6 +193,7 @@ def test_a_model_beyond_the_memory_is_refused_before_the_first_node(
     with pytest.raises(ConfigurationError, match=r"^parameter 'model': training needs at least .* GiB"):
         check_machine(large, read={"training", "model"}, trains=True)
     check_machine(large, read={"training", "model"}, trains=False)
+    check_machine(large, read={"training", "model", "sampling"}, trains=False)
     check_machine(changed("training", {}), read={"training", "model"}, trains=True)
 
 
