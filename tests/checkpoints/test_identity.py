@@ -39,3 +39,18 @@ def test_a_parameter_that_an_earlier_version_lacked_has_its_default(key: str) ->
         refuse_other({"model": {**mine, key: changed}, "tokenizer": "t"}, theirs, Path("c"), remedy="Do it")
     with pytest.raises(CheckpointError, match="expected the identity of its run, found None"):
         refuse_other({}, None, Path("c"), remedy="")
+
+
+def test_several_differences_are_three_lines_whatever_a_file_contains() -> None:
+    theirs = {"model": {"dim": 8, "depth": 2}, "a\nb": "x" * 5000, "tokenizer": {"": "t"}, "u": 1, "v": 2}
+    mine = {"model": {"dim": 9, "depth": 2}, "a\nb": 1, "tokenizer": "t", "u": 3, "v": 4}
+    with pytest.raises(CheckpointError) as refused:
+        refuse_other(mine, theirs, Path("c"), remedy="Do it.")
+    first, second, third = str(refused.value).split("\n")
+    assert (first, third) == ("c belongs to another model:", "Do it.")
+    assert second.startswith("  a\\nb: checkpoint has 'xxx")
+    assert second.endswith(
+        "xxx', this run 1; model.dim: checkpoint has 8, this run 9; tokenizer: checkpoint has 'nothing', this run 't'; "
+        "tokenizer.: checkpoint has 't', this run 'nothing'; and 2 more: u, v"
+    )
+    assert len(second) < 400

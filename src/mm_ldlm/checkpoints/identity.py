@@ -9,6 +9,7 @@ from typing import Any
 
 from mm_ldlm.config import parse_kind, to_dict
 from mm_ldlm.errors import CheckpointError, ConfigurationError
+from mm_ldlm.messages import escape, shorten
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 
@@ -26,15 +27,21 @@ def identity_of(*, model: Any, shape: DataShape, objective: Any, fingerprints: M
 
 
 def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) -> None:
-    """Raise CheckpointError with every field in which the identity of a checkpoint differs from that of a run."""
+    """Raise CheckpointError if the identity of a checkpoint differs from that of a run.
+
+    The message has three lines, one of them with the values of the first four fields that differ and the names of the
+    others.
+    """
     if not isinstance(theirs, dict):
         raise CheckpointError(f"{path}: expected the identity of its run, found {theirs!r}. Choose another checkpoint.")
     # A parameter that a newer version added gets its default here, which keeps the earlier behaviour.
     with contextlib.suppress(ConfigurationError, KeyError):
         theirs = {**theirs, "model": to_dict(parse_kind(MODELS, theirs["model"], at="model"))}
     if differing := differences(theirs, mine):
-        lines = "\n  ".join(differing)
-        raise CheckpointError(f"{path} belongs to another model:\n  {lines}\n{remedy}")
+        lines = [shorten(escape(line), 160) for line in differing]
+        names = shorten(", ".join(line.partition(":")[0] for line in lines[4:]))
+        more = [f"and {len(lines) - 4} more: {names}"] if names else []
+        raise CheckpointError(f"{path} belongs to another model:\n  {'; '.join(lines[:4] + more)}\n{remedy}")
 
 
 def differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
