@@ -134,6 +134,7 @@ def test_a_time_beyond_pure_noise_is_refused_by_its_name(kind: str) -> None:
 @pytest.mark.parametrize("fits", [0, COLDEST, 1.0, HOTTEST])
 def test_the_temperatures_up_to_the_limits_are_accepted(fits: float) -> None:
     refuse_temperature(fits)
+    assert parse_kind(TEXT_SAMPLERS, {**ANCESTRAL, "temperature": fits}, at="sampler").temperature == fits
 
 
 @pytest.mark.parametrize("wrong", [COLDEST * 0.999, HOTTEST * 1.001, -1.0, float("nan"), float("inf")])
