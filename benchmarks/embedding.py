@@ -26,13 +26,13 @@ def run(*, sentences: int = SENTENCES, rounds: int = ROUNDS) -> list[dict[str, A
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from mm_ldlm.encoders import LocalEncoderConfig, locate_encoder
+    from mm_ldlm.encoders import LocalEncoderConfig
     from mm_ldlm.latents.config import ExtractConfig
     from mm_ldlm.latents.extract import extract
     from mm_ldlm.latents.store import LatentStore
 
     texts = _texts(sentences)
-    folder = str(locate_encoder(LocalEncoderConfig()).folder)
+    folder = str(LocalEncoderConfig().locate().folder)
     cores = len(os.sched_getaffinity(0))
     ours, theirs, difference = [], [], 0.0
     cpu: dict[str, list[float]] = {"ours": [], "theirs": []}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 from pathlib import Path
@@ -34,20 +33,6 @@ def test_every_benchmark_has_run_and_a_docstring(runner: ModuleType) -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         assert callable(module.run), name
         assert module.__doc__, name
-
-
-def test_every_name_that_a_benchmark_imports_exists(runner: ModuleType, project: Path) -> None:
-    """Most imports are inside functions, which no other test calls, because they take minutes."""
-    found = 0
-    for name in runner.names():
-        for statement in ast.walk(ast.parse((project / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))):
-            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("mm_ldlm"):
-                module = importlib.import_module(str(statement.module))
-                for item in statement.names:
-                    found += 1
-                    if not hasattr(module, item.name):
-                        importlib.import_module(f"{statement.module}.{item.name}")  # a module of a package
-    assert found > 20
 
 
 def test_an_unknown_benchmark_is_refused(

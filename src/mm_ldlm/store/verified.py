@@ -52,6 +52,11 @@ def remember(directory: Path, line: str) -> None:
             os.close(descriptor)
 
 
+def record(directory: Path, name: str, *, sha256: str) -> None:
+    """Record a file as verified without reading it, as the benchmark of ten million rows does with its 15 GB."""
+    remember(directory, _line(directory, name, sha256, ""))
+
+
 def _line(directory: Path, name: str, sha256: str, remedy: str) -> str:
     try:
         found = (directory / name).stat()
