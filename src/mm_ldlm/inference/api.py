@@ -181,8 +181,8 @@ class MMLDLM:
 
     @property
     def no_encoder(self) -> str | None:
-        """Why the encoder cannot embed texts here, which search, re-embedding and texts as targets need; None if it
-        can."""
+        """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
+        need it."""
         return self._engine.edge.no_encoder
 
     @property
