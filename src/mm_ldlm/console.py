@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mm_ldlm.sampling.config import Keep
 
 _RUNS = "data/06_models/runs"
-"""Folder of the runs of the embedded default, of which the newest is used."""
+"""Folder of the runs of the default configuration, of which the newest is used."""
 COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
 """Columns of `mm-ldlm invert --table`."""
 

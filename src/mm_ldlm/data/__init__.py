@@ -1,8 +1,9 @@
 """Validated dataset: one artifact that names the stores of a corpus, and the functions that read it.
 
 This room contains the manifest `dataset.json` with its reader (`dataset`), the index of valid examples and the
-quarantine (`index`), and sentences of a split (`sentences`). The rooms below write the stores; this room does not
-train, sample or score. Training workers import it, so it imports neither Kedro, MLflow, `datasets` nor transformers.
+quarantine (`index`), the labels (`labels`), sentences of a split (`sentences`), and a measurement of token states
+(`token_identity`). The rooms below write the stores of records, tokens and vectors; this room does not train, sample or
+score. Training workers import it, so it imports neither Kedro, MLflow, `datasets` nor transformers.
 """
 
 from mm_ldlm.data.dataset import Dataset, commit

@@ -1,6 +1,8 @@
 """Process groups and launchers: the only room that uses `torch.distributed` and reads torchrun's environment.
 
 This room contains the environment variables (`environment`), the process group (`process`), collective operations
-(`collectives`), wrapping of modules for many devices (`parallel`), the launcher of worker processes (`launch`) and
-their failure records (`failure`). Nothing here depends on what is being trained.
+(`collectives`), wrapping of modules for many devices (`parallel`), the exchange of gradients on one host
+(`shared_memory`), the launcher of worker processes (`launch`) with the probe of the first host (`master`), their logs
+(`logs`) and failure records (`failure`), and forked ranks for short tasks (`forked`). Nothing here depends on what is
+being trained.
 """

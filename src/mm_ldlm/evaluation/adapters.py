@@ -16,7 +16,7 @@ from mm_ldlm.errors import EvaluationError
 
 
 class EncoderAdapter:
-    """Wrap `encode(list of str) → (n, d)` (an `Encoder`, or `MMLDLM.embed`) for external evaluators.
+    """Wrap `encode(list of str) → (n, d)` (`Encoder.encode`, or the latents of `MMLDLM.embed`) for external evaluators.
 
     mteb ≥ 2 passes batches as an iterable of {"text": [...]} with task metadata; mteb 1 and sentence-transformers
     pass strings.

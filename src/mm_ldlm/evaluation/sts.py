@@ -1,4 +1,4 @@
-"""Semantic textual similarity: correlation of a similarity of embeddings with graded human (or constructed) gold.
+"""Semantic textual similarity: correlation of a similarity of embeddings with gold scores (human or constructed).
 
 A set is always scored completely, without sampling and without substitute values. Scores are Spearman and Pearson × 100
 of four similarities: cosine, dot, and negative Manhattan and Euclidean distances, as in sentence-transformers'

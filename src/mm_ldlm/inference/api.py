@@ -181,8 +181,8 @@ class MMLDLM:
 
     @property
     def no_encoder(self) -> str | None:
-        """Why the encoder cannot embed texts here, which search, re-embedding and texts as targets need; None if it
-        can."""
+        """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
+        need it."""
         return self._engine.edge.no_encoder
 
     @property
@@ -227,7 +227,7 @@ class MMLDLM:
             search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.config.SearchConfig`.
             reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
             samples: number of texts that are written for each latent. More than one need a sampler with a temperature
-                above 0, or the length 'sample'; otherwise they are equal, and a warning says so.
+                above 0, or the length 'sample'; otherwise they are equal, with a warning.
             keep: of several texts, 'best' keeps one for each latent: that of the highest cosine (with `reembed` or
                 `search`), otherwise of the highest log-probability. 'all' keeps them, latent by latent, and `best`
                 marks these.

@@ -44,7 +44,7 @@ def infill(engine: Engine, texts: Any, *, latents: Any, sampler: Any, steps: int
     config = engine.text_sampler(sampler, steps)
     written = engine.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
     made = engine.texts(written, listed, raw_nd, reembed=False, templates=templates)
-    # of the canvas, because the marks of the gaps are no words of the text
+    # of the canvas, because the marks of the gaps are not words of the text
     return replace(made, unknown=np.array([fraction_of(engine.tokenizer.unk_id, canvas) for canvas in canvases]))
 
 

@@ -1,6 +1,6 @@
 """Texts of which a model rewrites a part: everything outside the gaps stays letter for letter as it was written.
 
-Token ids forget capitals, spaces and words outside the vocabulary. A template therefore keeps the written text beside
+Token ids lack capitals, spaces and words outside the vocabulary. A template therefore keeps the written text beside
 the positions of its gaps, and only the tokens of the gaps are decoded.
 """
 
@@ -97,7 +97,7 @@ def _decoded(tokens: Sequence[int], start: int, stop: int, tokenizer: TextTokeni
 
 
 def _place_after(text: str, beginning: str) -> int:
-    """Return where `text` has shown as many characters that are not spaces as `beginning` has."""
+    """Return the position in `text` after as many characters other than spaces as `beginning` has."""
     missing = sum(not character.isspace() for character in beginning)
     for place, character in enumerate(text):
         if missing == 0:

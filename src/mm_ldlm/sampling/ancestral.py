@@ -37,7 +37,7 @@ class AncestralConfig(DiffusionSampler):
         timestep: the timestep that the model receives (only if the noise is [MASK] and the model
             predicts x_0; other processes use the schedule).
         skip_idle: draw first which tokens a step unmasks, and call the model only for texts in which it unmasks one.
-            The sample is the same with fewer calls (for the same processes).
+            The sample is the same with fewer calls (only for processes that read `timestep`).
     """
 
     kind: str = "ancestral"

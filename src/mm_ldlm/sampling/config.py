@@ -243,7 +243,7 @@ class SamplingConfig:
     rows: RowsOrNone = 500
     """Number of examples of the split that l2t, t2l and the tasks on images read; the same seed gives the same ones"""
     text: Annotated[Any, TEXT_SAMPLERS]
-    """Sampler of all text tasks except `unconditional`, which has its own, as captions of images have"""
+    """Sampler of all text tasks except `unconditional` and captions of images, which have their own"""
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: str | int = "argmax"

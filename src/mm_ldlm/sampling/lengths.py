@@ -35,7 +35,7 @@ def how_many_lengths(length: Any) -> int:
 
 
 def refuse_long(length: Length | None, *, max_length: int, sampler: Any, process: ProcessTraits | None) -> str | None:
-    """Explain why a text of a length cannot be written by a sampler; None if it can, or if the length is no number.
+    """Explain why a text of a length cannot be written by a sampler; None if it can, or if the length is not a number.
 
     Args:
         max_length: number of tokens that the model reads at once.

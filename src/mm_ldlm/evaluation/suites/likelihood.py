@@ -33,7 +33,7 @@ def evaluate(
         The table of held-out sentences (id, tokens, and in nats `nll` and `nll_given_latent` where they apply), by
         which two runs are compared sentence by sentence; and the metrics: `likelihood` ("exact" or "bound"), costs per
         token with standard errors, perplexities, the latent's bits, tables by noise level and zero-shot texts. Parts
-        that the run cannot score are absent, and `left_out` says why; {"skipped": reason} where there is none at all.
+        that the run cannot score are absent, and `left_out` has the reasons; {"skipped": reason} where all are absent.
     """
     capabilities = model.capabilities
     parts = [name for name, use in PARTS.items() if use in capabilities]
