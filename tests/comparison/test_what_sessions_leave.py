@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import subprocess
@@ -13,11 +14,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.comparison import results, sessions
+from mm_ldlm.comparison import members, results, sessions
 from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
 from mm_ldlm.comparison.members import Session
 from mm_ldlm.comparison.sessions import Outcome
 from mm_ldlm.config import parse
+from mm_ldlm.config_loader import merge
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.config import BootstrapConfig
@@ -95,8 +97,8 @@ def test_runs_are_compared_on_both_tables_and_paths_are_relative_to_the_page(tmp
             a_session(tmp_path, "c", seed=3)]  # fmt: skip
     outcomes = [Outcome(each.member, each.seed, "finished", "", 1.0, f"{each.folder}/log.txt") for each in plan[:2]]
     outcomes.append(Outcome("c", 3, "failed", "why", 2.5, f"{plan[2].folder}/log.txt"))
-    members = [{"name": "a"}, {"name": "b"}, {"name": "c", "seeds": [3]}]
-    config = parse(ComparisonConfig, {"members": members, "seeds": [0]}, at="comparison")
+    given = [{"name": "a"}, {"name": "b"}, {"name": "c", "seeds": [3]}]
+    config = parse(ComparisonConfig, {"members": given, "seeds": [0]}, at="comparison")
     found = results.collect(plan, outcomes, config=config, bootstrap=FEW, seed=0, beside=tmp_path / "reports" / "x")
     assert found["failed"] == [{
         "member": "c", "seed": 3, "status": "failed", "reason": "why", "seconds": 2.5, "repeated": False,
@@ -207,3 +209,59 @@ def test_the_reference_and_the_seeds_of_a_member() -> None:
                                       "baseline": "b"}, at="comparison")  # fmt: skip
     assert [config.seeds_of(member) for member in config.members] == [(4, 2), (7, 1)]
     assert (config.reference, dataclasses.replace(config, baseline=None).reference) == ("b", "a")
+
+
+def test_every_member_with_a_problem_is_named_and_none_hides_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "_reads", lambda typed, name: False)
+
+    def load(environment: str, given: Any) -> Any:
+        if environment == "bad":
+            raise ConfigurationError("why")
+        paths = {name: {"filepath": name} for name in (*members.PATHS, "records")} | {"no file": {"type": "x"}}
+        return {"parameters": {"model": {}, "objective": {}, **given}, "catalog": paths}
+
+    def planned(*names: str) -> list[Session]:
+        every = {
+            "twice": MemberConfig(name="twice", params={"model": 5, "model.dim": 6}),
+            "taken": MemberConfig(name="taken", params={"results": "x", "training.seed": 3}),
+            "refused": MemberConfig(name="refused", env="bad"),
+            "good": MemberConfig(name="good"),
+        }
+        return members.sessions_of(
+            ComparisonConfig(members=tuple(every[name] for name in names), seeds=(1, 2)), current=(), base="base",
+            params={}, folder=tmp_path, project=tmp_path / "p", load=load, check=lambda given: given, merge=merge,
+        )  # fmt: skip
+
+    for order in itertools.permutations(("twice", "taken", "refused", "good")):
+        with pytest.raises(ConfigurationError) as refused:
+            planned(*order)
+        assert str(refused.value).split("\n") == [{
+            "twice": "comparison, member 'twice': expected 'model' once, found 5 and {'dim': 6}. Remove one of them.",
+            "taken": "comparison, member 'taken': expected parameters that the comparison does not set itself, found "
+                     "results, training.seed. Use comparison.seeds, comparison.budget and the name of the member "
+                     "instead.",
+            "refused": "comparison, member 'refused' (--env=bad): why",
+        }[name] for name in order if name != "good"]  # fmt: skip
+    one, two = planned("good")
+    assert (one.seed, two.seed, one.label) == (1, 2, "good, seed 1")
+    assert one.paths == {name: str(tmp_path / "p" / name) for name in ("run", "runs", "dataset", "metrics", "report")}
+    assert one.stores == {"ingestion": [], "embedding": []}
+
+
+def test_each_seed_is_paired_with_itself(tmp_path: Path) -> None:
+    """The cost of a seed is its number, and the member costs a quarter more: the difference of each seed is that."""
+
+    def runs(member: str, more: float, seeds: tuple[int, ...]) -> list[results.Finished]:
+        made = []
+        for seed in seeds:
+            costs = pd.DataFrame({"id": [f"i{i}" for i in range(31)], "tokens": 3, "nll": 3 * (seed + more)})
+            result = compare.Result(member, {}, None, costs)
+            made.append(results.Finished(a_session(tmp_path, member, seed=seed), result, {}, {}))
+        return made
+
+    found = results._against(runs("base", 0.0, (1, 9, 5)), runs("m", 0.25, (5, 7, 1)), "base", bootstrap=FEW, seed=0)
+    entry = found["differences"]["likelihood"]["differences"]["nats_per_token"]
+    assert (found["seeds"], entry["a"], entry["b"]) == ([5, 1], 3.0, 3.25)
+    assert [entry["difference"][part] for part in ("value", "low", "high")] == pytest.approx([0.25] * 3)

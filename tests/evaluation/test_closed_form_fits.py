@@ -16,7 +16,7 @@ from mm_ldlm.evaluation.config import GenerationConfig, LikelihoodConfig
 from mm_ldlm.evaluation.overlap import attested_bigrams
 from mm_ldlm.evaluation.sts_sets import from_pairs
 
-# -- the bag of words ----------------------------------------------------------------------------------------------------
+# -- the bag of words --------------------------------------------------------------------------------------------------
 
 TOKENS = [[4, 9, 2], [9], [2, 2, 4, 7], [7, 9], [4, 2, 9, 7, 4], [9, 4]]
 LATENTS = np.random.default_rng(0).normal(size=(6, 3)) * [1.0, 5.0, 0.2] + [3.0, -2.0, 1.0]
@@ -62,7 +62,7 @@ def test_as_many_tokens_as_the_length_in_the_order_of_their_places(length: float
     assert bag.predict(np.array([[1.0]])) == [tokens]
 
 
-# -- intervals -----------------------------------------------------------------------------------------------------------
+# -- intervals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.99])
@@ -114,7 +114,7 @@ def test_the_mean_of_one_sentence_has_no_standard_error() -> None:
     assert likelihood.per_token(np.array([3.0]), np.array([2])).standard_error == 0.0
 
 
-# -- spectra and neighborhoods -------------------------------------------------------------------------------------------
+# -- spectra and neighborhoods -----------------------------------------------------------------------------------------
 
 
 def test_latents_of_one_dimension_have_a_spectrum_and_a_distance() -> None:
@@ -141,15 +141,15 @@ def test_the_texts_of_the_neighborhoods_are_evenly_spaced(count: int, limit: int
     assert found.overlap_at == expected.overlap_at
 
 
-# -- texts ---------------------------------------------------------------------------------------------------------------
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 def test_self_bleu_of_short_texts_uses_the_orders_that_they_have_and_the_nearest_length() -> None:
     """Texts of one to three words beside longer ones; of two lengths that are equally near the shorter one counts."""
     from sacrebleu.metrics import BLEU
 
-    rows = ["a b c".split(), "a b c d e".split(), "a b".split(), "a b c d".split(), "e".split(), "b c d e f g".split()]
-    texts = [" ".join(row) for row in rows]
+    texts = ["a b c", "a b c d e", "a b", "a b c d", "e", "b c d e f g"]
+    rows = [text.split() for text in texts]
     scorer = BLEU(tokenize="none", effective_order=True)
     for chosen in (range(6), (0, 1, 3), (2, 3, 0), (3, 1, 5)):
         some = [texts[i] for i in chosen]
@@ -177,7 +177,7 @@ def test_every_part_of_a_table_has_one_entry_for_each_reference(short: str) -> N
         inversion.score_rows(["a", "b"], parts.pop("hypotheses"), **parts)
 
 
-# -- scores of pairs -----------------------------------------------------------------------------------------------------
+# -- scores of pairs ---------------------------------------------------------------------------------------------------
 
 
 def test_pairs_of_a_sentence_with_itself_are_ties() -> None:
@@ -200,7 +200,7 @@ def test_scores_of_sets_of_two_sizes_have_no_ratio() -> None:
         sts.ratio_to(small, large)
 
 
-# -- classes -------------------------------------------------------------------------------------------------------------
+# -- classes -----------------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {"replicates": 60, "seed": 7, "level": 0.8}
 
@@ -244,7 +244,7 @@ def test_the_intervals_of_the_confusions_are_of_the_given_resamples() -> None:
             assert [found["low"][i][j], found["high"][i][j]] == pytest.approx(np.quantile(drawn, [0.1, 0.9]).tolist())
 
 
-# -- defaults ------------------------------------------------------------------------------------------------------------
+# -- defaults ----------------------------------------------------------------------------------------------------------
 
 
 def test_functions_have_the_defaults_of_the_parameters() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import datasets
+from mm_ldlm.corpus.starter import generate_starter_sts
 from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.config import StsConfig
 from mm_ldlm.evaluation.sts_sets import (
@@ -94,7 +96,8 @@ def test_spaces_around_sentences_and_scores_and_empty_lines_do_not_count(tmp_pat
     found = read_semeval(tmp_path / "s", name="x")
     assert (found.name, found.first, found.second, found.gold_N.tolist()) == ("x", ("a b", "d"), ("c", "e"), [1.5, 2])
     (tmp_path / "SICK.txt").write_text(
-        "sentence_A\tsentence_B\trelatedness_score\tSemEval_set\n\n a b \tc \t1.5\t test \nd\te\t2\tTest\nf\tg\t3\tTRAIN\n"
+        "sentence_A\tsentence_B\trelatedness_score\tSemEval_set\n\n"
+        " a b \tc \t1.5\t test \nd\te\t2\tTest\nf\tg\t3\tTRAIN\n"
     )
     found = read_sick(tmp_path / "SICK.txt")
     assert (found.name, found.first, found.second, found.gold_N.tolist()) == (
@@ -170,7 +173,9 @@ def test_a_file_of_one_part_is_known_by_the_beginning_of_its_name(part: str, end
         if split == part:
             assert read_sick(file, split=split).first == ("a", "c")
             continue
-        with pytest.raises(EvaluationError, match=rf"expected the part '{split}' .* a file of one part \({part}\)\. Give"):
+        with pytest.raises(
+            EvaluationError, match=rf"expected the part '{split}' .* a file of one part \({part}\)\. Give"
+        ):
             read_sick(file, split=split)
 
 
@@ -182,7 +187,7 @@ def test_a_file_of_unknown_part_is_taken_for_the_test_part_alone(tmp_path: Path)
     with pytest.raises(EvaluationError, match="expected the part train, trial, test or all of SICK, found 'dev'"):
         read_sick(tmp_path / "mine.txt", split="dev")
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(EvaluationError, match=r"columns \['sentence_A', 'sentence_B', 'relatedness_score'\] are missing"):
+    with pytest.raises(EvaluationError, match=r"columns \['sentence_A', 'sentence_B', .* are missing"):
         read_sick(tmp_path / "empty.txt")
 
 
@@ -201,7 +206,7 @@ def test_the_file_of_all_parts_goes_before_those_of_single_parts(tmp_path: Path)
 def test_each_format_is_read_by_its_own_reader_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("a,b,1\nc,d,2\n")
     assert load_sts(StsSource(format="stsb", name="mine", path=str(tmp_path / "f.csv"))).name == "mine"
-    with pytest.raises(EvaluationError, match=r"STS set 'mine': .*nowhere does not exist\. Give the file \(or folder\)"):
+    with pytest.raises(EvaluationError, match=r"STS set 'mine': .*nowhere does not exist\. Give the file \(or"):
         load_sts(StsSource(format="semeval", name="mine", path=str(tmp_path / "nowhere")))
 
 
@@ -220,3 +225,24 @@ def test_files_of_the_parameters_follow_the_sets_in_the_format_of_sts_b() -> Non
     assert StsConfig().sources == ()
     with pytest.raises(ConfigurationError, match="a name must contain letters"):
         StsConfig(files={"a b": "f.csv"})
+
+
+# -- hub and starter ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["score", "similarity_score", "relatedness_score", "label"])
+def test_a_set_of_the_hub_has_its_scores_in_one_of_four_columns(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("label", "relatedness_score", "similarity_score", "score")
+    others = names[: names.index(column)]
+    table = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], column: [1, 4]} | {name: [9, 9] for name in others}
+    monkeypatch.setattr(datasets, "load_dataset", lambda target, **how: datasets.Dataset.from_dict(table))
+    found = load_sts(StsSource(format="hub", name="mine", path="org/set"))
+    assert (found.first, found.second, found.gold_N.tolist()) == (("a", "b"), ("c", "d"), [1, 4])
+
+
+def test_the_starter_set_has_the_sentences_of_its_generator_in_their_order() -> None:
+    made = generate_starter_sts(seed=6)
+    found = load_sts(StsSource(format="starter", name="mine"), seed=6)
+    assert found.first == tuple(pair.sentence1 for pair in made)
+    assert found.second == tuple(pair.sentence2 for pair in made)
+    assert found.gold_N.tolist() == [pair.score for pair in made]

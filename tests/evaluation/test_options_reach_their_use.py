@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from mm_ldlm.data import sentences
 from mm_ldlm.data.sentences import Sentences, sample_rows
-from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import generative
+from mm_ldlm.evaluation import retrieval
 from mm_ldlm.evaluation.bootstrap import mean_interval, proportion_interval
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,
     ClassificationEvalConfig,
     ImagesSuiteConfig,
     InversionConfig,
+    LatentsConfig,
     LikelihoodConfig,
     StsConfig,
     SweepPoint,
@@ -28,7 +26,7 @@ from mm_ldlm.evaluation.config import (
 from mm_ldlm.evaluation.samples import no_rows
 from mm_ldlm.evaluation.sts import ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSource, from_pairs
-from mm_ldlm.evaluation.suites import classification, images, inversion, likelihood, sts
+from mm_ldlm.evaluation.suites import classification, images, inversion, latents, likelihood, sts
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -251,47 +249,19 @@ def test_tables_of_skipped_suites_have_the_columns_that_readers_expect() -> None
     assert [str(dtype) for dtype in likelihood.no_rows().dtypes] == ["string", "int64", "float64"]
 
 
-# -- a causal model ----------------------------------------------------------------------------------------------------
+# -- latents -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [OSError("first\nsecond"), ValueError("first\nsecond"), OSError()])
-@pytest.mark.parametrize("part", ["AutoTokenizer", "AutoModelForCausalLM"])
-def test_a_model_that_cannot_be_loaded_is_one_sentence(
-    error: Exception, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import transformers
-
-    def refuse(name: str, **_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: "a tokenizer")
-    monkeypatch.setattr(getattr(transformers, part), "from_pretrained", refuse)
-    words = re.escape(f"'org/gpt' cannot be loaded ({type(error).__name__}: {str(error)[:5]}). Give a hub name")
-    with pytest.raises(EvaluationError, match=words) as refused:
-        generative.CausalModel("org/gpt")
-    assert "\n" not in str(refused.value)
-
-
-def test_texts_are_scored_on_the_device_of_the_model() -> None:
-    seen: list[Any] = []
-
-    class Model:
-        config = SimpleNamespace()
-
-        def __call__(self, *, input_ids: Any, attention_mask: Any) -> Any:
-            seen.append((input_ids.device.type, attention_mask.device.type, attention_mask.dtype, torch.is_grad_enabled()))
-            return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 8, dtype=torch.bfloat16))
-
-    made: Any = generative.CausalModel.__new__(generative.CausalModel)
-    made.model, made.name, made.device = Model(), "toy", "meta"
-
-    class Tokenizer:
-        bos_token_id = None
-
-        def __call__(self, text: str, *, add_special_tokens: bool) -> Any:
-            return {"input_ids": list(range(1, 1 + len(text)))}
-
-    made.tokenizer = Tokenizer()
-    nll, count = made.nll(["abc", "ab"])
-    assert (nll.tolist(), count.tolist()) == (pytest.approx([2 * np.log(8), np.log(8)]), [2, 1])
-    assert seen == [("meta", "meta", torch.int64, False)]
+@pytest.mark.parametrize("seed", [5, 6])
+def test_real_latents_beside_the_unconditional_ones_are_drawn_with_the_seed(seed: int) -> None:
+    draw = np.random.default_rng(0)
+    real, others, free = draw.normal(size=(6, 2)), draw.normal(size=(30, 2)) * 3, draw.normal(size=(5, 2))
+    held = Sentences(tuple("abcdef"), tuple("abcdef"), ((1,),) * 6, real)  # type: ignore[arg-type]
+    found = latents.evaluate(
+        SimpleNamespace(embed=lambda texts, **_: SimpleNamespace(latents=real + 1)), held, real + 2,
+        distractors_md=others, unconditional_nd=free, sampler=None, config=LatentsConfig(calibration_sentences=0),
+        bootstrap=BOOTSTRAP, seed=seed,
+    )  # fmt: skip
+    drawn = others[sample_rows(np.arange(30), 5, seed=seed)]
+    assert found["real_frechet"] == pytest.approx(retrieval.frechet_distance(drawn, real))
+    assert found["unconditional_frechet"] == pytest.approx(retrieval.frechet_distance(free, real))

@@ -192,9 +192,8 @@ def test_examples_at_random_are_of_the_whole_table() -> None:
 
 
 def test_a_report_shows_as_many_examples_as_the_parameters_say() -> None:
-    empty: dict[str, Any] = dict.fromkeys(
-        ("run", "run_config", "metrics", "inversion", "sts", "likelihood", "latents", "generation"), {}
-    )
+    names = ("run", "run_config", "metrics", "inversion", "sts", "likelihood", "latents", "generation")
+    empty: dict[str, Any] = {name: {} for name in names}
     report = ReportInputs(title="T", inversion_rows=pd.DataFrame(), unconditional=pd.DataFrame(), **empty)
     assert (report.examples, report.seed, report.log, report.events) == (ReportingConfig().examples, 0, (), ())
     assert [getattr(report, name) for name in ("classification", "images", "timings", "comparison")] == [{}] * 4
