@@ -227,7 +227,7 @@ def test_every_member_with_a_problem_is_named_and_none_hides_another(
             "twice": MemberConfig(name="twice", params={"model": 5, "model.dim": 6}),
             "taken": MemberConfig(name="taken", params={"results": "x", "training.seed": 3}),
             "refused": MemberConfig(name="refused", env="bad"),
-            "good": MemberConfig(name="good"),
+            "good": MemberConfig(name="Good"),
         }
         return members.sessions_of(
             ComparisonConfig(members=tuple(every[name] for name in names), seeds=(1, 2)), current=(), base="base",
@@ -245,7 +245,8 @@ def test_every_member_with_a_problem_is_named_and_none_hides_another(
             "refused": "comparison, member 'refused' (--env=bad): why",
         }[name] for name in order if name != "good"]  # fmt: skip
     one, two = planned("good")
-    assert (one.seed, two.seed, one.label) == (1, 2, "good, seed 1")
+    assert (one.seed, two.seed, one.label) == (1, 2, "Good, seed 1")
+    assert one.folder == str(tmp_path / "own-budget" / "Good" / "seed-1")
     assert one.paths == {name: str(tmp_path / "p" / name) for name in ("run", "runs", "dataset", "metrics", "report")}
     assert one.stores == {"ingestion": [], "embedding": []}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,
@@ -60,3 +61,8 @@ def test_an_unknown_reference_is_refused_with_the_nearest_label() -> None:
         ConfigurationError, match=r"a label of the sweep \(\['one step', 'search'\]\), found 'one stpe'"
     ):
         InversionConfig(sweep=points, reference="one stpe")
+
+
+def test_the_name_of_a_file_is_refused_under_the_key_of_the_files() -> None:
+    with pytest.raises(ConfigurationError, match=r"evaluation\.sts\.files.*a name must contain letters"):
+        parse(StsConfig, {"files": {"a.b": "f.csv"}}, at="evaluation.sts")

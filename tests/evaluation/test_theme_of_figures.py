@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
-from mm_ldlm.evaluation.report import figures, theme, training_figures
+from mm_ldlm.evaluation.report import figures, inversion_figures, theme, training_figures
 
 
 def test_a_figure_of_another_pipeline_is_copied_before_it_is_restyled() -> None:
@@ -97,3 +98,24 @@ def test_curves_are_smoothed_by_nine_tenths_unless_the_parameters_say_otherwise(
     expected = training_figures.smoothed([line["loss"] for line in log], 0.9)
     for figure in (training_figures.training(log), figures.all_figures(**nothing, log=log)["plot_training"]):
         assert list(figure.data[1].y) == pytest.approx(expected)  # type: ignore[union-attr]
+
+
+def test_an_axis_of_points_that_are_all_equal_has_room_around_them() -> None:
+    same = {"bleu": {"value": 0.5, "low": 0.5, "high": 0.5}}
+    apart = {"bleu": {"value": 0.5, "low": 0.25, "high": 1.25}}
+    assert inversion_figures._reach([same], "bleu") == pytest.approx([0.5 - 0.00012, 0.5 + 0.00012])
+    assert inversion_figures._reach([same, apart], "bleu") == pytest.approx([0.13, 1.37])
+
+
+def test_the_lines_of_a_quantity_and_of_a_noise_level_are_named_without_their_common_beginning() -> None:
+    line = {"importance_mean": 0.5, "importance_std": 0.1, "text_nll_t0": 2.0, "text_nll_t1": 1.0, "text_nll_t2": 0.5}
+    log = [{"step": step, **line} for step in (1, 2)]
+    for drawn, title, axis, names in (
+        (training_figures.training(log), "importance", "importance", ["mean", "std"]),
+        (training_figures.diagnostics(log), "text nll by noise level (t0: least noise)", "text nll", ["t0", "t1", "t2"]),
+    ):
+        figure: Any = drawn
+        (heading,) = figure.layout.annotations
+        assert re.sub(r"<span[^>]*>|</span>", "", heading.text) == f"{title}<br>{' · '.join(names)}"
+        assert (figure.layout.yaxis.title.text, figure.layout.yaxis.type) == (axis, "linear")
+        assert re.findall(r"color:(#\w+)", heading.text) == [trace.line.color for trace in figure.data]

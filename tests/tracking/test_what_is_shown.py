@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,3 +130,18 @@ def test_a_first_run_names_what_will_show_an_estimate(executed: list[str], measu
     assert found[0] == f"this run: {' → '.join(executed)}; {len(executed)} node{'s' * (len(executed) > 1)}"
     words = f"time: no run here yet; {measured} will show an estimate after the first seconds"
     assert found[2:] == ([] if measured is None else [words])
+
+
+def test_a_configuration_is_sent_without_the_folders_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: dict[str, str] = {}
+    monkeypatch.setattr(record, "mlflow", SimpleNamespace(
+        annotate=lambda *given, name: None, count_runs=lambda *given: 0,
+        log_text=lambda uri, run_id, text, *, file: sent.update({file: json.loads(text)}),
+    ))  # fmt: skip
+    config = {"training": {"init_from": f"{tmp_path}/data/run", "api_key": "s3cret"}, "tracking": {"uri": "u"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = record.Record("u", "r", project=tmp_path, name="n", pipelines="all", command="c")
+    made.add_run({"name": "run-1"}, tmp_path, trained=True)
+    assert sent == {"config.json": {"training": {"init_from": "data/run", "api_key": "***"}}}
