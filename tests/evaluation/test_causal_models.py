@@ -57,5 +57,3 @@ def test_texts_are_scored_on_the_device_of_the_model() -> None:
     nll, count = made.nll(["abc", "ab"])
     assert (nll.tolist(), count.tolist()) == (pytest.approx([2 * np.log(8), np.log(8)]), [2, 1])
     assert seen == [("meta", "meta", torch.int64, False)]
-
-

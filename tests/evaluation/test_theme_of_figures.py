@@ -112,7 +112,12 @@ def test_the_lines_of_a_quantity_and_of_a_noise_level_are_named_without_their_co
     log = [{"step": step, **line} for step in (1, 2)]
     for drawn, title, axis, names in (
         (training_figures.training(log), "importance", "importance", ["mean", "std"]),
-        (training_figures.diagnostics(log), "text nll by noise level (t0: least noise)", "text nll", ["t0", "t1", "t2"]),
+        (
+            training_figures.diagnostics(log),
+            "text nll by noise level (t0: least noise)",
+            "text nll",
+            ["t0", "t1", "t2"],
+        ),
     ):
         figure: Any = drawn
         (heading,) = figure.layout.annotations
