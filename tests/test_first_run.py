@@ -128,7 +128,7 @@ def test_what_was_measured_is_logged_and_expected_and_a_failure_is_only_logged(
         assert [record.getMessage() for record in caplog.records] == ([] if line is None else [line])
 
 
-@pytest.mark.parametrize(("own_seed", "seed"), [(None, 3), (11, 11)])
+@pytest.mark.parametrize(("own_seed", "seed"), [(None, 3), (11, 11), (0, 0)])
 def test_the_hook_measures_once_before_the_records_are_read_and_outside_of_the_counted_seconds(
     own_seed: int | None, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

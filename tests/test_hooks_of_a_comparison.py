@@ -149,3 +149,31 @@ def test_what_is_saved_and_loaded_reaches_the_locks_and_the_record(hooks: Any) -
         "released", ("FAILED", "ValueError: why"), "released", ("KILLED", None),
     ]  # fmt: skip
     assert made._reported == set(), "latents are no report"
+
+
+def test_parameters_of_the_run_of_a_member_and_of_the_comparison_are_merged(hooks: Any) -> None:
+    """Another kind replaces a section as a layer does, and other keys join it."""
+    made = hooks("test", training={"max_steps": 40}, model={"kind": "dit", "conditioning_dim": 8})
+    member = {
+        "name": "a",
+        "env": "ar",
+        "params": {"training.validate_every": 5, "model": {"kind": "causal", "dim": 96}},
+    }
+    (session,) = made._plan_comparison(comparison(members=[member], seeds=[3]))["sessions"]
+    assert session["params"]["training"] == {"max_steps": 40, "validate_every": 5, "seed": 3}
+    assert session["params"]["model"] == {"kind": "causal", "dim": 96}
+    assert session["parameters"]["model"]["kind"] == "causal"
+
+
+def test_a_member_without_layers_in_a_run_without_layers_is_the_base(hooks: Any) -> None:
+    (session,) = hooks("base")._plan_comparison(comparison(members=[{"name": "a"}]))["sessions"]
+    assert session["environment"] == "base"
+
+
+def test_every_member_with_a_problem_is_named(hooks: Any) -> None:
+    members = [{"name": "twice", "params": {"model": 5, "model.dim": 6}}, {"name": "seed", "params": {"results": "x"}},
+               {"name": "layer", "env": "ra"}, {"name": "good", "env": "ar"}]  # fmt: skip
+    with pytest.raises(ConfigurationError) as refused:
+        hooks("test")._plan_comparison(comparison(members=members))
+    named = [line.split("'")[1] for line in str(refused.value).splitlines() if line.startswith("comparison, member")]
+    assert named == ["twice", "seed", "layer"]

@@ -19,12 +19,6 @@ def test_counts_sum_to_the_set_and_depend_on_seed_only():
     assert (one != np.concatenate(list(bs.count_blocks(37, replicates=50, seed=4)))).any()
 
 
-def test_strata_keep_their_sizes():
-    counts = next(bs.count_blocks(10, replicates=20, seed=0, strata=[3, 7]))
-    assert (counts[:, :3].sum(axis=1) == 3).all()
-    assert (counts[:, 3:].sum(axis=1) == 7).all()
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(bs.SpearmanOfCounts, spearmanr), (bs.PearsonOfCounts, pearsonr)])
 def test_replicates_equal_scipy_on_the_drawn_items(ours, theirs):
     generator = np.random.default_rng(0)

@@ -234,7 +234,7 @@ def test_every_number_by_length() -> None:
         spell(references), spell(outputs), reference_ids=references, hypothesis_ids=outputs,
         cosine=np.linspace(0.1, 0.7, 7),
     )  # fmt: skip
-    table = inv.by_length(rows, edges=[2, 3, 4], seed=7)
+    table = inv.by_length(rows, edges=[2, 3, 4], **OPTIONS)
     assert table["tokens"].tolist() == ["1–2", "3", "5–7"], "no text has 4 tokens"
     for line, places in zip(table.to_dict(orient="records"), ([0, 1, 2], [3], [4, 5, 6]), strict=True):
         part = rows.iloc[places]
@@ -246,7 +246,7 @@ def test_every_number_by_length() -> None:
         assert line["chrf"] == pytest.approx(inv.chrf(part["reference"].tolist(), part["hypothesis"].tolist()))
         assert line["rouge_l"] == pytest.approx(part["rouge_l"].mean())
         assert line["cosine"] == pytest.approx(part["cosine"].mean())
-        exact = bootstrap.proportion_interval(part["exact"].to_numpy(float), replicates=200, seed=7)
+        exact = bootstrap.proportion_interval(part["exact"].to_numpy(float), **OPTIONS)
         assert (line["low"], line["high"]) == pytest.approx((exact.low, exact.high))
 
 
@@ -373,6 +373,7 @@ def test_scored_samples_keep_the_cosines_that_sampling_measured(given: str) -> N
     assert rows["reference"].tolist()[1] == "w4 w5", "decoded"
     found = inversion.headline(rows, config=InversionConfig(length_edges=(2, 3)), bootstrap=BOOTSTRAP, seed=7)
     assert found["sentences"] == 4
+    assert found["by_length"] == inv.by_length(rows, edges=(2, 3), **OPTIONS).to_dict(orient="records")
     assert [line["tokens"] for line in found["by_length"]] == ["1–2", "3", "4"]
     summary = inv.summarise(rows, **OPTIONS)
     assert found["metrics"] == {name: entry.as_dict() for name, entry in summary.items()}

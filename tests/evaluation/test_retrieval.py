@@ -16,7 +16,7 @@ def real():
 def test_perfect_latents(real):
     found = ret.retrieval(real, real, distractors_Md=-real)
     assert found.candidates == 400
-    assert found.at(1) == found.mean_reciprocal_rank == 1
+    assert (found.rank_N == 1).all()
     assert np.allclose(ret.cosine(real, real), 1)
     near = ret.neighbourhoods(real, real)
     assert np.allclose(near.rank_correlation_N, 1)
@@ -26,7 +26,7 @@ def test_perfect_latents(real):
 
 def test_collapsed_latents_rank_in_the_middle_and_not_first(real):
     found = ret.retrieval(np.ones_like(real), np.ones_like(real))
-    assert found.at(10) == 0
+    assert found.rank_N.min() > 10
     assert found.rank_N.mean() == pytest.approx(100.5)
 
 

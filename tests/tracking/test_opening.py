@@ -149,12 +149,12 @@ def test_a_server_that_is_away_is_asked_once_a_minute(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(tracking.MlflowSink, "KEPT", 3)
     sink = tracking.MlflowSink("uri", "run")
-    for second in (0, 1, 59, 61, 120, 122):
+    for second in (0, 1, 59, 60, 119, 120):
         now[0] = 500.0 + second
         away[0] = second < 100
         sink.take([{"step": second}])
     sink.take([])
-    assert asked == [(0, [0]), (61, [1, 59, 61]), (122, [61, 120, 122])], "the newest lines are kept"
+    assert asked == [(0, [0]), (60, [1, 59, 60]), (120, [60, 119, 120])], "the newest lines are kept"
 
 
 def test_a_run_in_the_local_database_has_no_parent_on_the_server(

@@ -39,29 +39,20 @@ class Interval:
         return asdict(self)
 
 
-def count_blocks(
-    items: int, *, replicates: int, seed: int, strata: Sequence[int] | None = None
-) -> Iterator[np.ndarray]:
+def count_blocks(items: int, *, replicates: int, seed: int) -> Iterator[np.ndarray]:
     """Yield blocks (r, N) of draw counts, `replicates` rows in all; each row sums to N.
 
-    `strata` are sizes of consecutive groups; draws then stay within each group. The draws depend on the seed, N and the
-    strata only.
+    The draws depend on the seed and N only.
     """
     if items < 1:
         raise EvaluationError("A bootstrap needs at least one item, found none.")
-    sizes = [items] if strata is None else list(strata)
-    if sum(sizes) != items:
-        raise EvaluationError(f"Expected strata of {items} items together, found {sum(sizes)}.")
     generator = np.random.default_rng([seed, items, 0xB007])
     rows_per_block = max(1, _BLOCK // items)
     for start in range(0, replicates, rows_per_block):
         rows = min(rows_per_block, replicates - start)
-        parts = []
-        for size in sizes:
-            drawn = generator.integers(0, size, size=(rows, size))
-            flat = (drawn + np.arange(rows)[:, None] * size).ravel()
-            parts.append(np.bincount(flat, minlength=rows * size).reshape(rows, size))
-        yield np.concatenate(parts, axis=1).astype(np.float64)
+        drawn = generator.integers(0, items, size=(rows, items))
+        flat = (drawn + np.arange(rows)[:, None] * items).ravel()
+        yield np.bincount(flat, minlength=rows * items).reshape(rows, items).astype(np.float64)
 
 
 def replicates_of(
@@ -70,10 +61,9 @@ def replicates_of(
     *,
     replicates: int = 1000,
     seed: int = 0,
-    strata: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Compute `statistic`, a function of counts (r, N) → (r,), on R replicates: (R,)."""
-    blocks = count_blocks(items, replicates=replicates, seed=seed, strata=strata)
+    blocks = count_blocks(items, replicates=replicates, seed=seed)
     return np.concatenate([statistic(counts_RN) for counts_RN in blocks])
 
 

@@ -139,11 +139,11 @@ class CausalModel:
             model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision)
             self.model = model.to(device).eval()
         except (OSError, ValueError) as error:
+            reason, *_ = str(error).split("\n")
             raise EvaluationError(
                 f"The causal model '{name_or_path}' cannot be loaded "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}). "
-                "Give a hub name that this machine can reach or has in its cache, or a local folder with model and "
-                "tokenizer."
+                f"({type(error).__name__}: {reason}). Give a hub name that this machine can reach or "
+                "has in its cache, or a local folder with model and tokenizer."
             ) from error
         self.name, self.device = name_or_path, device
 

@@ -223,7 +223,9 @@ def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, leve
     return found
 
 
-def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200, seed: int = 0) -> pd.DataFrame:
+def by_length(
+    rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> pd.DataFrame:
     """Summarise by bucket of reference length in tokens: exact match with its interval, the other metrics without.
 
     `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
@@ -233,7 +235,7 @@ def by_length(rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 200
     for high in upper:
         part = rows[(rows["length"] >= low) & (rows["length"] <= high)]
         if len(part):
-            exact = proportion_interval(part["exact"].to_numpy(float), replicates=replicates, seed=seed)
+            exact = proportion_interval(part["exact"].to_numpy(float), replicates=replicates, seed=seed, level=level)
             line = {"tokens": f"{low}–{high}" if low < high else str(high), "rows": len(part)}
             line |= {"exact_match": exact.value, "low": exact.low, "high": exact.high}
             line |= {

@@ -61,13 +61,6 @@ class Retrieval:
     rank_N: np.ndarray
     candidates: int
 
-    def at(self, k: int) -> float:
-        return float((self.rank_N <= k).mean())
-
-    @property
-    def mean_reciprocal_rank(self) -> float:
-        return float((1 / self.rank_N).mean())
-
 
 def retrieval(
     generated_Nd: np.ndarray, real_Nd: np.ndarray, *, distractors_Md: np.ndarray | None = None, block: int = 512

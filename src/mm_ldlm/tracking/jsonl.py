@@ -89,8 +89,6 @@ def read_events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def number(value: Any) -> float | None:
     """Convert a logged value to a number, including "nan", "inf" and "-inf"; None for other values."""
-    if isinstance(value, bool):
-        return float(value)
     if isinstance(value, (int, float)):
         return float(value)
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value) if isinstance(value, str) else None

@@ -97,7 +97,7 @@ COSTS = ("nll.per_token", "nll.given_latent.per_token")
 
 def comparison_plot(comparison: Mapping[str, Any] | None) -> go.Figure | None:
     """Plot headline numbers of all compared runs with intervals: costs in nats per token, and fractions."""
-    if not comparison or not comparison.get("table"):
+    if not comparison:
         return None
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots

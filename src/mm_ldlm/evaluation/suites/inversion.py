@@ -87,8 +87,9 @@ def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray)
 
 def headline(rows: pd.DataFrame, *, config: InversionConfig, bootstrap: BootstrapConfig, seed: int) -> dict[str, Any]:
     """Summarise a table of scored sentences: metrics with intervals, and a table by length."""
-    found = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
-    by_length = inv.by_length(rows, edges=config.length_edges, seed=seed)
+    options: dict[str, Any] = {"replicates": bootstrap.replicates, "level": bootstrap.level, "seed": seed}
+    found = inv.summarise(rows, **options)
+    by_length = inv.by_length(rows, edges=config.length_edges, **options)
     return {
         "sentences": len(rows),
         "metrics": {name: value.as_dict() for name, value in found.items()},
