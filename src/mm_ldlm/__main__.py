@@ -7,6 +7,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import click
+
 from mm_ldlm import console
 from mm_ldlm.messages import nearest, show
 
@@ -28,6 +30,8 @@ def main() -> None:
     configure_project(Path(__file__).parent.name)
     from mm_ldlm.cli import cli
 
+    if "--help" in sys.argv[1:]:  # the help of the pipelines follows
+        print(console.commands.get_help(click.Context(console.commands, info_name="mm-ldlm")), end="\n\n", flush=True)
     cli.commands["run"].main(prog_name="python -m mm_ldlm")
 
 

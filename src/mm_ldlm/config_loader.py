@@ -109,7 +109,14 @@ class LayeredConfigLoader(OmegaConfigLoader):
 
     def _environments(self) -> list[str]:
         root = self._get_conf_env_path("")
-        folders = [str(path).rstrip("/") for path in self._fs.ls(root, detail=False) if self._fs.isdir(path)]
+        try:
+            paths = self._fs.ls(root, detail=False)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"expected the folder of the configuration at {root}, found none. Run the command in the folder of the "
+                "project, or name the folder with --conf-source."
+            ) from None
+        folders = [str(path).rstrip("/") for path in paths if self._fs.isdir(path)]
         names = {Path(folder).name for folder in folders}
         return sorted(name for name in names if name != self.base_env and not name.startswith("."))
 

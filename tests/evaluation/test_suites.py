@@ -203,6 +203,16 @@ def test_sts_counts_the_sentences_with_unknown_words(model):
     assert sts.fraction_unknown(pairs, model) == 2 / 5, "of the distinct sentences, two hold 'news'"
 
 
+@pytest.mark.parametrize(("unknown", "warned"), [(0.5, False), (0.51, True), (1.0, True)])
+def test_a_set_of_mostly_unknown_words_is_named_once(model, tmp_path, monkeypatch, caplog, unknown, warned):
+    monkeypatch.setattr(sts, "fraction_unknown", lambda *_: unknown)
+    source = StsSource(format="stsb", name="tiny", path=sts_file(tmp_path))
+    config = StsConfig(sets=(source,), sampler=latent_sampler("ddim", steps=1))
+    sts.evaluate(model, config=config, bootstrap=FEW, seed=0, progress=False)
+    words = f"STS set 'tiny': {100 * unknown:.0f} % of its sentences contain words outside this run's vocabulary"
+    assert caplog.text.count(words) == warned
+
+
 def test_sts_sentences_that_are_too_long_are_cut_and_counted_or_refused(model, tmp_path):
     source = StsSource(format="stsb", name="long", path=sts_file(tmp_path, longest=14))
     config = StsConfig(sets=(source,), sampler=latent_sampler("ddim", steps=1))

@@ -455,6 +455,31 @@ def test_equal_texts_are_named_where_all_latents_have_them(texts: str, warned: b
                                "length to 'sample'"] * warned  # fmt: skip
 
 
+@pytest.mark.parametrize(("sampler", "length", "drawn"), [
+    (text_sampler("confidence", steps=2, temperature=0.0), 2, False),
+    (text_sampler("confidence", steps=2, temperature=0.0), "argmax", False),
+    (text_sampler("confidence", steps=2, temperature=0.0), "sample", True),
+    (text_sampler("confidence", steps=2, temperature=0.7), 2, True),
+    (text_sampler("blocks", block_length=2, inner={"kind": "confidence", "temperature": 0.0}), 2, False),
+    (text_sampler("blocks", block_length=2, inner={"kind": "confidence", "temperature": 0.5}), 2, True),
+])  # fmt: skip
+def test_equal_texts_that_were_drawn_at_random_are_not_put_down_to_the_temperature(
+    sampler: Any, length: Any, drawn: bool, monkeypatch: Any
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(inverting, "_several", lambda *_, **given: seen.append(given))
+    inverting.invert(
+        engine(), ["w1 w2"], sampler=sampler, steps=None, length=length, search=None, reembed=False, seed=0, samples=2
+    )
+    assert seen == [{"drawn": drawn}]
+
+
+def test_equal_texts_of_a_certain_model_advise_a_higher_temperature(caplog: Any) -> None:
+    inverting._several(dataclasses.replace(texts_of(4), texts=tuple("abab")), 2, 2, "best", drawn=True)
+    advice = "the model is certain of them; a higher temperature of its sampler varies them"
+    assert caplog.messages == [f"the 2 texts of each latent are equal: {advice}"]
+
+
 @pytest.mark.parametrize("far", [0, 1])
 def test_both_ends_of_a_path_are_like_the_training_data(far: int) -> None:
     """An end that is too far is refused before its path is computed, which may overflow."""

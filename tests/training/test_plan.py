@@ -88,6 +88,18 @@ def test_a_seed_of_the_training_replaces_that_of_the_project(stores: Path) -> No
     assert planned(7).fingerprint == planned(None).fingerprint
 
 
+def test_a_training_with_validations_and_no_text_for_them_is_refused_before_its_workers_start(tmp_path: Path) -> None:
+    helpers.write_stores(tmp_path, splits=("train",))
+    with pytest.raises(ConfigurationError) as error:
+        helpers.planned(tmp_path, max_steps=5, validate_every=3)
+    assert str(error.value) == (
+        "parameter 'training.validate_every' is 3, but the split 'validation' has no examples. Add texts, hold out "
+        "more of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`), or set "
+        "training.validate_every to 0."
+    )
+    assert helpers.planned(tmp_path, max_steps=5, validate_every=0).training.max_steps == 5
+
+
 def test_the_curriculum_of_adaptive_masking_ends_with_the_budget(stores: Path) -> None:
     planned = helpers.planned(stores, max_steps=1000, max_tokens=500, run_name="curriculum")
     objective = parse_kind(

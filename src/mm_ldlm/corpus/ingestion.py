@@ -35,6 +35,7 @@ from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.corpus.vectors import VectorStore
 from mm_ldlm.errors import SourceError
+from mm_ldlm.messages import show
 from mm_ldlm.store import Manifest, Shard, ShardStore, atomic, write_shard
 from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.store.manifest import NAME as MANIFEST
@@ -239,7 +240,10 @@ def _check(config: IngestionConfig, progress: Progress) -> None:
         )
     for source, read, ended in zip(config.sources, counts.read, progress.exhausted, strict=True):
         if ended and not read:
-            raise SourceError(f"source '{source.label}' is empty: it contains no rows. Check the source's 'path'.")
+            where = f" in {show(', '.join(map(str, source.paths)), 300)}" if source.paths else ""
+            raise SourceError(
+                f"source '{source.label}' is empty: expected rows{where}, found none. Check the source's 'path'."
+            )
     _check_damage(config, progress)
     if not sum(counts.accepted):
         raise SourceError(
@@ -254,15 +258,22 @@ def _check_damage(config: IngestionConfig, progress: Progress) -> None:
         raise SourceError(
             f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
             f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(progress)} "
-            f"{_remedy(progress)}"
+            f"{_remedy(config, progress)}"
         )
 
 
-def _remedy(progress: Progress) -> str:
+def _remedy(config: IngestionConfig, progress: Progress) -> str:
     if 2 * progress.counts.quarantined_by["missing_column"] > progress.counts.damaged:
-        return (
+        columns = (
             "Name columns that the source has: that of the text by `--params ingestion.text_column=NAME`, others by "
             "the keys of the source."
+        )
+        if not any(source.kind == "csv" for source in config.sources):
+            return columns
+        return (
+            f"{columns} Give a file with another delimiter, without a header or of another kind as a whole source, for "
+            "example `--params 'ingestion.sources=[{kind: csv, path: FILE, columns: [NAME], delimiter: \";\"}]'`, with "
+            '`header: false` and `columns: ["0"]`, or with `kind: jsonl`.'
         )
     return "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
 

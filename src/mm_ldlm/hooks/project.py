@@ -29,7 +29,14 @@ from mm_ldlm.hooks.names import (
     TIMINGS,
     TRACKING,
 )
-from mm_ldlm.hooks.refusals import launches, refuse_beyond_samples, refuse_concurrent, refuse_on_other_hosts, trains
+from mm_ldlm.hooks.refusals import (
+    later_than_test,
+    launches,
+    refuse_beyond_samples,
+    refuse_concurrent,
+    refuse_on_other_hosts,
+    trains,
+)
 from mm_ldlm.hooks.seconds import PipelineSeconds
 from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.hooks.unread import unread
@@ -81,7 +88,13 @@ class ProjectHooks:
         parameters = catalog.load("parameters")
         if "run" in parameters:
             refuse_beyond_samples(pipeline, catalog)
-        typed = check_parameters(parameters)
+        try:
+            typed = check_parameters(parameters)
+        except ConfigurationError as error:
+            layers = getattr(getattr(self._context, "config_loader", None), "layers", tuple)()[1:]
+            if not (hint := later_than_test(layers)):
+                raise
+            raise ConfigurationError(f"{error}{hint}") from None
         if "run" in parameters:
             log.info("run %s: the results are written to %s", parameters["run"], self._outputs(catalog))
         read = {name.removeprefix("params:") for name in pipeline.inputs() if name.startswith("params:")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.errors import ConfigurationError
@@ -42,6 +43,15 @@ def refuse_beyond_samples(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
             f"parameter 'run': expected only pipelines that use a finished run, found {', '.join(others)}. Add "
             "`--pipelines=sampling,evaluation,reporting`, or leave `run` out."
         )
+
+
+def later_than_test(layers: Sequence[str]) -> str:
+    """Explain where `test` belongs, if a layer after it, other than `local`, may override it; else an empty text."""
+    if "test" not in layers or not {*layers[layers.index("test") + 1 :]} - {"local"}:
+        return ""
+    above = ["local"] if layers[-1] == "local" else []
+    order = [*(name for name in layers if name not in ("test", *above)), "test", *above]
+    return f"\nThe environment 'test' shrinks only the layers before it: use --env={'+'.join(order)}."
 
 
 def refuse_concurrent(runner: Any) -> None:

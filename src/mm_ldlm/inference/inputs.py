@@ -62,7 +62,7 @@ def read_texts(path: str | Path) -> list[str]:
     except FileNotFoundError:
         raise SamplingError(f"{path}: no such file.") from None
     except (OSError, ValueError) as error:
-        raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}).") from None
+        raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}). Save it as UTF-8.") from None
     return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
 
 

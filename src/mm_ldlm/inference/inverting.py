@@ -74,16 +74,24 @@ def invert(
         lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
         written = writer.write(engine.masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
     made = engine.texts(written, sources, raw_nd, reembed=reembed)
-    return made if samples == 1 else _several(made, count, samples, keep)
+    if samples == 1:
+        return made
+    drawn = getattr(getattr(config, "inner", config), "temperature", 0.0) > 0 or length == "sample"
+    return _several(made, count, samples, keep, drawn=drawn)
 
 
-def _several(made: Texts, count: int, samples: int, keep: str) -> Texts:
-    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample."""
+def _several(made: Texts, count: int, samples: int, keep: str, *, drawn: bool = False) -> Texts:
+    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample.
+
+    drawn: tokens or lengths were drawn at random, so that equal texts show that the model is certain.
+    """
     if all(len(set(made.texts[row::count])) == 1 for row in range(count)):
-        log.warning(
-            "the %d texts of each latent are equal: set its sampler's temperature above 0, or the length to 'sample'",
-            samples,
+        remedy = (
+            "the model is certain of them; a higher temperature of its sampler varies them"
+            if drawn
+            else "set its sampler's temperature above 0, or the length to 'sample'"
         )
+        log.warning("the %d texts of each latent are equal: %s", samples, remedy)
     scores_kn = np.asarray(made.log_probs if made.cosines is None else made.cosines).reshape(samples, count)
     best_n = scores_kn.argmax(axis=0)
     rows = np.arange(count)

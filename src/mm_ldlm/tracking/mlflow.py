@@ -81,6 +81,12 @@ def open_run(
         experiment_id = (
             found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
         )
+        if place is not None and found is not None and found.artifact_location != place:
+            log.warning(
+                "MLflow stores the artifacts of the experiment '%s' in %s, because its database was made there, and "
+                "not in %s; set tracking.experiment to a new name to store them beside the database",
+                experiment, found.artifact_location, place,
+            )  # fmt: skip
         if found is None or _KIND not in found.tags:
             connected.set_experiment_tag(experiment_id, _KIND, "custom_model_development")
         run_id: str = connected.create_run(experiment_id, tags={**tags, **nested}, run_name=name).info.run_id

@@ -26,7 +26,7 @@ from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.data import Data, token_counts
+from mm_ldlm.training.data import Data, no_validation, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
@@ -181,10 +181,7 @@ def _validation(
     if config.validate_every == 0:
         return None
     if data.validation is None:
-        raise ConfigurationError(
-            f"parameter 'training.validate_every' is {config.validate_every}, but the split 'validation' has no "
-            "examples. Set it to 0, or set ingestion.splits.validation above 0."
-        )
+        raise no_validation(config.validate_every)
     size = config.validation_batch
     batch = (
         config.batch if size is None else dataclasses.replace(config.batch, tokens=None, examples=size, accumulation=1)

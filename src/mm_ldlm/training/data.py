@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.data.dataset import NORMALISERS, Dataset, values
-from mm_ldlm.errors import FingerprintError, StoreError
+from mm_ldlm.errors import ConfigurationError, FingerprintError, StoreError
 from mm_ldlm.latents import token_states
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Ints, Source
@@ -83,6 +83,15 @@ def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
 def no_examples(directory: Path) -> StoreError:
     """Make the error for a dataset without training examples."""
     return StoreError(f"{directory}: expected examples of split 'train', found none. Check ingestion.splits.")
+
+
+def no_validation(validate_every: int) -> ConfigurationError:
+    """Make the error for a training with validations and a dataset without validation examples."""
+    return ConfigurationError(
+        f"parameter 'training.validate_every' is {validate_every}, but the split 'validation' has no examples. Add "
+        "texts, hold out more of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`), or set "
+        "training.validate_every to 0."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

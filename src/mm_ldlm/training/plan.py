@@ -22,7 +22,7 @@ from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.data import no_examples, stores_of_fields
+from mm_ldlm.training.data import no_examples, no_validation, stores_of_fields
 from mm_ldlm.training.initial import refuse_other_vocabulary
 from mm_ldlm.training.spec import TrainingSpec
 
@@ -102,6 +102,8 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
     steps = steps_of(planned, lengths, max_length=dataset.tokenizer.max_length, seed=seed)
     if not steps:
         raise no_examples(dataset.directory)
+    if training.validate_every and not len(dataset.rows("validation")):
+        raise no_validation(training.validate_every)
     first = min(steps, key=lambda name: steps[name])
     if len(steps) > 1 or first != "max_steps":
         _report_end(training, steps, first)

@@ -100,11 +100,28 @@ def source_names(inputs: ReportInputs) -> list[str]:
 def unconditional_sampler(inputs: ReportInputs) -> str | None:
     """Describe the text sampler of the unconditional samples from the parameters that are stored with them."""
     parameters = (inputs.unconditional.attrs.get(MADE_BY) or {}).get("parameters") or {}
-    sampler = dict((parameters.get("unconditional") or {}).get("text") or {})
-    if (kind := sampler.pop("kind", None)) is None:
+    return _sampler((parameters.get("unconditional") or {}).get("text") or {})
+
+
+def inversion_sampler(inputs: ReportInputs) -> tuple[str | None, str | None]:
+    """Describe the text sampler and the search of the reconstructions from the parameters that are stored with them.
+
+    The search is None if every sentence was written once and not embedded again.
+    """
+    made_by = (inputs.inversion.get(MADE_BY) or {}).get("samples") or {}
+    parameters = (made_by.get("samples_l2t") or {}).get("parameters") or {}
+    search = parameters.get("search") or {}
+    candidates, rounds = search.get("candidates", 1), search.get("rounds", 0)
+    described = f"candidates {candidates}, rounds {rounds}" if candidates > 1 or rounds > 0 else None
+    return _sampler(parameters.get("text") or {}), described
+
+
+def _sampler(parameters: Mapping[str, Any]) -> str | None:
+    options = dict(parameters)
+    if (kind := options.pop("kind", None)) is None:
         return None
-    options = ", ".join(f"{name} {value}" for name, value in sampler.items() if value is not None)
-    return f"{kind} ({options})" if options else str(kind)
+    described = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    return f"{kind} ({described})" if described else str(kind)
 
 
 # -- examples --------------------------------------------------------------------------------------------------------

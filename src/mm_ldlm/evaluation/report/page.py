@@ -36,6 +36,7 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure], *, made_at: s
         left_out=content.left_out(inputs),
         level=((inputs.parameters.get("evaluation") or {}).get("bootstrap") or {}).get("level", 0.95),
         sampler=content.unconditional_sampler(inputs),
+        inversion_sampler=content.inversion_sampler(inputs),
         label=(inputs.run_config.get("objective") or {}).get("label"),
         likelihood_label=cards.LIKELIHOODS[inputs.likelihood.get("likelihood", "bound")],
         findings=content.findings(inputs.validation_report),

@@ -9,6 +9,7 @@ import numpy as np
 
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
+from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
 from mm_ldlm.evaluation.suites.inversion import no_encoder
@@ -46,6 +47,12 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
         if reason is None:
             entry["too_long"] = count_long(pairs, model, too_long=config.too_long)
             entry["unknown"] = fraction_unknown(pairs, model)
+            if entry["unknown"] > MOST_UNKNOWN:
+                log.warning(
+                    "STS set '%s': %s of its sentences contain words outside this run's vocabulary, so the scores of "
+                    "the model are not among the headline numbers; evaluation.sts.sets=[] leaves all sets out",
+                    source.name, f"{100 * entry['unknown']:.0f} %",
+                )  # fmt: skip
             scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
             scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
         entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
