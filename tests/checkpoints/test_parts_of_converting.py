@@ -76,7 +76,7 @@ def test_names_are_listed_in_order_and_counted_where_numbers_alone_differ() -> N
     assert summary(names, most=5) == "1.d.{n}.e (2), a.1, b.{n}.w (2), c.3.x, z"
     assert summary(names, most=4) == "1.d.{n}.e (2), a.1, b.{n}.w (2), c.3.x and 1 more"
     assert summary([]) == ""
-    assert len(summary(["x" * 5000])) <= 101
+    assert len(summary(["x" * 5000])) < 110
     assert "\x1b" not in summary(["\x1b[31m"])
 
 

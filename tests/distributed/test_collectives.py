@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.distributed import collectives, environment, failure, forked, master
+from mm_ldlm.distributed import collectives, environment, failure, forked, interfaces, logs, master
+from mm_ldlm.distributed import process as processes
 from mm_ldlm.distributed.failure import Failure
 from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.process import Process
@@ -145,3 +147,62 @@ def test_a_slurm_task_needs_its_number_and_the_list_of_hosts(variable: str, valu
     assert environment.rank_info(whole).world == 2
     assert environment.rank_info({name: each for name, each in whole.items() if name != variable}).world == 1
     assert whole[variable] == value
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"), [("head:29411", "head", 29411), ("[::1]:7", "::1", 7), ("head:", "head", 1)]
+)
+def test_the_address_towards_a_host_is_asked_for_without_a_connection(
+    endpoint: str, host: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system chooses the address when a socket for datagrams is connected; of several ways the first counts."""
+    asked: list[Any] = []
+
+    class Probe:
+        def __init__(self, *kind: Any) -> None:
+            asked.append(kind)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            asked.append("closed")
+
+        def connect(self, there: Any) -> None:
+            asked.append(there)
+
+        def getsockname(self) -> Any:
+            return ("10.0.0.9", 5)
+
+    def ways(*given: Any, **named: Any) -> Any:
+        asked.append((given, named))
+        return [(number, socket.SOCK_DGRAM, 17, "", (f"there{number}", port)) for number in (2, 10)]
+
+    monkeypatch.setattr(
+        interfaces, "socket", SimpleNamespace(getaddrinfo=ways, socket=Probe, SOCK_DGRAM=socket.SOCK_DGRAM)
+    )
+    assert interfaces.address_towards(endpoint) == "10.0.0.9"
+    assert asked == [
+        ((host, port), {"type": socket.SOCK_DGRAM}), (2, socket.SOCK_DGRAM, 17), ("there2", port), "closed"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line"), [("first\nsecond", "first"), ("", "RuntimeError"), (" \n ", "RuntimeError")])
+def test_an_error_without_words_has_its_name(text: str, line: str) -> None:
+    assert processes._first_line(RuntimeError(text)) == line
+
+
+def test_the_logs_of_a_launch_that_fails_are_bounded_too(tmp_path: Path) -> None:
+    place = tmp_path / "job" / "attempt_0" / "0"
+    place.mkdir(parents=True)
+
+    def ends() -> None:
+        with logs.bounded(tmp_path, largest=10, interval=1e3):
+            (place / "stderr.log").write_text("x" * 11)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ends()
+    assert (place / "stderr.log").stat().st_size == 0
+    assert (place / "stderr.log.1").read_text() == "x" * 5
+    assert not [thread for thread in threading.enumerate() if thread.name == "logs"]

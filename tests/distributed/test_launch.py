@@ -153,3 +153,34 @@ def test_several_hosts_have_numbers_and_a_place_to_meet(
         else:
             with pytest.raises(ConfigurationError, match=words):
                 check(config)
+
+
+@pytest.mark.parametrize(("towards", "interface"), [("10.0.0.9", "eth1"), (None, None)])
+def test_gloo_uses_the_interface_on_the_way_to_the_first_host_if_there_is_a_way(
+    towards: str | None, interface: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def start(config: Any, program: str) -> Any:
+        return lambda *_: seen.update(interface=os.environ.get("GLOO_SOCKET_IFNAME"))
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(api, "LaunchConfig", lambda **given: seen.update(given))
+    monkeypatch.setattr(api, "elastic_launch", start)
+    monkeypatch.setattr(module.master, "probe", lambda *_, **__: None)
+    monkeypatch.setattr(module.interfaces, "address_towards", lambda endpoint: towards if endpoint == "head:7" else "x")
+    monkeypatch.setattr(module.interfaces, "interface_of", {"10.0.0.9": "eth1"}.__getitem__)
+    launch("m", [], config=LaunchConfig(nodes=2, node_rank=1, rendezvous="head:7"), log_directory=tmp_path)
+    assert (seen["local_addr"], seen["interface"]) == (towards, interface)
+    assert seen["rdzv_backend"] == "c10d"
+    assert seen["logs_specs"].root_log_dir == str(tmp_path)
+
+
+def test_launches_without_a_name_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(api, "LaunchConfig", lambda **given: names.append(given["run_id"]))
+    monkeypatch.setattr(api, "elastic_launch", lambda config, program: lambda *_: None)
+    for _ in range(2):
+        launch("m", [], config=LaunchConfig(), log_directory=tmp_path)
+    assert names[0] != names[1]
+    assert [len(name) for name in names] == [12, 12]

@@ -185,7 +185,9 @@ def test_a_loop_that_fails_ends_its_thread_counts_its_seconds_and_waits_for_its_
 
 def test_the_gradients_of_every_step_are_those_of_its_batch_alone(tmp_path: Path) -> None:
     """Also after a step that was skipped, whose gradients are cleared."""
-    parts = made(tmp_path, max_steps=3, batch={"examples": 64, "length_multiple": 12}, optimizer={"lr": 1e-9})
+    parts = made(
+        tmp_path, max_steps=3, batch={"examples": 64, "length_multiple": 12}, optimizer={"lr": 1e-9, "warmup_steps": 0},
+    )  # fmt: skip
     judge, norms = parts.guard.judge, list[float]()
 
     def second_is_skipped(**given: Any) -> Any:
@@ -220,3 +222,22 @@ def test_the_ranks_send_their_flags_with_the_precision_of_the_sums(monkeypatch: 
     assert found.losses == {"text": (1.0, 2.0**25 + 1)}
     assert [numbers.dtype for numbers in seen] == [torch.float64]
     assert (found.loss, found.grad_norm, found.bad_ranks) == (2.0, 4.0, [])
+
+
+def test_a_diagnosed_step_that_is_skipped_has_no_update(tmp_path: Path) -> None:
+    """Its line has the numbers of its gradients, and no averages of losses."""
+    parts = made(tmp_path, max_steps=3, diagnose_every=1, optimizer={"warmup_steps": 0})
+    verdicts = iter(["apply", "skip", "apply"])
+    parts.guard.judge = lambda **_: loop.Verdict(next(verdicts), "why")
+    calls = noted(parts, "diagnostics.after_update", "throughput.applied", "ema.update", "optimization.step")
+    loop.run(parts)
+    after = [(given, more) for name, given, more, _ in calls if name == "diagnostics.after_update"]
+    assert after == [((1,), {"applied": True}), ((2,), {"applied": False}), ((3,), {"applied": True})]
+    for name in ("throughput.applied", "ema.update", "optimization.step"):
+        assert [call[0] for call in calls].count(name) == 2, name
+    first, second, third = (line for _, line in parts.tracker.lines)
+    for line, applied in ((first, True), (second, False), (third, True)):
+        assert "grad_norm/block0.stream0" in line
+        assert any(name.startswith("update_ratio/") for name in line) is applied
+        assert ("loss" in line) is applied
+    assert second["skipped"] == 1

@@ -9,9 +9,12 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
+import torch
 
 from mm_ldlm.config import to_dict
 from mm_ldlm.data.dataset import commit
+from mm_ldlm.objectives.adaptive_masking import frequency_prior
+from mm_ldlm.training.build import untrained_root
 from mm_ldlm.training.data import StoreSource, open_data, stores_of_fields, token_counts
 from mm_ldlm.training.plan import plan
 
@@ -96,3 +99,18 @@ def test_token_vectors_are_read_only_by_models_that_start_from_them(root: Path) 
         assert found.token_vectors is not None
         np.testing.assert_allclose(found.token_vectors, expected, rtol=1e-6)
         assert found.folders.keys() == {"tokenizer", "normaliser"}, "the model has learned them"
+
+
+def test_the_frequencies_of_words_and_the_length_of_a_curriculum_are_those_of_the_training() -> None:
+    """The training texts have other words than those that are held out."""
+    spec = helpers.spec(
+        model={"kind": "dit", "dim": 16, "depth": 1, "heads": 2}, max_steps=77,
+        objective={"kind": "adaptive_masking", "importance": "full", "curriculum": {"pace": "step"}},
+    )  # fmt: skip
+    data = dataclasses.replace(helpers.data(), validation=helpers.Rows(16, seed=9))  # type: ignore[arg-type]
+    objective: Any = untrained_root(spec, data).objective
+    rows = helpers.Rows(64)
+    ids = rows.tokens(np.arange(64), length=helpers.LONGEST)
+    counts = torch.from_numpy(np.bincount(ids[ids != 0], minlength=helpers.VOCAB))
+    assert torch.equal(objective.prior_V, frequency_prior(counts, mask_id=helpers.SHAPE.mask_id))
+    assert objective.curriculum.steps == 77

@@ -119,3 +119,23 @@ def test_an_error_of_a_later_batch_comes_after_those_before_it() -> None:
     with pytest.raises(OSError, match="the third is gone"):
         next(following)
     assert seen == [0, 1]
+
+
+def test_a_closed_loader_leaves_no_thread_although_a_later_batch_cannot_be_read() -> None:
+    """The queue is full when the error comes, and nobody takes it."""
+    found, failed = loader(prefetch=1), threading.Event()
+    plain = found.make
+
+    def make(planned: Planned) -> Any:
+        if planned.index == 2:
+            failed.set()
+            raise OSError("the third is gone")
+        return plain(planned)
+
+    found.make = make  # type: ignore[method-assign]
+    following = found.from_(0, 0)
+    assert next(following)[0].index == 0
+    assert failed.wait(timeout=30)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "batches"]
+    following.close()
+    assert not thread.is_alive()

@@ -211,21 +211,23 @@ class Loader:
         ready: queue.Queue[tuple[Planned, list[Batch]] | BaseException] = queue.Queue(ahead)
         stop = threading.Event()
 
+        def hand_on(item: tuple[Planned, list[Batch]] | BaseException) -> bool:
+            """Put an item into the queue; return False if the consumer closed the iterator instead of taking it."""
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=0.2)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
         def produce() -> None:
-            item: tuple[Planned, list[Batch]] | BaseException
             try:
                 for planned in self.plan.from_(epoch, index):
-                    item = (planned, self.make(planned))
-                    while not stop.is_set():
-                        try:
-                            ready.put(item, timeout=0.2)
-                            break
-                        except queue.Full:
-                            continue
-                    if stop.is_set():
+                    if not hand_on((planned, self.make(planned))):
                         return
             except BaseException as error:  # passed to the consumer, which raises it
-                ready.put(error)
+                hand_on(error)
 
         thread = threading.Thread(target=produce, name="batches", daemon=True)
         thread.start()
