@@ -129,3 +129,24 @@ def test_parts_that_no_step_must_train_are_not_missed(parts: Any, monkeypatch: p
         assert found[name] == Check(name, f"{len(trained)} parameters as expected"), name
     assert found["frozen"] == Check("frozen", "1 parameters as expected")
     assert found["optimizer state"] == Check("optimizer state", "on cpu")
+
+
+def test_a_backward_pass_that_fails_is_reported_and_the_groups_are_listed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("\n a tensor was changed \nand a long trace")
+
+    monkeypatch.setattr(sanity, "learning", fails)
+    found = sanity.check_sanity(
+        helpers.spec(model={"depth": 1}, objective={"mode": "l2t"}), root=tmp_path, config=SanityConfig(examples=4),
+        data=helpers.data(),
+    )  # fmt: skip
+    names = ["placement", "train mode", "loss", "first loss", "precision", "in place", "overfit one batch",
+             "optimizer groups"]  # fmt: skip
+    assert [check.name for check in found] == names
+    assert found[6] == Check(
+        "overfit one batch", "a tensor was changed", "the backward pass fails; see the lines above"
+    )
+    assert [check.ok for check in found] == [name != "overfit one batch" for name in names]
+    assert sanity.as_table(found[6:]).splitlines() == [*str(found[6]).splitlines(), str(found[7])]
