@@ -43,7 +43,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(trial, "sample_of", lambda records, config, *, latent_dim: (TEXTS, SHAPE))
     monkeypatch.setattr(trial, "run_forked", forked)
     monkeypatch.setattr(trial, "trial_steps", steps)
-    monkeypatch.setattr(trial.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr(trial, "importlib", SimpleNamespace(import_module=lambda name: None))
     return found
 
 

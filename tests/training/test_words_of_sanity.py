@@ -135,7 +135,7 @@ def test_a_backward_pass_that_fails_is_reported_and_the_groups_are_listed_after_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
-        raise RuntimeError("\n a tensor was changed \nand a long trace")
+        raise RuntimeError("\n a tensor was changed\nand a long trace")
 
     monkeypatch.setattr(sanity, "learning", fails)
     found = sanity.check_sanity(

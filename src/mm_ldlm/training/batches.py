@@ -71,11 +71,6 @@ class BatchPlan:
         self.lengths, self.config, self.seed, self.max_length = lengths, config, seed, max_length
         self._cached: tuple[int, list[tuple[Ints, int]]] | None = None
 
-    def padded(self, length: int) -> int:
-        """Round `length` up to the next multiple, at most the model's maximum length."""
-        multiple = self.config.length_multiple
-        return min(-(-length // multiple) * multiple, self.max_length)
-
     def size_of(self, length: int) -> int:
         """Compute the number of examples in a full global batch of padded `length`."""
         if self.config.examples is not None:
@@ -118,6 +113,7 @@ class BatchPlan:
         return steps + int(np.searchsorted(seen, rest)) + 1
 
     def _padded_lengths(self) -> Ints:
+        """Round every length up to the next multiple, at most the model's maximum length: (N,)."""
         multiple = self.config.length_multiple
         return np.minimum(-(-self.lengths // multiple) * multiple, self.max_length)
 
