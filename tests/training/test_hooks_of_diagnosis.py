@@ -23,15 +23,19 @@ from mm_ldlm.training.diagnosis import Findings
 class Model(nn.Module):
     """Two layers with a function between them, which returns a mapping."""
 
-    def __init__(self, between: Any) -> None:
+    def __init__(self, between: Any, after: Any = lambda x: x) -> None:
         super().__init__()
         self.one, self.two = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
-        self.between = between
+        self.between, self.after = between, after
         for layer in (self.one, self.two):
             nn.init.ones_(layer.weight)
 
     def forward(self, first: Any, *, latents: Any) -> Any:
-        return {"text": [self.two(self.between(self.one(latents)))], "empty": torch.zeros(0), "ids": torch.arange(3)}
+        return {
+            "text": [self.after(self.two(self.between(self.one(latents))))],
+            "empty": torch.zeros(0),
+            "ids": torch.arange(3),
+        }
 
 
 class Objective:
@@ -47,10 +51,10 @@ class Objective:
         return {"trained": (value, torch.tensor(1.0))}
 
 
-def repeated(*, between: Any = lambda x: x, first: Any = None, world: int = 1, scale: float = 1.0) -> Any:
+def repeated(*, between: Any = lambda x: x, after: Any = lambda x: x, first: Any = None, world: int = 1) -> Any:
     """The findings of a step on one example, and its root."""
     objective: Any = Objective(first)
-    root = TrainableRoot(Model(between), objective)
+    root = TrainableRoot(Model(between, after), objective)
     parallel = Parallel(root, ALONE)
     parallel.process = Process(RankInfo(rank=0, world=world), torch.device("cpu"), None)
     one = torch.ones(1, 1, dtype=torch.int64)
@@ -100,6 +104,9 @@ def test_the_module_is_named_behind_which_gradients_stop_being_finite() -> None:
         "Rank 0, a step of kind a: the loss is finite, but gradients became non-finite at the output of module one. "
         "The first parameter with a non-finite gradient is model.one.weight."
     )
+    found, _ = repeated(after=derivative(math.nan))
+    assert found.backward == "two", "the first in the order of the backward pass, which also meets the others"
+    assert found.gradient == "model.two.weight"
     found, _ = repeated(between=derivative(1.0))
     assert (found.backward, found.gradient) == (None, None)
 
