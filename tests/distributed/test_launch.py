@@ -117,6 +117,10 @@ def test_of_several_ranks_that_signals_ended_the_cause_is_named(tmp_path: Path) 
     text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
     assert text.startswith("rank 5 was ended by SIGKILL from outside.")
     assert f"The log of that rank is {tmp_path / 'job' / 'attempt_0' / '1' / 'stderr.log'};" in text
+    watchdog = failed(-signal.SIGABRT, local_rank=0, at=100)
+    error = SimpleNamespace(failures={4: watchdog, 5: killed}, get_first_failure=lambda: (4, watchdog))
+    text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
+    assert text.startswith("rank 5 was ended by SIGKILL"), "the watchdog ends a rank whose peer is gone"
     error = SimpleNamespace(failures={4: ended}, get_first_failure=lambda: (4, ended))
     text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
     assert text.startswith("rank 4 was ended by SIGTERM from outside.\nThe log of that rank is ")

@@ -157,3 +157,12 @@ def test_a_mapping_has_names_and_initial_parameters_in_their_order(tmp_path: Pat
     file.write_text("names: {a: b}\ninitial: [c, 3]\n")
     with pytest.raises(CheckpointError, match="found 3"):
         read_names(file)
+
+
+def test_a_run_is_described_by_the_newest_of_a_folder_of_runs(imported: Path, tmp_path: Path) -> None:
+    export_checkpoint(imported, tmp_path / "out")
+    (tmp_path / "out" / "config.json").unlink()
+    import_checkpoint(tmp_path / "out", tmp_path / "like", Given(like=imported.parent))
+    one, two = (folder.tensors(folder.find(run), "model.safetensors") for run in (imported, tmp_path / "like"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert json.loads((tmp_path / "like" / "config.json").read_text())["name"] == "like"

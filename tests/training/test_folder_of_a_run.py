@@ -174,3 +174,27 @@ def test_a_rank_prepares_its_end_and_its_output_before_it_trains(
     monkeypatch.setattr(worker.failure, "record", lambda error: order.append(str(error)))
     assert worker.main(["the.json"]) == 1
     assert order == ["die_with_parent", "append_output", "reads the.json", "no spec"]
+
+
+@pytest.mark.parametrize(("error", "kept"), [(WorkerFailed("no room"), True), (RuntimeError("a peer is gone"), False)])
+def test_only_errors_that_would_recur_are_kept_for_restarted_ranks(
+    error: Exception, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status of every failed session has its reason; a restart repeats the errors of this project alone."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "a-launch"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(worker, "build", fails)
+    with pytest.raises(type(error), match=str(error)):
+        train(helpers.spec(), root=tmp_path, data=helpers.data())
+    run = tmp_path / "run"
+    found = json.loads((run / "status.json").read_text())
+    assert (found["status"], found["step"], found["reason"]) == ("failed", 0, str(error))
+    assert (run / "failure.json").exists() is kept
+    assert not kept or json.loads((run / "failure.json").read_text()) == {"launch": "a-launch", "text": "no room"}
+    (event,) = read_events(run / "training_log.jsonl", "failed")
+    assert (event["step"], event["reason"]) == (0, f"{type(error).__name__}: {error}")

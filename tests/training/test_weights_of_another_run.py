@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import helpers
@@ -15,7 +16,7 @@ from torch import nn
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.training.build import build
-from mm_ldlm.training.initial import initialise, root_names
+from mm_ldlm.training.initial import common_tokens, initialise, root_names
 
 
 class Root(nn.Module):
@@ -100,6 +101,30 @@ def test_a_model_of_another_shape_or_with_other_names_is_refused(tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"model\.weight: expected \(1, 2\), found \(2, 2\)"):
         start(root, written(tmp_path / "b", model=wrong))
     assert root.values()["objective.scale"] == 0.0
+
+
+def test_an_objective_has_all_of_its_parameters_in_a_checkpoint_or_none(tmp_path: Path) -> None:
+    root = Root()
+    root.objective.shift = nn.Parameter(torch.zeros(1))
+    start(root, written(tmp_path / "none", model=tensors(model__weight=3.0)))
+    assert root.values()["model.weight"] == 3.0
+    with pytest.raises(CheckpointError, match=r"Missing: \['objective\.shift'\]"):
+        start(root, written(tmp_path / "one", model=tensors(model__weight=3.0, objective__scale=4.0)))
+    assert (root.values()["objective.scale"], root.values()["objective.shift"]) == (0.0, 0.0)
+
+
+def test_a_special_token_is_not_paired_again_by_its_spelling() -> None:
+    """The pad of the one is an ordinary word of the other, which has another pad."""
+
+    def words(*spelled: str, pad: int) -> Any:
+        return SimpleNamespace(
+            pad_id=pad, mask_id=1, unk_id=2, vocab_size=len(spelled), token=lambda index: spelled[index]
+        )
+
+    theirs = words("<pad>", "[MASK]", "[UNK]", "[PAD]", "b", "a", pad=0)
+    ours = words("[PAD]", "<m>", "[UNK]", "a", "[MASK]", "b", "<pad>", pad=0)
+    found = [tuple(pair) for pair in torch.stack(common_tokens(theirs, ours), dim=1).tolist()]
+    assert found == [(0, 0), (1, 1), (2, 2), (5, 3), (4, 5)], "pad, mask and unknown by their role, others by spelling"
 
 
 def test_names_of_a_model_get_its_prefix_and_those_of_an_objective_keep_theirs() -> None:
