@@ -182,19 +182,20 @@ def test_only_errors_that_would_recur_are_kept_for_restarted_ranks(
 ) -> None:
     """The status of every failed session has its reason; a restart repeats the errors of this project alone."""
 
-    def fails(*_: Any, **__: Any) -> Any:
+    def fails(parts: Any, **_: Any) -> Any:
+        parts.state.step = 7
         raise error
 
     given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "a-launch"}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(worker, "build", fails)
+    monkeypatch.setattr(worker.loop, "run", fails)
     with pytest.raises(type(error), match=str(error)):
-        train(helpers.spec(), root=tmp_path, data=helpers.data())
+        train(helpers.spec(model={"depth": 1}), root=tmp_path, data=helpers.data())
     run = tmp_path / "run"
     found = json.loads((run / "status.json").read_text())
-    assert (found["status"], found["step"], found["reason"]) == ("failed", 0, str(error))
+    assert (found["status"], found["step"], found["reason"]) == ("failed", 7, str(error))
     assert (run / "failure.json").exists() is kept
     assert not kept or json.loads((run / "failure.json").read_text()) == {"launch": "a-launch", "text": "no room"}
     (event,) = read_events(run / "training_log.jsonl", "failed")
-    assert (event["step"], event["reason"]) == (0, f"{type(error).__name__}: {error}")
+    assert (event["step"], event["reason"]) == (7, f"{type(error).__name__}: {error}")
