@@ -115,3 +115,12 @@ def test_a_guard_of_an_older_checkpoint_has_no_overflows() -> None:
     assert made.to_dict() == found | {"consecutive_overflows": 0, "windows": {"a/loss": [2.0, 3.0]}}
     made._admit("a/loss", 4.0)
     assert made.to_dict()["windows"] == {"a/loss": [3.0, 4.0]}
+
+
+def test_losses_below_zero_have_a_spread_of_their_size() -> None:
+    """Eight equal losses of −5, as a likelihood may have them: a hundredth of 5 counts as their spread."""
+    for loss, spike in ((-4.9, False), (-4.0, True), (-9.0, False)):
+        made = Guard(GuardConfig(spike_window=8, spike_z=10.0))
+        for _ in range(8):
+            judge(made, loss=-5.0)
+        assert judge(made, loss=loss).spike is spike
