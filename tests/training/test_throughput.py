@@ -132,3 +132,15 @@ def test_the_remaining_time_ends_with_the_first_limit(
         clock[0] += 5.0
         step(found, tokens=40, rows=4, length=50)  # five times the mean size
     assert found.line(0.1, flops_per_token=0.0)["seconds_left"] == pytest.approx(left)
+
+
+def test_steps_that_were_skipped_count_among_the_steps_and_not_in_the_mean_norm(clock: list[float]) -> None:
+    """Of four steps two were applied, and one of these was clipped."""
+    found = made()
+    for number in range(4):
+        clock[0] += 2.0
+        step(found, tokens=10, rows=1, length=10)
+        if number in (1, 2):
+            found.applied(3.0 * number, number == 2)
+    line = found.line(0.1, flops_per_token=0.0)
+    assert (line["clipped"], line["grad_norm"], line["seconds_per_step"]) == (0.25, 4.5, 2.0)

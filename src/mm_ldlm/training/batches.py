@@ -71,11 +71,6 @@ class BatchPlan:
         self.lengths, self.config, self.seed, self.max_length = lengths, config, seed, max_length
         self._cached: tuple[int, list[tuple[Ints, int]]] | None = None
 
-    def padded(self, length: int) -> int:
-        """Round `length` up to the next multiple, at most the model's maximum length."""
-        multiple = self.config.length_multiple
-        return min(-(-length // multiple) * multiple, self.max_length)
-
     def size_of(self, length: int) -> int:
         """Compute the number of examples in a full global batch of padded `length`."""
         if self.config.examples is not None:
@@ -118,6 +113,7 @@ class BatchPlan:
         return steps + int(np.searchsorted(seen, rest)) + 1
 
     def _padded_lengths(self) -> Ints:
+        """Round every length up to the next multiple, at most the model's maximum length: (N,)."""
         multiple = self.config.length_multiple
         return np.minimum(-(-self.lengths // multiple) * multiple, self.max_length)
 
@@ -211,21 +207,23 @@ class Loader:
         ready: queue.Queue[tuple[Planned, list[Batch]] | BaseException] = queue.Queue(ahead)
         stop = threading.Event()
 
+        def hand_on(item: tuple[Planned, list[Batch]] | BaseException) -> bool:
+            """Put an item into the queue; return False if the consumer closed the iterator instead of taking it."""
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=0.2)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
         def produce() -> None:
-            item: tuple[Planned, list[Batch]] | BaseException
             try:
                 for planned in self.plan.from_(epoch, index):
-                    item = (planned, self.make(planned))
-                    while not stop.is_set():
-                        try:
-                            ready.put(item, timeout=0.2)
-                            break
-                        except queue.Full:
-                            continue
-                    if stop.is_set():
+                    if not hand_on((planned, self.make(planned))):
                         return
             except BaseException as error:  # passed to the consumer, which raises it
-                ready.put(error)
+                hand_on(error)
 
         thread = threading.Thread(target=produce, name="batches", daemon=True)
         thread.start()
