@@ -97,9 +97,7 @@ def typed(project: Path) -> dict[str, Any]:
         "interpolate": {"starts": ["a"], "ends": ["b"]}, "unconditional": {"text": free, "length": 9},
     })  # fmt: skip
     sweep = [{"label": "x", "sampler": {"kind": "threshold"}, "length": 4}]
-    evaluation = merge(
-        loaded(project, "base")["evaluation"], {"inversion": {"sweep": sweep, "reference": None}}
-    )
+    evaluation = merge(loaded(project, "base")["evaluation"], {"inversion": {"sweep": sweep, "reference": None}})
     found = check_parameters(loaded(project, "base"))
     return found | {
         "sampling": parse(SamplingConfig, sampling, at="sampling"),
@@ -168,7 +166,9 @@ def test_a_path_to_a_checkpoint_leaves_no_choice_to_a_section(section: str, proj
         check_parameters({**chosen, "run": str(checkpoint)})
     check_parameters({**chosen, "run": str(tmp_path / "run-1")})
     (tmp_path / "run-1/config.json").write_text(json.dumps({"model": {"kind": "nothing"}, "objective": {}}))
-    with pytest.raises(ConfigurationError, match=rf"'model \(of the run {tmp_path / 'run-1'}\)\.kind': expected a model"):
+    with pytest.raises(
+        ConfigurationError, match=rf"'model \(of the run {tmp_path / 'run-1'}\)\.kind': expected a model"
+    ):
         check_parameters({**base, "run": str(tmp_path / "run-1")})
 
 
@@ -182,7 +182,11 @@ def test_only_files_of_this_machine_are_looked_for(project: Path, tmp_path: Path
     check_files({"evaluation": parse(EvaluationConfig, evaluation, at="evaluation")}, read={"evaluation"})
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/c.npy").touch()
-    for path, there in ((f"{tmp_path}/**/c.npy", True), (f"{tmp_path}/**/d.npy", False), (f"{tmp_path}/a/*/c.n?y", True)):
+    for path, there in (
+        (f"{tmp_path}/**/c.npy", True),
+        (f"{tmp_path}/**/d.npy", False),
+        (f"{tmp_path}/a/*/c.n?y", True),
+    ):
         sampling = merge(loaded(project, "base")["sampling"], {"l2t": {"files": [path]}})
         found = {"sampling": parse(SamplingConfig, sampling, at="sampling")}
         if there:

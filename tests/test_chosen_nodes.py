@@ -44,9 +44,7 @@ def test_a_dataset_is_one_of_the_chosen_pipelines(option: str, pipelines: dict[s
         within = ", ".join(chosen or ["__default__"])
         with pytest.raises(ConfigurationError) as error:
             cli.check_names({"pipelines": chosen, option: ("z",)})
-        assert str(error.value) == (
-            f"'z' is not a dataset of {within}. Choose one of: {', '.join(names_of(graph))}."
-        )
+        assert str(error.value) == (f"'z' is not a dataset of {within}. Choose one of: {', '.join(names_of(graph))}.")
 
 
 @pytest.mark.parametrize("option", ["node_names", "from_nodes", "to_nodes"])
@@ -89,7 +87,11 @@ def test_every_pipeline_that_writes_an_artifact_is_named_but_not_the_default(pip
 
 
 def test_the_cause_of_a_failed_write_comes_before_what_was_handled_meanwhile() -> None:
-    error, full, denied = DatasetError("not saved"), OSError(errno.ENOSPC, "full", "a"), OSError(errno.EACCES, "no", "b")
+    error, full, denied = (
+        DatasetError("not saved"),
+        OSError(errno.ENOSPC, "full", "a"),
+        OSError(errno.EACCES, "no", "b"),
+    )
     error.__cause__, error.__context__ = full, denied
     assert "the disk is full at a" in str(cli.unwritable(error))
     error.__cause__ = None
@@ -100,7 +102,9 @@ def test_the_cause_of_a_failed_write_comes_before_what_was_handled_meanwhile() -
 def test_a_file_of_options_has_the_options_of_the_command_without_itself(key: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yml"
     file.write_text(f"run: {{{key}: x}}\n")
-    with pytest.raises(ConfigurationError, match=rf"^'{key}' is not a key of 'run' in {re.escape(str(file))}\.") as error:
+    with pytest.raises(
+        ConfigurationError, match=rf"^'{key}' is not a key of 'run' in {re.escape(str(file))}\."
+    ) as error:
         cli._options_in(file)
     known = str(error.value).partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {"env", "params", "pipelines", "tags"} < set(known)
@@ -161,7 +165,8 @@ def test_an_export_says_which_weights_it_wrote(
 
 
 @pytest.mark.parametrize(("form", "left_out", "words"), [
-    (None, [], "R: 2 parameters; left out: nothing"), ("ddit", [], "R: 2 parameters of the format ddit; left out: nothing"),
+    (None, [], "R: 2 parameters; left out: nothing"),
+    ("ddit", [], "R: 2 parameters of the format ddit; left out: nothing"),
     (None, ["b"], "R: 2 parameters; left out: b"),
 ])  # fmt: skip
 def test_an_import_says_what_it_took_and_what_follows(
@@ -173,6 +178,33 @@ def test_an_import_says_what_it_took_and_what_follows(
     result = CliRunner().invoke(console.commands, ["import-checkpoint", "S", "R"])
     assert result.stdout == f"{words}\n"
     assert result.stderr == (
-        "Sample from it by `kedro run --pipelines=sampling --params run=R` or MMLDLM.from_run('R'); start a training by "
-        f"`--params training.init_from={tmp_path / 'R'}`.\n"
+        "Sample from it by `kedro run --pipelines=sampling --params run=R` or MMLDLM.from_run('R'); start a "
+        f"training by `--params training.init_from={tmp_path / 'R'}`.\n"
     )
+
+
+@pytest.mark.parametrize("name", ["a.md", "parameters.yml~", "catalog.yml.bak", "x.orig", "x.swp", "_notes.yml",
+                                  "_drafts/parameters.yml", "parameters_of/.hidden.toml", ".idea/x.toml"])  # fmt: skip
+def test_files_of_an_editor_and_hidden_ones_are_no_configuration(name: str, tmp_path: Path) -> None:
+    for path, text in {"base/parameters.yml": "a: 1\n", "base/catalog.yml": "x: {type: MemoryDataset}\n",
+                       "own/parameters.yml": "a: 2\n", f"own/{name}": "b: 3\n"}.items():  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    loader = LayeredConfigLoader(tmp_path, env="own", **CONFIG_LOADER_ARGS)
+    loader.refuse_unknown_files()
+    (tmp_path / "own/notes.toml").write_text("")
+    with pytest.raises(ConfigurationError, match=r"^environment 'own': no command reads its file 'notes\.toml'\."):
+        loader.refuse_unknown_files()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [("`kedro run`", "`kedro run --params data=d,results=r`"),
+     ("`kedro run --pipeline=sampling`", "`kedro run --pipeline=sampling --params data=d,results=r,run=u`"),
+     ("`kedro run --params results=other`", "`kedro run --params data=d,results=other`"),
+     ("`kedro run --params=seed=1`", "`kedro run --params=data=d,results=r,seed=1`"),
+     ("`kedro run --pipelines=export,sampling`", "`kedro run --pipelines=export,sampling --params data=d,results=r`")],
+)  # fmt: skip
+def test_a_suggested_command_has_every_place_of_the_run(command: str, expected: str) -> None:
+    params = {"data": "d", "results": "r", "run": "u", "seed": 3}
+    assert cli.on_the_same_artifacts(f"First {command}.", {"params": params}) == f"First {expected}."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import runpy
 from typing import Any
 
 import click
 import pytest
 
 import mm_ldlm
-from mm_ldlm import cli
+from mm_ldlm import cli, settings
+from mm_ldlm.checkpoints import reference
 from mm_ldlm.config import PositiveInt, config, parse
 from mm_ldlm.errors import ConfigurationError, StoreError
 from mm_ldlm.messages import about, duration, escape, nearest, shorten, show, summarise
@@ -110,12 +113,11 @@ def test_a_configuration_that_is_made_in_code_is_named_by_its_class() -> None:
     with pytest.raises(ConfigurationError, match=r"^parameter 'Inner\.sise' is not known"):
         Inner(sise=3)  # type: ignore[call-arg]
 
+    @config
+    class Wrong:
+        size: PositiveInt = 0
+
     with pytest.raises(ConfigurationError, match=r"^parameter 'Wrong\.size': "):
-
-        @config
-        class Wrong:
-            size: PositiveInt = 0
-
         Wrong()
 
 
@@ -165,3 +167,14 @@ def test_the_package_has_one_name_that_it_imports_late() -> None:
     assert mm_ldlm.MMLDLM is MMLDLM
     with pytest.raises(AttributeError, match=r"^module 'mm_ldlm' has no attribute 'MMLDM'$"):
         _ = mm_ldlm.MMLDM
+
+
+def test_kedros_own_check_of_the_parameters_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("kedro.validation")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    found = runpy.run_path(str(settings.__file__))
+    assert logger.level == logging.ERROR
+    assert [type(hook).__name__ for hook in found["HOOKS"]] == ["ProjectHooks"]
+    resolvers = found["CONFIG_LOADER_ARGS"]["custom_resolvers"]
+    assert resolvers == {"results_of": reference.results_of, "runs_of": reference.runs_of}

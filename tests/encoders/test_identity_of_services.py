@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,12 @@ from embedding_service import DIM, Service, unit
 from torch import nn
 
 from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder, pooling, probes
-from mm_ldlm.encoders.http_client import Client, RateLimit, _retry_after
+from mm_ldlm.encoders.http_client import Client, RateLimit, Stopped, _retry_after
 from mm_ldlm.encoders.http_encoder import _short, vectors_of
 from mm_ldlm.encoders.onednn import PackedLinear
+from mm_ldlm.encoders.sentence_transformers import SentenceTransformersEncoder
+from mm_ldlm.encoders.spec import EncoderSpec
+from mm_ldlm.encoders.weights import LocatedWeights
 from mm_ldlm.errors import ConfigurationError, EncoderError
 
 
@@ -197,3 +201,57 @@ def test_a_sketch_of_negative_numbers_is_as_exact(sign: float) -> None:
     vectors = np.zeros((len(probes.SENTENCES), 3), np.float32)
     vectors[:, 0] = sign * np.arange(1, len(probes.SENTENCES) + 1)
     assert probes.distance_to(probes.fingerprint("i", vectors), vectors) < 1e-3
+
+
+# -- what is not done --------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_given_up_while_it_waits_is_not_sent(service: Service) -> None:
+    class Stop:
+        waited: float | None = None
+
+        def is_set(self) -> bool:
+            return self.waited is not None
+
+        def wait(self, seconds: float) -> None:
+            self.waited = seconds
+
+    client = Client(f"{service.url}/embeddings", api_key=None, requests_per_minute=1, timeout=30, retries=0, max_wait=1)
+    stop: Any = Stop()
+    client.post({"model": "toy", "input": ["a"]}, max_bytes=10**6, stop=stop)
+    assert stop.waited is None
+    with pytest.raises(Stopped):
+        client.post({"model": "toy", "input": ["b"]}, max_bytes=10**6, stop=stop)
+    assert stop.waited == pytest.approx(60, abs=5)
+    assert service.texts == ["a"]
+
+
+def test_the_library_loads_and_computes_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import logging
+
+    asked: list[Any] = []
+
+    class Library:
+        max_seq_length = 9
+
+        def __init__(self, folder: str, **_: Any) -> None:
+            asked.append((logging.get_verbosity(), logging.is_progress_bar_enabled()))
+
+        def encode(self, texts: list[str], **options: Any) -> Any:
+            asked.append((options["show_progress_bar"], options["convert_to_numpy"]))
+            return np.ones((len(texts), 5))
+
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer", Library)
+    spec = EncoderSpec(name="m", source="m", architecture="sentence_transformers")
+    located = LocatedWeights(spec=spec, folder=tmp_path, truncate_dim=None, dtype="float32", fingerprint="f")
+    encoder = SentenceTransformersEncoder(located, device="cpu", max_length=None, batch_rows=2)
+    assert asked == [(logging.ERROR, False), (False, True)]
+    assert encoder.model.max_seq_length == 9, "without a length of its own, that of the model"
+
+
+def test_an_unknown_word_is_a_token_with_a_state(tiny: Any) -> None:
+    """Special tokens are left out around a text, and not inside of it."""
+    encoder: Any = load_encoder(parse_encoder({"name": "minilm", "path": str(tiny("minilm")), "device": "cpu"}))
+    (found,) = encoder.token_states(["the zebra sat"])
+    assert len(found.ids_n) == len(found.states_nd) == 3
+    assert found.ids_n[1] == encoder.tokenizer.unk_token_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +106,9 @@ def test_the_traceback_of_a_node_is_logged(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records[0].levelname == "ERROR"
 
 
-@pytest.mark.parametrize(("seconds", "timeout", "attempts"), [(60.0, 5.0, 3), (1.5, 1.5, 2), (1.0, 1.0, 2), (0.5, 0.5, 1)])
+@pytest.mark.parametrize(
+    ("seconds", "timeout", "attempts"), [(60.0, 5.0, 3), (1.5, 1.5, 2), (1.0, 1.0, 2), (0.5, 0.5, 1)]
+)
 def test_the_head_is_tried_once_a_second_until_the_time_is_over(
     seconds: float, timeout: float, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,3 +131,28 @@ def test_the_head_is_tried_once_a_second_until_the_time_is_over(
         ray_engine._wait_for_head("head", 6379, seconds=seconds)
     assert tried == [(("head", 6379), timeout)] * attempts
     assert now[0] == 100.0 + attempts - 1
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [("head:6379", ("head", 6379)), ("[::1]:1", ("::1", 1)), ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+     ("head:65536", None), ("head:0", None), ("head:-1", None), ("head:6a", None), ("[]:1", None), ("a/b:1", None),
+     ("auto", None)],
+)  # fmt: skip
+def test_an_address_is_a_host_and_a_port(address: str, place: Any) -> None:
+    assert ray_engine._parts(address) == place
+
+
+def test_the_connection_says_how_large_the_cluster_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake: Any = Ray(connected=False)
+    fake.init, fake.shutdown = (lambda **_: None), (lambda: None)
+    fake.cluster_resources = lambda: {"CPU": 12.5, "GPU": 3.0}
+    fake.nodes = lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(RayEngineConfig, "missing", lambda self: None)
+    with caplog.at_level("INFO"), RayEngineConfig().started() as engine:
+        assert engine.gpus == 3
+    assert caplog.messages == ["connected to a Ray cluster of 2 node(s), 12.5 CPUs, 3 GPUs"]

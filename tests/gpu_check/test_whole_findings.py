@@ -1,4 +1,4 @@
-"""Whole findings, outcomes and reports: every number has its own name, and what a check runs with is what it reports."""
+"""Whole findings, outcomes and reports: every number has its own name, and a check reports what it ran with."""
 
 from __future__ import annotations
 
@@ -122,7 +122,9 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.Monkey
     "change", [{"token_vectors": "encoder"}, {"direct_views": True}, {"cross_modal_blocks": 2}, {}]
 )
 def test_each_option_that_the_formula_does_not_cover_is_refused_by_itself(change: dict[str, Any]) -> None:
-    config = MMDiTConfig(**{"dim": 32, "depth": 3, "heads": 2, "token_vectors": "random", "direct_views": False} | change)
+    config = MMDiTConfig(
+        **{"dim": 32, "depth": 3, "heads": 2, "token_vectors": "random", "direct_views": False} | change
+    )
     options: dict[str, Any] = {"examples": 1, "length": 1, "logits": 1, "heads": ("text",)}
     if not change:
         assert flops.forward_flops(config, task.TINY, **options) > 0

@@ -210,9 +210,7 @@ def test_the_distance_of_each_example_is_its_own(tmp_path: Path, monkeypatch: py
         take=lambda rows: {"meta": pa.nulls(len(rows), pa.string())},
         strings=lambda name: SimpleNamespace(take=lambda rows: rows if name == "text" else None),
     )
-    monkeypatch.setattr(
-        spot_check, "load_encoder", lambda *_, **__: SimpleNamespace(encode=lambda rows: vectors[rows])
-    )
+    monkeypatch.setattr(spot_check, "load_encoder", lambda *_, **__: SimpleNamespace(encode=lambda rows: vectors[rows]))
     found = Findings()
     spot_check.check_spots(
         found, records, store(tmp_path, stored), encoder=None, located=SimpleNamespace(dtype="float32"),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every finding in full: severity, message with its numbers, count, examples, remedy, and the rows that are left out."""
+"""Every finding in full: severity, message with its numbers, count, examples, and the rows that are left out."""
 
 from __future__ import annotations
 
@@ -142,14 +142,16 @@ def test_damage_is_counted_and_the_first_damage_does_not_hide_the_next(data: Any
     next(iter((data.root / "tokens").glob("*.arrow"))).unlink()
     found = Findings()
     assert checks._check_bytes(found, *stores, checksums=True) is False
-    missing, changed = found.findings
+    missing, changed, *unread = found.findings
     assert (missing.severity, missing.check, missing.count) == ("error", "missing shard", 1)
     assert missing.message.startswith("tokens: ")
     assert (changed.severity, changed.check, changed.count) == ("error", "checksum", 2)
     assert changed.message == f"latents: 2 of 5 shards in {data.root / 'latents'} changed after they were written."
     assert changed.examples == ("part-000001.arrow", "part-000003.arrow")
+    assert [(f.severity, f.check, f.count) for f in unread] == [("error", "unreadable shard", 50)] * 2
+    assert all(f"part-{number:06d}.arrow" in f.message for number, f in zip((1, 3), unread, strict=True))
     found = Findings()
-    assert checks._check_bytes(found, stores[0], stores[2], checksums=False) is True
+    assert checks._check_bytes(found, data.records, checksums=True) is True
     assert found.findings == []
 
 
@@ -184,13 +186,14 @@ def test_the_report_counts_every_row_that_is_left_out_once(data: Any) -> None:
     texts = data.records.strings("text").take([4])
     rows = data.records.table(slice(None)).to_pydict()
     rows["split"][4] = "train"
-    writer = StoreWriter(data.root / "records", kind="records", schema=data.records.schema)
+    records = data.records
+    writer = StoreWriter(data.root / "records", kind="records", schema=records.schema)
     writer.append(rows)
-    writer.finish(fingerprints=data.records.manifest.fingerprints, meta=data.records.manifest.meta)
+    writer.finish(fingerprints=records.manifest.fingerprints, meta=records.manifest.meta)
     outcome = validate(
         records=data.records, tokens=data.tokens, latents=data.latents, tokenizer=data.tokenizer, encoder=data.encoder,
-        extraction=data.extraction, config=ValidationConfig(max_quarantine_fraction=0.01, spot_rows=0), evaluation_sets={"s": texts},
-        seed=0,
+        extraction=data.extraction, config=ValidationConfig(max_quarantine_fraction=0.01, spot_rows=0),
+        evaluation_sets={"s": texts}, seed=0,
     )  # fmt: skip
     report = outcome.report
     assert (report["rows"], report["valid"], report["quarantined"]) == (230, 227, 3)

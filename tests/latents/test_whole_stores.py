@@ -213,9 +213,7 @@ def test_given_vectors_of_other_records_or_other_vectors_are_refused(
 
     def take(name: str, ids: list[str], vectors: Any, *, of: str = mark, into: str = "l") -> Manifest:
         store = vectors_store(tmp_path / name, ids, vectors, records=of)
-        return take_over(
-            records, store, encoder=encoder, config=ExtractConfig(shard_rows=5), workspace=tmp_path / into
-        )
+        return take_over(records, store, encoder=encoder, config=ExtractConfig(shard_rows=5), workspace=tmp_path / into)
 
     with pytest.raises(FingerprintError, match=r"of other records \(11 rows, the records have 11\)"):
         take("other", ids, vectors, of="another")
