@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 import os
 import runpy
-from typing import Any
+from typing import Any, Literal
 
 import click
 import pytest
@@ -15,6 +17,7 @@ from mm_ldlm import cli, settings
 from mm_ldlm.checkpoints import reference
 from mm_ldlm.config import PositiveInt, config, parse
 from mm_ldlm.errors import ConfigurationError, StoreError
+from mm_ldlm.kinds import MARK
 from mm_ldlm.messages import about, duration, escape, nearest, shorten, show, summarise
 from mm_ldlm.overrides import nested, parse_params
 
@@ -119,6 +122,45 @@ def test_a_configuration_that_is_made_in_code_is_named_by_its_class() -> None:
 
     with pytest.raises(ConfigurationError, match=r"^parameter 'Wrong\.size': "):
         Wrong()
+
+
+def test_what_a_configuration_accepts_is_decided_where_it_is_declared() -> None:
+    """Numbers that are finite, of the declared type or a text of one, by name, once and for all."""
+
+    @config
+    class Made:
+        ratio: float = 0.5
+        size: PositiveInt = 1
+        word: Literal["alpha", "beta"] = "alpha"
+        address: str = ""
+
+        def __post_init__(self) -> None:
+            if self.address:
+                raise ValueError(f"no such address as {self.address}")
+
+    for wrong, message in (
+        ({"ratio": math.nan}, "'m.ratio': Input should be a finite number (found nan)."),
+        ({"ratio": -math.inf}, "'m.ratio': Input should be a finite number (found -inf)."),
+        ({"size": "x"}, "'m.size': Input should be a valid integer, unable to parse string as an integer (found 'x')."),
+        ({"word": "alhpa"}, "'m.word': Input should be 'alpha' or 'beta' (found 'alhpa'). Did you mean 'alpha'?"),
+        ({"word": 3}, "'m.word': Input should be 'alpha' or 'beta' (found 3)."),
+        ({"other": 1}, "'m.other' is not known. Known here: ratio, size, word, address."),
+        ({"address": "x"}, "'m': no such address as x."),
+    ):
+        with pytest.raises(ConfigurationError) as error:
+            parse(Made, wrong, at="m")
+        assert str(error.value) == f"parameter {message}"
+    with pytest.raises(ConfigurationError, match=r"no such address as https://\*\*\*@host") as error:
+        Made(address="https://me:secretword@host")
+    assert "secretword" not in str(error.value)
+    made = parse(Made, {"size": "3", "ratio": 2}, at="m")
+    assert (made.size, made.ratio) == (3, 2.0)
+    assert parse(Made, made, at="m") is made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.size = 4  # type: ignore[misc]
+    with pytest.raises(ConfigurationError):
+        Made(0.5)  # type: ignore[misc]
+    assert MARK in vars(Made)
 
 
 @pytest.mark.parametrize(

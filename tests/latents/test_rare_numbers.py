@@ -189,7 +189,7 @@ def test_a_normaliser_without_its_numbers_names_the_file(tmp_path: Path) -> None
     with pytest.raises(StoreError, match=r"normaliser\.safetensors: the file does not exist\. Run the validation"):
         Normaliser.load(tmp_path)
     place.mkdir()
-    with pytest.raises(StoreError, match=r"normaliser\.safetensors"):
+    with pytest.raises(StoreError, match=r"normaliser\.safetensors: expected a file, found that it"):
         Normaliser.load(tmp_path)
 
 

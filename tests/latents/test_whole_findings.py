@@ -204,3 +204,25 @@ def test_the_report_counts_every_row_that_is_left_out_once(data: Any) -> None:
     assert entry["message"] == "3 of 230 rows (1.30 %) failed; at most 1.00 % may fail."
     assert report["statistics"]["finite_rows"] == 228
     assert report["passed"] is False
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_vectors_are_checked_as_those_of_the_encoder_that_was_located(
+    normalised: bool, pristine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = pristine.encoder.locate()
+    located = dataclasses.replace(found, spec=dataclasses.replace(found.spec, normalised=normalised))
+    asked: list[Any] = []
+    config = ValidationConfig(spot_rows=3, plot_rows=5, norm_tolerance=0.5)
+    monkeypatch.setattr(checks, "locate_encoder", lambda *given, **named: asked.append((given, named)) or located)
+    monkeypatch.setattr(checks, "check_vectors", lambda *_, **named: asked.append(named))
+    monkeypatch.setattr(checks, "check_spots", lambda *_, **named: asked.append(named))
+    validate(
+        records=pristine.records, tokens=pristine.tokens, latents=pristine.latents, tokenizer=pristine.tokenizer,
+        encoder=pristine.encoder, extraction=pristine.extraction, config=config, evaluation_sets={}, seed=6,
+    )  # fmt: skip
+    assert asked == [
+        ((pristine.encoder,), {"expected": pristine.latents.manifest.fingerprints["encoder"]}),
+        {"config": config, "normalised": normalised},
+        {"encoder": pristine.encoder, "located": located, "config": config, "seed": 6},
+    ]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from embedding_service import DIM, Service, unit
 
+from mm_ldlm.distributed.launch import LaunchConfig
 from mm_ldlm.encoders import LocatedEncoder, parse_encoder
 from mm_ldlm.errors import FingerprintError, StoreError
 from mm_ldlm.latents import extract, given, hosts, token_states, worker
@@ -269,3 +270,28 @@ def test_an_empty_store_opens_whatever_dimension_it_promises(tmp_path: Path) -> 
     assert (len(found), found.dim, found.dtype) == (0, 3, "float16")
     assert copy.copy(found).take([]).shape == (0, 3)
     assert torch.from_numpy(found.take([])).dtype == torch.float32
+
+
+def test_several_processes_are_launched_with_the_missing_shards_of_the_plan(
+    data: Any, pristine: Any, files: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = data.root / "latents"
+    for number in (1, 4):
+        (folder / f"part-{number:06d}.arrow").unlink()
+    launched: list[Any] = []
+
+    def launch(module: str, arguments: list[str], *, config: Any, log_directory: Path) -> None:
+        launched.append((module, arguments, config, log_directory))
+        job = json.loads(Path(arguments[0]).read_text())
+        assert job["missing"] == [1, 4]
+        worker.encode_shards(Plan.from_dict(job["plan"]), job["missing"], located=None, rank=0)
+
+    monkeypatch.setattr(extract, "launch", launch)
+    with caplog.at_level("INFO", logger=extract.__name__):
+        data.extract(processes=3)
+    progress = folder / ".extract"
+    assert launched == [(
+        "mm_ldlm.latents.worker", [str(progress / "job.json")], LaunchConfig(processes=2), progress / "logs"
+    )]  # fmt: skip
+    assert "2 process(es), 2 shard(s) at a time" in caplog.messages
+    assert files(folder) == files(pristine.root / "latents")
