@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import math
 import os
 import runpy
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import click
 import pytest
@@ -15,11 +13,12 @@ import pytest
 import mm_ldlm
 from mm_ldlm import cli, settings
 from mm_ldlm.checkpoints import reference
-from mm_ldlm.config import PositiveInt, config, parse
 from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.kinds import MARK
+from mm_ldlm.kinds import Kinds
 from mm_ldlm.messages import about, duration, escape, nearest, shorten, show, summarise
 from mm_ldlm.overrides import nested, parse_params
+from mm_ldlm.pipeline_registry import ALONE, register_pipelines
+from mm_ldlm.pipelines import MAIN
 
 MINUTE, HOUR = 60, 3600
 
@@ -79,90 +78,6 @@ def test_a_value_is_shown_to_its_limits() -> None:
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
-@config
-class Inner:
-    size: PositiveInt = 1
-
-
-@config
-class Outer:
-    inner: Inner = Inner()
-    several: tuple[Inner, ...] = ()
-    by_name: dict[str, Inner] | None = None
-    ratio: float = 0.5
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"inner": {"sise": 1}}, "'o.inner.sise' is not known. Did you mean 'size'? Known here: size."),
-        ({"several": [{}, {"sise": 1}]}, "'o.several.1.sise' is not known. Did you mean 'size'? Known here: size."),
-        ({"by_name": {"a": {"sise": 1}}}, "'o.by_name.a.sise' is not known. Did you mean 'size'? Known here: size."),
-        ({"rato": 1}, "'o.rato' is not known. Did you mean 'ratio'? Known here: inner, several, by_name, ratio."),
-        ({"ratio": float("nan")}, "'o.ratio': Input should be a finite number (found nan)."),
-        ({"ratio": float("-inf")}, "'o.ratio': Input should be a finite number (found -inf)."),
-        ({"several": [{"size": 0}]}, "'o.several.0.size': Input should be greater than 0 (found 0)."),
-    ],
-)
-def test_a_refused_parameter_is_named_with_the_keys_of_its_own_section(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        parse(Outer, given, at="o")
-    assert str(error.value) == f"parameter {message}"
-
-
-def test_a_configuration_that_is_made_in_code_is_named_by_its_class() -> None:
-    with pytest.raises(ConfigurationError, match=r"^parameter 'Inner\.size': Input should be greater than 0"):
-        Inner(size=0)
-    with pytest.raises(ConfigurationError, match=r"^parameter 'Inner\.sise' is not known"):
-        Inner(sise=3)  # type: ignore[call-arg]
-
-    @config
-    class Wrong:
-        size: PositiveInt = 0
-
-    with pytest.raises(ConfigurationError, match=r"^parameter 'Wrong\.size': "):
-        Wrong()
-
-
-def test_what_a_configuration_accepts_is_decided_where_it_is_declared() -> None:
-    """Numbers that are finite, of the declared type or a text of one, by name, once and for all."""
-
-    @config
-    class Made:
-        ratio: float = 0.5
-        size: PositiveInt = 1
-        word: Literal["alpha", "beta"] = "alpha"
-        address: str = ""
-
-        def __post_init__(self) -> None:
-            if self.address:
-                raise ValueError(f"no such address as {self.address}")
-
-    for wrong, message in (
-        ({"ratio": math.nan}, "'m.ratio': Input should be a finite number (found nan)."),
-        ({"ratio": -math.inf}, "'m.ratio': Input should be a finite number (found -inf)."),
-        ({"size": "x"}, "'m.size': Input should be a valid integer, unable to parse string as an integer (found 'x')."),
-        ({"word": "alhpa"}, "'m.word': Input should be 'alpha' or 'beta' (found 'alhpa'). Did you mean 'alpha'?"),
-        ({"word": 3}, "'m.word': Input should be 'alpha' or 'beta' (found 3)."),
-        ({"other": 1}, "'m.other' is not known. Known here: ratio, size, word, address."),
-        ({"address": "x"}, "'m': no such address as x."),
-    ):
-        with pytest.raises(ConfigurationError) as error:
-            parse(Made, wrong, at="m")
-        assert str(error.value) == f"parameter {message}"
-    with pytest.raises(ConfigurationError, match=r"no such address as https://\*\*\*@host") as error:
-        Made(address="https://me:secretword@host")
-    assert "secretword" not in str(error.value)
-    made = parse(Made, {"size": "3", "ratio": 2}, at="m")
-    assert (made.size, made.ratio) == (3, 2.0)
-    assert parse(Made, made, at="m") is made
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        made.size = 4  # type: ignore[misc]
-    with pytest.raises(ConfigurationError):
-        Made(0.5)  # type: ignore[misc]
-    assert MARK in vars(Made)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -220,3 +135,41 @@ def test_kedros_own_check_of_the_parameters_is_silent(monkeypatch: pytest.Monkey
     assert [type(hook).__name__ for hook in found["HOOKS"]] == ["ProjectHooks"]
     resolvers = found["CONFIG_LOADER_ARGS"]["custom_resolvers"]
     assert resolvers == {"results_of": reference.results_of, "runs_of": reference.runs_of}
+
+
+def test_the_default_pipeline_is_the_main_job_alone() -> None:
+    made = register_pipelines()
+    assert set(made) == {"__default__", *MAIN, *ALONE}
+    names = {name: {node.name for node in graph.nodes} for name, graph in made.items()}
+    assert names["__default__"] == set().union(*(names[name] for name in MAIN))
+    for name in ALONE:
+        assert names[name]
+        assert not names[name] & names["__default__"]
+
+
+class Named(Protocol):
+    """An interface from which another one is made."""
+
+    kind: str
+    _hidden: int
+
+    def name(self) -> str: ...
+
+
+class Sized(Named, Protocol):
+    """The interface of the test, with a member of its own."""
+
+    @property
+    def size(self) -> int: ...
+
+
+def test_an_interface_has_the_members_of_those_that_it_is_made_from() -> None:
+    kinds = Kinds("box", {}, group="none", interface=Sized)
+    complete = {"kind": "a", "name": 1, "size": 2}
+    kinds.check(type("Complete", (), complete), "it", at="p")
+    for member in complete:
+        lacking = type("Lacking", (), {name: value for name, value in complete.items() if name != member})
+        with pytest.raises(ConfigurationError, match=rf"^parameter 'p': .* it has no '{member}' \(.*\.Sized\)"):
+            kinds.check(lacking, "it", at="p")
+    with pytest.raises(ConfigurationError, match="it has no 'kind', 'name', 'size' "):
+        kinds.check(object, "it", at="p")

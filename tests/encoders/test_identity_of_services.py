@@ -255,3 +255,24 @@ def test_an_unknown_word_is_a_token_with_a_state(tiny: Any) -> None:
     (found,) = encoder.token_states(["the zebra sat"])
     assert len(found.ids_n) == len(found.states_nd) == 3
     assert found.ids_n[1] == encoder.tokenizer.unk_token_id
+
+
+def test_a_service_that_asks_for_little_waits_as_long_as_any(service: Service) -> None:
+    """After the sixth failure at least 8 s of the bound of 16 s pass, even if the service asks for less."""
+    client = Client(service.url, api_key=None, requests_per_minute=None, timeout=9, retries=9, max_wait=60)
+    service_asks = http_client._Transient("status 429", after=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_client, "FIRST_WAIT", 0.5)
+        waits = [client._pause(service_asks, 6) for _ in range(20)]
+    assert all(8 <= wait <= 16 for wait in waits)
+    assert len(set(waits)) > 1
+
+
+def test_an_encoder_that_is_loaded_adopts_the_fingerprint_that_is_expected(service: Service) -> None:
+    first = locate_encoder(config(service)).fingerprint
+    noise = np.random.default_rng(0)
+    service.vectors = lambda text: (unit(text) + noise.normal(0, 3e-5, DIM)).astype(np.float32)
+    assert load_encoder(config(service), expected=first).fingerprint == first
+    assert load_encoder(config(service)).fingerprint != first
+    located = locate_encoder(config(service), expected=first)
+    assert load_encoder(config(service), located=located, expected="another").fingerprint == first
