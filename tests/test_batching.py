@@ -104,3 +104,9 @@ def test_as_many_threads_are_started_as_there_are_lanes(
     assert [number for number, _ in found] == list(range(count))
     assert made == ([threads] if threads else [])
     assert ({thread for _, thread in found} <= {threading.get_ident()}) == (not threads)
+
+
+def test_many_ties_keep_their_order() -> None:
+    lengths = [3, 7] * 200
+    expected = [*range(1, 400, 2), *range(0, 400, 2)]
+    assert np.concatenate(batches_by_length(lengths, max_tokens=50)).tolist() == expected

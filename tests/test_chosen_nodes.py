@@ -208,3 +208,21 @@ def test_files_of_an_editor_and_hidden_ones_are_no_configuration(name: str, tmp_
 def test_a_suggested_command_has_every_place_of_the_run(command: str, expected: str) -> None:
     params = {"data": "d", "results": "r", "run": "u", "seed": 3}
     assert cli.on_the_same_artifacts(f"First {command}.", {"params": params}) == f"First {expected}."
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"), [([], None), (["--temperature", "0"], 0.0), (["--temperature", "2"], 2.0)]
+)
+def test_a_temperature_of_zero_is_one_as_well(
+    words: list[str], changes: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    chosen = SimpleNamespace(override=lambda **given: given)
+    made = SimpleNamespace(texts=["a"])
+    model = SimpleNamespace(
+        model=SimpleNamespace(default_sampler=lambda *, conditional: chosen),
+        invert=lambda file, **given: asked.append(given["sampler"]) or made,
+    )
+    monkeypatch.setattr(console, "_load", lambda **_: (model, 0))
+    assert CliRunner().invoke(console.commands, ["invert", "a.npy", *words]).output == "a\n"
+    assert asked == [None if changes is None else {"temperature": changes}]

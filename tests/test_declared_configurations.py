@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mm_ldlm.config import PositiveInt, config, parse
+from mm_ldlm.config import PositiveInt, config, parse, to_dict
 from mm_ldlm.engines.local import LocalEngineConfig
 from mm_ldlm.errors import ConfigurationError
 
@@ -103,3 +103,16 @@ def test_a_kind_without_parameters_of_its_own_has_its_kind_alone() -> None:
         ConfigurationError, match=r"^parameter 'e\.kin' is not known\. Did you mean 'kind'\? Known here: kind"
     ):
         parse(LocalEngineConfig, {"kin": "local"}, at="e")
+
+
+@config
+class Deeper:
+    outer: Outer = Outer()
+
+
+def test_the_keys_of_a_section_inside_a_section_are_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"^parameter 'd\.outer\.inner\.sise' is not known\. .* Known here: size\."
+    ):
+        parse(Deeper, {"outer": {"inner": {"sise": 1}}}, at="d")
+    assert to_dict({1: (Inner(size=2), "a")}) == {"1": [{"size": 2}, "a"]}
