@@ -27,8 +27,9 @@ def imports_of(file: Path) -> frozenset[str]:
 def fitting_tests(root: Path, path: str) -> list[str]:
     """Return the test files to run on a fault in `path` (relative to `root`), the likeliest to fail first.
 
-    First the files with the name of the module, then those that import it, then those of its room, then those that
-    import a module which imports it. A module that declares parameters also has `DEFAULTS`.
+    First the files with the name of the module (tests/test_config.py for src/mm_ldlm/config.py), then those that
+    import it, then those of its room, then those that import a module which imports it. A module that declares
+    parameters also has `DEFAULTS`.
     """
     if path.startswith("conf/"):
         return [name for name in CONFIGURATION if (root / name).is_file()]
@@ -45,7 +46,8 @@ def fitting_tests(root: Path, path: str) -> list[str]:
         name = file.relative_to(root).as_posix()
         own_room, imported = name.startswith(f"tests/{room}/"), imports_of(file)
         stem = file.stem.removeprefix("test_")
-        score = 8 * (own_room and stem in words) + 4 * (module in imported) + 2 * own_room + bool(above & imported)
+        own_file = (own_room and stem in words) or name == f"tests/test_{module}.py"
+        score = 8 * own_file + 4 * (module in imported) + 2 * own_room + bool(above & imported)
         score += 4 * (name == DEFAULTS and declares is not None)
         if score:
             ranked.append((-score, len(imported), name))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mm_ldlm import batching
 from mm_ldlm.batching import batches_by_length, lanes_of, side_by_side
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
@@ -79,3 +80,33 @@ def test_lanes_share_the_cores(device: str, threads: int, lanes: int, monkeypatc
     assert lanes_of(device) == lanes
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert lanes_of(device, threads=threads) == lanes, "the threads of a batch, and not those of torch"
+
+
+@pytest.mark.parametrize(("count", "lanes"), [(6, 3), (None, 1), (1, 1)])
+def test_without_affinity_the_cores_of_the_machine_count(
+    count: int | None, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on systems that cannot bind a process to cores."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert lanes_of(torch.device("cpu"), threads=2) == lanes
+
+
+@pytest.mark.parametrize(("lanes", "count", "threads"), [(1, 5, 0), (3, 1, 0), (3, 0, 0), (2, 5, 2), (5, 2, 5)])
+def test_as_many_threads_are_started_as_there_are_lanes(
+    lanes: int, count: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch, or one lane, is computed in the thread of the caller."""
+    made: list[int] = []
+    real = batching.ThreadPoolExecutor
+    monkeypatch.setattr(batching, "ThreadPoolExecutor", lambda workers: made.append(workers) or real(workers))
+    found = list(side_by_side(lambda number: (number, threading.get_ident()), range(count), lanes=lanes))
+    assert [number for number, _ in found] == list(range(count))
+    assert made == ([threads] if threads else [])
+    assert ({thread for _, thread in found} <= {threading.get_ident()}) == (not threads)
+
+
+def test_many_ties_keep_their_order() -> None:
+    lengths = [3, 7] * 200
+    expected = [*range(1, 400, 2), *range(0, 400, 2)]
+    assert np.concatenate(batches_by_length(lengths, max_tokens=50)).tolist() == expected

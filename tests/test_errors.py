@@ -37,3 +37,11 @@ def test_the_first_error_on_purpose_of_a_chain_of_causes_is_found() -> None:
     raised_while_handling = ValueError("a defect")
     raised_while_handling.__context__ = inner
     assert purposeful(raised_while_handling) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "caused"), [("ValueError", True), ("", False), ("Value", False), ("UnicodeValueError", False)]
+)
+def test_a_failed_worker_was_ended_by_exactly_one_class(recorded: str, caused: bool) -> None:
+    assert WorkerFailed("it ended", error_class=recorded).caused_by(ValueError) is caused
+    assert not WorkerFailed("it ended").caused_by(ValueError)

@@ -86,6 +86,8 @@ def test_the_fitting_tests_begin_with_those_of_the_module(project: Path) -> None
     fitting = module("fitting").fitting_tests
     assert fitting(project, "src/mm_ldlm/sampling/remdm.py")[0] == "tests/sampling/test_remdm.py"
     assert fitting(project, "src/mm_ldlm/pipelines/evaluation/nodes.py")[0] == "tests/pipelines/test_evaluation.py"
+    for name in ("config", "config_loader", "cli", "messages", "parameters"):  # modules of no room
+        assert fitting(project, f"src/mm_ldlm/{name}.py")[0] == f"tests/test_{name}.py"
     assert "tests/training/test_kept_numbers.py" in fitting(project, "src/mm_ldlm/training/ema.py")
     assert "tests/test_decisions.py" in fitting(project, "conf/base/parameters/sampling.yml")
 

@@ -55,6 +55,8 @@ def test_any_text_is_read_or_refused_with_position_and_example(text: str) -> Non
         ("m={kind: dit, dims: [[1, 2], [3]]}, m.dim=4", {"m": {"kind": "dit", "dims": [[1, 2], [3]], "dim": 4}}),
         ("a=[it's, 'b, ]', \"c'\"]", {"a": ["it's", "b, ]", "c'"]}),
         ("a=it's,b='it''s, x'", {"a": "it's", "b": "it's, x"}),
+        ("a={b: ']', c: ['}', \"]\"]},d=1", {"a": {"b": "]", "c": ["}", "]"]}, "d": 1}),
+        ("a={b:  '}'}", {"a": {"b": "}"}}),
         ("a=1e-3,b=5,c=true,d=null,e=,f=x=y", {"a": 1e-3, "b": 5, "c": True, "d": None, "e": None, "f": "x=y"}),
         ("a=*.txt,b=d/{x}.txt,c=50%,d=a: b", {"a": "*.txt", "b": "d/{x}.txt", "c": "50%", "d": "a: b"}),
         ("a=x #1,b=${g},c=007x,d=@f", {"a": "x #1", "b": "${g}", "c": "007x", "d": "@f"}),

@@ -15,7 +15,7 @@ MASK = "***"
 _USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^\s/@]{0,1000}|[^\s/@:]*:\S{0,1000})@")
 """The user and the password of an address; the second form is a password with a `/` that should have been encoded."""
 _QUERY = re.compile(
-    r"(?P<name>[?&;#](?:[\w.~%-]{0,40}(?:token|passw(?:or)?d|passwd|pwd|secret|signature|credentials?|(?:api|access)[_-]?key)"
+    r"(?P<name>[?&;#](?:[\w.~%-]{0,40}(?:token|passw(?:or)?d|pwd|secret|signature|credentials?|(?:api|access)[_-]?key)"
     r"|sig|key)=)[^\s&;#'\"]+",
     re.IGNORECASE,
 )
