@@ -190,6 +190,23 @@ def test_an_archive_that_is_compressed_with_zstd_is_refused_by_its_beginning(nam
         read(kind="webdataset", path=str(tmp_path / name))
 
 
+@pytest.mark.parametrize("names", [("a.png", "a.gif"), ("a.jpg", "a.png", "a.jpeg"), ()])
+def test_a_sample_has_exactly_one_image(names: tuple[str, ...], tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("L", (2, 2)).save(picture, "PNG")
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in (*names, "a.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = picture.getbuffer().nbytes
+            archive.addfile(member, io.BytesIO(picture.getvalue()))
+    found = ", ".join([*(name.partition(".")[2] for name in names), "txt"])
+    assert read(kind="webdataset", path=str(path)) == [
+        BadRow(str(path), 1, "missing_file",
+               f"sample 'a': expected one image (png, jpg, jpeg, webp, bmp, gif), found {found}")
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_SPARSE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
 def test_a_member_that_is_no_plain_file_costs_its_sample_alone(kind: bytes, tmp_path: Path) -> None:
     picture = io.BytesIO()

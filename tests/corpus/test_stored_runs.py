@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 
 from mm_ldlm.config import parse
 from mm_ldlm.corpus import ingestion
+from mm_ldlm.corpus.cleaning import Cleaner
 from mm_ldlm.corpus.config import IngestionConfig
+from mm_ldlm.corpus.counts import Counts
+from mm_ldlm.corpus.progress import Progress
 from mm_ldlm.corpus.quarantine import QUARANTINE_SCHEMA
 from mm_ldlm.corpus.record import RECORD_SCHEMA
 from mm_ldlm.corpus.row_tests import RowTests
+from mm_ldlm.corpus.sources.base import Row
 from mm_ldlm.corpus.sources.config import SourceConfig
 from mm_ldlm.corpus.vectors import KIND, VectorStore, vector_table
 from mm_ldlm.engines.local import LocalEngineConfig
@@ -165,3 +170,55 @@ def test_another_number_of_rows_is_no_other_source(ingest_into: Any, tmp_path: P
     fewer = ingest_into(tmp_path / "out", {**source, "max_samples": 2})
     assert fewer.texts == ["one", "two"]
     assert first.manifest.fingerprints["sources"] == fewer.manifest.fingerprints["sources"]
+
+
+def test_shards_of_the_quarantine_and_of_vectors_are_bounded_like_those_of_the_records(
+    ingest_into: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = text_source(tmp_path / "a.txt", b"one\n" + b"\xff\n" * 7 + b"two\n")
+    found = ingest_into(tmp_path / "out", bad, shard_rows=3, max_bad_fraction=1)
+    assert [shard.rows for shard in found.quarantine.manifest.shards] == [5, 2]
+    assert [shard.rows for shard in found.records.manifest.shards] == [1, 1]
+    np.save(tmp_path / "b.npy", np.arange(10.0).reshape(5, 2))
+    source = text_source(tmp_path / "b.txt", b"a\nb\nc\nd\ne\n", vectors="beside")
+    for most, largest, sizes in ((2, 1 << 28, [2, 2, 1]), (4, 8 * 3 + 7, [3, 2]), (9, 8 * 3, [3, 2])):
+        monkeypatch.setattr("mm_ldlm.corpus.vectors._SHARD_BYTES", largest)
+        config = parse(IngestionConfig, {"sources": [source], "progress": False, "shard_rows": most}, at="ingestion")
+        folder = tmp_path / f"{most}"
+        store = VectorStore(2, folder / "v")
+        records, _, _ = ingestion.ingest(config, seed=0, workspace=folder / "r", quarantine=folder / "q", vectors=store)
+        assert [shard.rows for shard in records.shards] == sizes
+        assert [shard.rows for shard in Manifest.read(folder / "v").shards] == sizes
+
+
+def test_an_interrupted_run_knows_the_images_that_it_accepted(tmp_path: Path) -> None:
+    """By their pixels and not by their texts: an image stays in its split, and a text without it is another text."""
+    config = IngestionConfig(sources=(SourceConfig(kind="starter"),))
+    image = {"image": "i", "meta": '{"image": {"digest": "i"}}'}
+    first, again = (Cleaner(config, Counts.empty(1)) for _ in range(2))
+    tests = RowTests(config)
+    first.clean(tests([(0, Row("one", "f", 1, split="test", **image))]))  # type: ignore[arg-type]
+    shard = write_shard(tmp_path, "part-000000.arrow", first.take_tables()[0])
+    again.restore(ShardStore(tmp_path, Manifest(kind="records", rows=1, shards=(shard,))))
+    rows = [Row("two", "f", 2, split="train", **image), Row("ONE", "f", 3, split="train"),  # type: ignore[arg-type]
+            Row("one", "f", 4, split="test", **image)]  # type: ignore[arg-type]  # fmt: skip
+    for cleaner in (first, again):
+        cleaner.clean(tests([(0, row) for row in rows]))
+        assert cleaner.take_tables()[0]["text"].to_pylist() == ["ONE"]
+        assert cleaner.counts.duplicates_by == {"image_in_test": 1, "exact": 1}
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_only_the_progress_of_the_same_run_is_continued(done: bool, tmp_path: Path) -> None:
+    """That of an earlier version names no vectors."""
+    kept = Progress.start("a", 2)
+    kept.consumed, kept.exhausted, kept.done, kept.counts.read = [3, 5], [True, False], done, [3, 5]
+    kept.write(tmp_path)
+    assert Progress.resume(tmp_path, tmp_path, fingerprint="a", sources=2) == kept
+    assert Progress.resume(tmp_path, tmp_path, fingerprint="b", sources=2) == Progress.start("b", 2)
+    plain = json.loads((tmp_path / "progress.json").read_text())
+    del plain["vectors"]
+    (tmp_path / "progress.json").write_text(json.dumps(plain))
+    assert Progress.resume(tmp_path, tmp_path, fingerprint="a", sources=2) == kept
+    (tmp_path / "progress.json").write_text(json.dumps({**plain, "more": 1}))
+    assert Progress.resume(tmp_path, tmp_path, fingerprint="a", sources=2) == Progress.start("a", 2)

@@ -18,7 +18,7 @@ from mm_ldlm.corpus.text_splitting import split_text
 from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
 from mm_ldlm.corpus.tokens import TOKEN_SCHEMA, tokenize_records
 from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 from stand_ins import Bar
 
 
@@ -253,3 +253,22 @@ def test_a_tokenizer_that_cannot_be_fetched_is_named_with_the_first_line_of_the_
             f"parameter 'tokenizer': no tokenizer could be loaded from {where} ({reason}). Offline, copy its "
         )
         assert asked[-1] == call
+
+
+def test_a_manifest_without_the_shards_of_this_run_is_removed_before_they_are_made(
+    records: ShardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would show the store as finished while it is filled."""
+    ours, config, folder = TextTokenizer(words(), max_length=10), TokenizerConfig(max_length=10), tmp_path / "tokens"
+    Manifest(kind="tokens", rows=0).write(folder)
+    seen, real = [], tokens._shard
+
+    def shard(*given: Any) -> Any:
+        seen.append(Manifest.exists(folder))
+        return real(*given)
+
+    monkeypatch.setattr(tokens, "_shard", shard)
+    tokenize_records(records, ours, config, folder).write(folder)
+    assert seen == [False, False]
+    tokenize_records(records, ours, config, folder)
+    assert (seen, Manifest.exists(folder)) == ([False, False], True), "nothing is missing"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,3 +264,14 @@ def test_a_store_is_opened_by_its_kind_or_by_any(kind: str | None, tmp_path: Pat
         return
     found = ShardStore.open(str(tmp_path), kind)
     assert (found.directory, found.manifest.kind, len(found)) == (tmp_path, "toy", 9)
+
+
+def test_a_lock_that_is_refused_leaves_no_file_open(tmp_path: Path) -> None:
+    """An open file that is forgotten is reported as a warning when it is collected."""
+    held = lock.take(tmp_path / "lock", "write")
+    assert held is not None
+    with warnings.catch_warnings(record=True) as reported:
+        warnings.simplefilter("always")
+        assert lock.take(tmp_path / "lock", "read") is None
+        gc.collect()
+    assert [str(each.message) for each in reported if str(tmp_path) in str(each.message)] == []
