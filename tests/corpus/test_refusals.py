@@ -10,6 +10,7 @@ import pytest
 
 from mm_ldlm.corpus.config import IngestionConfig
 from mm_ldlm.corpus.filters import LengthConfig
+from mm_ldlm.corpus.record import is_storable
 from mm_ldlm.corpus.row_tests import Refusal, RowTests
 from mm_ldlm.corpus.sources.base import BadRow, Row, StoredTokens
 from mm_ldlm.corpus.sources.config import SourceConfig
@@ -141,3 +142,12 @@ def test_the_texts_and_the_meta_of_a_candidate_are_those_of_its_row() -> None:
     assert (plain.whole, plain.meta) == ("One TWO", row.meta)
     (bare,) = outcome_of(row._replace(meta=None)).candidates
     assert json.loads(bare.meta or "") == {"pair": "Three"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("", True), ("a", True), ("é", True), ("a\x00b", False), ("\x00", False), ("é\x00", False), ("\ud800", False),
+     ("a\udfffb", False)],
+)  # fmt: skip
+def test_every_store_accepts_texts_without_nul_and_lone_surrogates(text: str, kept: bool) -> None:
+    assert is_storable(text) is kept

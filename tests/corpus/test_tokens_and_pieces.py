@@ -272,3 +272,24 @@ def test_a_manifest_without_the_shards_of_this_run_is_removed_before_they_are_ma
     assert seen == [False, False]
     tokenize_records(records, ours, config, folder)
     assert (seen, Manifest.exists(folder)) == ([False, False], True), "nothing is missing"
+
+
+def test_a_character_that_cannot_be_split_is_a_piece_with_its_own_number_of_tokens() -> None:
+    places = [(0, 1), (1, 2), (3, 4), (3, 4), (3, 4), (3, 4)]  # "é" has four tokens
+    base = SimpleNamespace(
+        encode=lambda text, add_special_tokens: SimpleNamespace(
+            offsets=places if text == "ab é" else places[: len(text)], ids=list(range(len(text)))
+        )
+    )
+    ours: Any = SimpleNamespace(base=base)
+    assert split_text("ab é", ours, max_length=2) == [("ab", 2), ("é", 4)]
+
+
+@pytest.mark.parametrize("missing", ["[PAD]", "[MASK]", "[UNK]"])
+def test_a_tokenizer_needs_all_three_special_tokens(missing: str) -> None:
+    vocabulary = [name for name in ("[UNK]", "[PAD]", "[MASK]", "a") if name != missing]
+    base = Tokenizer(models.WordLevel({name: i for i, name in enumerate(vocabulary)}, unk_token=vocabulary[0]))
+    with pytest.raises(StoreError, match="expected a tokenizer with pad, mask and unknown tokens"):
+        TextTokenizer(base, max_length=3)
+    whole = TextTokenizer(complete_specials(base), max_length=3)
+    assert len({whole.pad_id, whole.mask_id, whole.unk_id}) == 3

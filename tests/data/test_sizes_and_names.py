@@ -151,3 +151,11 @@ def test_too_few_classes_are_an_error_that_counts_them(count: int) -> None:
         "message": f"expected at least two classes in the training split, found {['a'][:count]}.",
         "remedy": "Set objective.label to a key of the records' meta, or label_column of the sources.",
     }  # fmt: skip
+
+
+def test_the_encoder_of_a_dataset_is_that_of_its_latents(write_dataset: Any, tmp_path: Path) -> None:
+    """Vectors of tokens may be those of another one."""
+    made = write_dataset(tmp_path, ["w1", "w2"], ["train", "test"], token_vectors=np.ones((23, 4)))
+    assert Manifest.read(tmp_path / "token_vectors").fingerprints["encoder"] == "0" * 32
+    assert "encoder" not in made.fingerprints
+    assert json.loads((tmp_path / "dataset" / "dataset.json").read_text())["encoder"] is None
