@@ -24,6 +24,7 @@ from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.store import Manifest, Shard
+from stand_ins import Bar
 
 STARTER = SourceConfig(kind="starter")
 
@@ -36,19 +37,6 @@ def opened(**keys: Any) -> Any:
 def test_the_bar_counts_the_rows_that_are_read_from_where_the_run_continues(
     progress: bool, ingest_into: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: dict[str, Any] = {}
-
-    class Bar:
-        def __init__(self, **options: Any) -> None:
-            shown.update(options, rows=[])
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-        def update(self, rows: int) -> None:
-            shown["rows"].append(rows)
-
     monkeypatch.setattr(ingestion, "tqdm", Bar)
     monkeypatch.setattr(ingestion, "CHUNK_ROWS", 4)
     (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(10)))
@@ -57,17 +45,17 @@ def test_the_bar_counts_the_rows_that_are_read_from_where_the_run_continues(
 
     def killed(chunks: Any) -> None:
         advance(chunks)
-        if sum(shown["rows"]) == 4:
+        if sum(Bar.shown["rows"]) == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(ingestion._Chunks, "advance", killed)
         with pytest.raises(KeyboardInterrupt):
             ingest_into(tmp_path / "out", source, **keys)
-    assert (shown["initial"], shown["rows"]) == (0, [4])
+    assert (Bar.shown["initial"], Bar.shown["rows"]) == (0, [4])
     ingest_into(tmp_path / "out", source, **keys)
-    assert (shown["initial"], shown["rows"]) == (4, [4, 2])
-    assert shown["disable"] is (None if progress else True), "None hides the bar where there is no terminal"
+    assert (Bar.shown["initial"], Bar.shown["rows"]) == (4, [4, 2])
+    assert Bar.shown["disable"] is (None if progress else True), "None hides the bar where there is no terminal"
 
 
 def test_the_most_frequent_reason_is_named_first() -> None:
