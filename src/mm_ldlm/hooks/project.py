@@ -91,8 +91,8 @@ class ProjectHooks:
         try:
             typed = check_parameters(parameters)
         except ConfigurationError as error:
-            layers = getattr(getattr(self._context, "config_loader", None), "layers", tuple)()[1:]
-            if not (hint := later_than_test(layers)):
+            loader: Any = getattr(self._context, "config_loader", None)
+            if loader is None or not (hint := later_than_test(loader.layers()[1:])):
                 raise
             raise ConfigurationError(f"{error}{hint}") from None
         if "run" in parameters:
