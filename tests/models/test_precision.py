@@ -118,9 +118,7 @@ def test_the_importance_of_tokens_is_float32_under_autocast() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_model_reads_data_of_every_type_in_float32(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_a_model_reads_data_of_every_type_in_float32(kind: str, dtype: torch.dtype) -> None:
     """Stores of embeddings and images may have half precision."""
     data = {"latent", "states", "image"}
     rounded = {name: value.to(dtype).float() if name in data else value for name, value in inputs().items()}
@@ -134,7 +132,6 @@ def test_a_model_reads_data_of_every_type_in_float32(
 
 
 @torch.no_grad()
-
 def test_the_features_that_are_the_latent_itself_are_float32() -> None:
     model = build("latent_mlp", depth=0)
     assert isinstance(model, LatentMLP)
