@@ -130,3 +130,41 @@ def test_global_random_state_is_not_touched():
     before = torch.random.get_rng_state()
     generator().normal(8)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_rows_are_one_axis_of_integers():
+    for rows in (torch.zeros(2, 2, dtype=torch.int64), torch.tensor(3), torch.zeros(3, dtype=torch.int32)):
+        with pytest.raises(ValueError, match="rows must be a 1-D int64 tensor, found"):
+            RowGenerator(0, rows)
+
+
+def test_a_normal_number_is_the_quantile_of_the_uniform_number_of_the_same_draw():
+    for shape in ((), (5,), (2, 3)):
+        uniform, normal = generator(9).uniform(*shape), generator(9).normal(*shape, dtype=torch.float64)
+        torch.testing.assert_close(torch.special.ndtr(normal), uniform)
+        assert torch.equal(generator(9).normal(*shape), normal.float())
+
+
+def test_narrow_uniform_numbers_are_the_wide_ones_with_fewer_bits():
+    wide, narrow = generator(9, 500).uniform(20), generator(9, 500).uniform(20, dtype=torch.float32)
+    assert float((wide - narrow.double()).abs().max()) <= 2.0**-24
+    assert torch.equal((narrow.double() * 2**24) % 2, torch.ones(500, 20, dtype=torch.float64)), "odd multiples"
+    assert torch.equal((wide * 2**53) % 2, torch.ones(500, 20, dtype=torch.float64))
+
+
+def splitmix(word):
+    """The finaliser of the published generator (Steele, Lea, Flood 2014)."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) % 2**64
+    return word ^ (word >> 31)
+
+
+@pytest.mark.parametrize("seed", [0, 7, -3])
+def test_shared_numbers_are_those_of_every_release(seed):
+    """Two rounds of the published finaliser over a Weyl sequence, whose key contains the letters SHARED_U."""
+    gamma, made = 0x9E3779B97F4A7C15, RowGenerator(seed, torch.arange(2))
+    key = splitmix((splitmix(seed % 2**64) + gamma) % 2**64)
+    for draw in (1, 2):
+        start = splitmix(splitmix((key + draw * gamma) % 2**64) ^ int.from_bytes(b"SHARED_U", "big"))
+        bits = [splitmix(splitmix((index * gamma + start) % 2**64)) for index in range(3)]
+        assert made.shared_uniform(3).tolist() == [(2 * (word >> 12) + 1) / 2**53 for word in bits]

@@ -1,6 +1,8 @@
 """Tiny models whose zero-initialised parameters are not zero, and batches for them."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -11,6 +13,10 @@ from mm_ldlm.config import parse_kind
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.mmdit import MMDiT
 from mm_ldlm.models.registry import MODELS
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:  # `test_definitions` is imported by name; at the end, because other folders share names
+    sys.path.append(HERE)
 
 PAD, MASK, V, D_LATENT = 0, 1, 23, 6
 SHAPE = DataShape(

@@ -232,3 +232,28 @@ def test_a_few_steps_on_one_batch_lower_the_loss():
 def test_bad_shapes_are_refused(bad, message):
     with pytest.raises(ConfigurationError, match=message):
         parse(CausalConfig, bad, at="model")
+
+
+def test_rows_are_chosen_before_the_first_step_too():
+    model = build()
+    cache = model.start()
+    cache.keep(torch.tensor([0, 2]))
+    assert (cache.length, cache.layers) == (0, [None] * 3)
+    found = model.step(cache, torch.full((2,), model.begin_id))
+    assert torch.equal(found, model.step(model.start(), torch.full((2,), model.begin_id)))
+    assert (cache.length, len(cache.layers)) == (1, 3)
+    assert {tuple(x.shape) for layer in cache.layers for x in layer} == {(2, 4, 1, 8)}
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([2, 0]), torch.tensor([True, False, True])])
+def test_keys_and_values_of_every_block_are_those_of_the_chosen_rows(rows):
+    model, tokens = build(), texts()
+    cache = model.start()
+    for place in range(3):
+        model.step(cache, tokens[:, place])
+    before = list(cache.layers)
+    cache.keep(rows)
+    assert cache.length == 3
+    for old, new in zip(before, cache.layers, strict=True):
+        assert all(torch.equal(x[rows], y) for x, y in zip(old, new, strict=True))
+        assert not torch.equal(*new)

@@ -193,3 +193,35 @@ def test_of_many_faults_the_first_ten_are_listed_and_the_others_counted(make):
 def test_an_unknown_part_is_refused_with_its_nearest(make):
     with pytest.raises(FreezingError, match=r"found \['text_hed'\]\. Did you mean 'text_head'"):
         freeze(make(), {"text_hed"})
+
+
+def test_the_table_has_a_row_for_every_parameter_with_what_happened_to_it(make):
+    model = make(depth=1)
+    freeze(model, {"latent_head"})
+    snapshot = FreezingSnapshot(model)
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.ones_like(parameter) if name.startswith("text_head") else None
+    snapshot.observe(model)
+    table = verify_parameter_freezing(model, snapshot, check_gradients=False)
+    assert [row.name for row in table.rows] == [name for name, _ in model.named_parameters()]
+    for row, (name, part, parameter) in zip(table.rows, tagged_parameters(model), strict=True):
+        assert (row.name, row.part, row.shape) == (name, part.name, tuple(parameter.shape))
+        assert row.trains is (row.part != "latent_head")
+        assert row.had_gradient is name.startswith("text_head")
+        assert row.moved is False
+
+
+def test_a_gradient_once_seen_stays_seen_and_a_later_one_is_added(make):
+    model = make(depth=1)
+    snapshot = FreezingSnapshot(model)
+    assert not snapshot.values
+    for part in ("text_head", "latent_head", None):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.ones_like(parameter) if part is not None and name.startswith(part) else None
+        snapshot.observe(model)
+    names = [name for name, _ in model.named_parameters()]
+    assert snapshot.had_gradient == {name for name in names if name.startswith(("text_head", "latent_head"))}
+    freeze(model, {"backbone"})
+    assert set(FreezingSnapshot(model).values) == {name for name in names if name.startswith("blocks.")} - {
+        name for name, part, _ in tagged_parameters(model) if part.name != "backbone"
+    }

@@ -82,3 +82,22 @@ def test_a_batch_names_divides_pins_and_moves_all_of_its_tensors(monkeypatch: py
     moved = batch.to(torch.device("meta"))
     assert {tensor.device.type for tensor in moved.tensors.values()} == {"meta"}
     assert (moved.global_size, moved.global_tokens) == (11, 13)
+
+
+def test_a_batch_is_moved_without_waiting_for_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(Tensor, "to", lambda tensor, *args, **keys: asked.append((args, keys)) or tensor)
+    tokens_BL = torch.tensor([[2, 3]])
+    batch = Batch(
+        tokens_BL, tokens_BL != 0, {"latents": torch.ones(1, 2)}, torch.tensor([7]), torch.tensor([4]), global_size=1,
+        global_tokens=2,
+    )  # fmt: skip
+    device = torch.device("meta")
+    assert batch.to(device).tensors.keys() == batch.tensors.keys()
+    assert asked == [((device,), {"non_blocking": True})] * len(batch.tensors)
+
+
+def test_the_device_of_a_generative_model_is_that_of_its_parameters() -> None:
+    for device in ("cpu", "meta"):
+        made = Nothing(nn.Linear(2, 2, device=device), DataShape(vocab_size=5, pad_id=0, mask_id=1, max_length=4))
+        assert made.device.type == device
