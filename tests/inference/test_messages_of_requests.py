@@ -153,6 +153,10 @@ def test_targets_in_a_file_are_read_by_either_kind_of_path(tmp_path: Path) -> No
         sources, found = edge.targets(path)
         assert (sources, found.tolist()) == ([None, None], raw.tolist())
     assert edge.targets("w1 zebra.npz")[0] == ["w1 zebra.npz"]
+    (tmp_path / "c.npy").write_text("w1")
+    for path, message in ((tmp_path / "c.npy", r"is not a \.npy file"), ("absent.npy", "no such file")):
+        with pytest.raises(SamplingError, match=message):
+            edge.targets(path)
 
 
 # -- neighbours --------------------------------------------------------------------------------------------------------
@@ -233,3 +237,48 @@ def test_a_shape_has_numbers_and_only_some_of_them_may_be_missing(
         return
     with pytest.raises(CheckpointError, match=r"expected the numbers vocab_size, .* under 'shape', found"):
         loading._read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"checkpoint": -1}, "checkpoint must be at least 0, found -1"),
+        ({"checkpoint": True}, "checkpoint: expected an integer, found True"),
+        ({"checkpoint": 2.0}, r"checkpoint: expected an integer, found 2\.0"),
+        ({"use_ema": 1}, "use_ema: expected True or False, found 1"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1, found 0"),
+    ],
+)
+def test_an_argument_of_a_run_that_is_no_number_of_a_step_is_refused(how: Any, message: str, run_folder: Path) -> None:
+    with pytest.raises(SamplingError, match=message):
+        MMLDLM.from_run(run_folder, **how)
+    assert MMLDLM.from_run(run_folder, checkpoint=3, use_ema=False, batch_tokens=1).parts is not None
+
+
+@pytest.mark.parametrize(
+    ("reason", "found"),
+    [(None, "this model was built without one."), ("its latents were given.", "its latents were given.")],
+)
+def test_the_reason_why_there_is_no_encoder_is_in_the_refusal(reason: str | None, found: str) -> None:
+    edge = Edge(
+        SHAPE, torch.device("cpu"), Words(), None, encoder=None, load_encoder=None, no_encoder=reason  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert edge.no_encoder == found
+    with pytest.raises(SamplingError) as error:
+        _ = edge.encoder
+    assert str(error.value) == (
+        f"expected the encoder that made the latents, but {found} In Python, pass encoder=load_encoder(...), or give "
+        "latents instead of texts."
+    )
+
+
+@pytest.mark.parametrize("reembed", [0, 1, "yes", None])
+def test_a_flag_is_true_or_false(reembed: Any, model: MMLDLM) -> None:
+    latents = np.eye(1, 6, dtype=np.float32)
+    for ask in (
+        lambda: model.invert(latents, reembed=reembed),
+        lambda: model.edit("w1 w2", targets=latents, reembed=reembed),
+        lambda: model.interpolate(latents, latents, reembed=reembed),
+    ):
+        with pytest.raises(SamplingError, match="reembed: expected True or False, found"):
+            ask()

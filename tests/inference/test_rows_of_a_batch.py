@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from scripted import LONGEST, MASK, PAD, Scripted
+from scripted import LONGEST, MASK, PAD, Scripted, Sized, engine
 
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference import editing
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.sampling.config import SearchConfig
@@ -184,3 +185,14 @@ def test_a_text_that_ends_itself_has_no_padding(has_length: bool) -> None:
     assert lengths == ([4] * 3 if has_length else [LONGEST] * 3)
     found = writer.write([[MASK] * length for length in lengths], latents_nd=latents, sampler=SAMPLER, seed=0)
     assert [len(row) for row in found.tokens] == ([4, 4, 4] if has_length else [2, 4, 0])
+
+
+def test_what_an_edit_masks_and_what_it_writes_have_noise_of_their_own() -> None:
+    made = engine(batch_tokens=100, model=Sized())
+    editing.edit(
+        made, ["w1 w2 w3", "w4 w5"], targets=[[3.0, 1.0]], strength=0.5, which="least_likely", sampler=SAMPLER,
+        steps=None, reembed=False, seed=5,
+    )  # fmt: skip
+    (chosen,), (_, _, _, written) = made.model.asked  # type: ignore[attr-defined]
+    assert (chosen.seed, written.seed) == (5, 5)
+    assert not {*chosen.uniform(4).flatten().tolist()} & {*written.uniform(4).flatten().tolist()}
