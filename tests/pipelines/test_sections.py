@@ -42,9 +42,9 @@ def validated(**bad: Any) -> Any:
 
 
 CALLS: list[tuple[str, Any]] = [
-    ("ingestion", lambda m: m.prepare_records(BAD, {}, ENCODER, 0, HERE, HERE, HERE)),
+    ("ingestion", lambda m: m.prepare_records(BAD, {"max_length": 9}, ENCODER, 0, HERE, HERE, HERE)),
     ("tokenizer", lambda m: m.prepare_records(SOURCES, BAD, ENCODER, 0, HERE, HERE, HERE)),
-    ("encoder", lambda m: m.prepare_records(SOURCES, {}, BAD, 0, HERE, HERE, HERE)),
+    ("encoder", lambda m: m.prepare_records(SOURCES, {"max_length": 9}, BAD, 0, HERE, HERE, HERE)),
     ("tokenizer", lambda m: m.make_tokenizer(NO, BAD)),
     ("tokenizer", lambda m: m.make_tokens(NO, NO, SOURCES, BAD, HERE)),
     ("encoder", lambda m: m.embed_records(NO, NO, BAD, {}, LATENTS, HERE)),
