@@ -36,7 +36,7 @@ def test_what_the_condition_excludes_stays_excluded_and_only_that(scale: float, 
     torch.testing.assert_close(found[0, 1:].double(), raw.log_softmax(0), atol=1e-2 if scale > 9 else 1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("scale", "expected"), [(0.5, 0.0), (1.0, 0.5), (2.0, 1.0)])
+@pytest.mark.parametrize(("scale", "expected"), [(0.5, 0.0), (1.0, 0.5), (2.0, 1.0), (3.0, 1.0), (1000.0, 1.0)])
 def test_a_word_that_is_possible_only_under_the_condition(scale: float, expected: float) -> None:
     """Guidance above 1 moves away from the other distribution, and so to what it excludes; no number is NaN."""
     conditional, unconditional = (torch.tensor([p]).log() for p in ([0.5, 0.3, 0.2, 0.0], [0.0, 0.6, 0.4, 0.0]))

@@ -196,3 +196,31 @@ def test_text_and_latent_have_times_of_their_own(name: Any, t_max: float, self_c
     eps = (seen[0][1] - points[0].signal) / points[0].noise
     torch.testing.assert_close(seen[1][1], points[1].signal + points[1].noise * eps, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(made.latent.latents, torch.full((2, 3), float(STEPS)))
+
+
+@pytest.mark.parametrize("kind", [*TIMED, "remdm_loop", "threshold", "entropy_bounded", "ddpm_cache"])
+def test_every_mask_is_written_also_where_the_schedule_ends_with_noise(kind: str) -> None:
+    """α_0 of this schedule is 0.6, so that its last step alone would leave four masks of ten."""
+    schedule = MaskSchedule(name="geometric", sigma_min=0.5, sigma_max=9.0)
+    process = AbsorbingConfig(schedule=schedule).build(vocab_size=V, pad_id=PAD, mask_id=MASK)
+    tokens = torch.full((6, 10), MASK)
+    found = text_sampler(kind, steps=3).sample(
+        watched([]), tokens, process=process, generator=RowGenerator(0, torch.arange(6))
+    )
+    assert (found.tokens < MASK).all()
+    assert int(found.steps.max()) <= 2
+
+
+@pytest.mark.parametrize("kind", ["confidence", "margin", "entropy", "random", "uncertainty"])
+@pytest.mark.parametrize("counts", ["linear", "cosine"])
+def test_the_masks_that_stay_do_not_count_among_those_that_each_step_unmasks(kind: str, counts: str) -> None:
+    """Of twelve masks eight are open: 8·(1 − n/4) or 8·cos(n·π/8) are left after step n."""
+    process = AbsorbingConfig(schedule=SCHEDULE).build(vocab_size=V, pad_id=PAD, mask_id=MASK)
+    open_BL = (torch.arange(12) % 3 < 2).expand(2, -1)
+    found = text_sampler(kind, steps=STEPS, counts=counts).sample(
+        watched([]), torch.full((2, 12), MASK), process=process, generator=RowGenerator(0, torch.arange(2)),
+        open_BL=open_BL,
+    )  # fmt: skip
+    written = [2, 2, 2, 2] if counts == "linear" else [1, 2, 2, 3]
+    for steps in found.steps.tolist():
+        assert [steps.count(step) for step in range(STEPS)] == written
