@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from mm_ldlm.config import parse
-from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.base import DataShape
@@ -187,37 +184,3 @@ def test_a_model_of_another_interface_and_given_tokens_are_refused(model):
 def test_bad_keys_are_refused(bad):
     with pytest.raises(ConfigurationError, match=rf"sampling\.text(\.{next(iter(bad))})?'"):
         parse(AutoregressiveSampler, bad, at="sampling.text")
-
-
-def test_a_text_that_has_ended_is_filled_with_the_pads_of_the_model() -> None:
-    """The model writes 5, 6, … and ends each text after as many words as its row number says."""
-
-    pad = 9  # the model's, whatever that of the tokenizer is
-
-    class Counting:
-        begin_id, end_id, pad_id = 11, 10, pad
-
-        def start(self) -> Any:
-            made = SimpleNamespace(rows=torch.arange(3), position=0)
-            made.keep = lambda mask: setattr(made, "rows", made.rows[mask])
-            return made
-
-        def step(self, cache: Any, token_B: Any) -> Any:
-            cache.position += 1
-            next_B = torch.where(cache.rows < cache.position, self.end_id, 4 + cache.position)
-            return 20.0 * torch.nn.functional.one_hot(next_B, 11).float()
-
-    made = AutoregressiveSampler(temperature=0.0).sample(
-        Counting(), torch.full((3, 5), SHAPE.mask_id), process=None, generator=RowGenerator(0, torch.arange(3))
-    )
-    assert made.tokens.tolist() == [[pad] * 5, [5, pad, pad, pad, pad], [5, 6, pad, pad, pad]]
-    assert made.steps.tolist() == [[-1] * 5, [0, -1, -1, -1, -1], [0, 1, -1, -1, -1]]
-    assert (made.calls_per_row.tolist(), made.model_calls) == ([1, 2, 3], 3)
-    assert (made.log_probs[made.tokens == pad] == 0).all()
-
-
-@pytest.mark.parametrize(("process", "fits"), [(None, True), (ProcessTraits(kind="x", only_masks=True), False)])
-def test_no_diffusion_model_fits(process: ProcessTraits | None, fits: bool) -> None:
-    found = AutoregressiveSampler().refusal(process)
-    assert (found is None) == fits
-    assert fits or "needs a model that predicts the next token, but this model denoises whole texts" in str(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,3 +226,31 @@ def test_a_search_without_resizing_draws_nothing_for_it(monkeypatch: pytest.Monk
 )
 def test_a_search_takes_place_with_several_candidates_or_rounds(settings: dict[str, Any], enabled: bool) -> None:
     assert SearchConfig(**settings).enabled is enabled
+
+
+# -- texts that end themselves -----------------------------------------------------------------------------------------
+
+
+def test_a_text_that_has_ended_is_filled_with_the_pads_of_the_model() -> None:
+    """The model writes 5, 6, … and ends each text after as many words as its row number says."""
+
+    class Counting:
+        begin_id, end_id, pad_id = 11, 10, PAD
+
+        def start(self) -> Any:
+            made = SimpleNamespace(rows=torch.arange(3), position=0)
+            made.keep = lambda mask: setattr(made, "rows", made.rows[mask])
+            return made
+
+        def step(self, cache: Any, token_B: Any) -> Any:
+            cache.position += 1
+            next_B = torch.where(cache.rows < cache.position, self.end_id, 4 + cache.position)
+            return 20.0 * torch.nn.functional.one_hot(next_B, 11).float()
+
+    made = text_sampler("autoregressive", temperature=0.0).sample(
+        Counting(), torch.full((3, 5), MASK), process=None, generator=RowGenerator(0, torch.arange(3))
+    )
+    assert made.tokens.tolist() == [[PAD] * 5, [5, PAD, PAD, PAD, PAD], [5, 6, PAD, PAD, PAD]]
+    assert made.steps.tolist() == [[-1] * 5, [0, -1, -1, -1, -1], [0, 1, -1, -1, -1]]
+    assert (made.calls_per_row.tolist(), made.model_calls) == ([1, 2, 3], 3)
+    assert (made.log_probs[made.tokens == PAD] == 0).all()
