@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +23,10 @@ from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:  # `scripted` is imported by name
+    sys.path.insert(0, HERE)
 
 DIM, LENGTH = 6, 12
 SHAPE = DataShape(vocab_size=23, pad_id=20, mask_id=21, max_length=LENGTH, latent_dim=DIM)

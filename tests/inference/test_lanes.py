@@ -70,3 +70,34 @@ def test_the_logits_of_all_lanes_are_bounded(
     model: Any = SimpleNamespace(device=torch.device("cpu"), shape=SimpleNamespace(vocab_size=24_000))
     list(batching.in_batches(len, [5, 5], model=model, batch_tokens=batch_tokens, doing="x"))
     assert seen == [expected]
+
+
+def test_the_progress_of_a_request_counts_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches differ in size, so that their number says little; the bar names what is done, only on a terminal."""
+    seen: dict[str, Any] = {"done": 0}
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            seen.update(options)
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            seen["closed"] = True
+
+        def update(self, count: int = 1) -> None:
+            seen["done"] += count
+
+    monkeypatch.setattr(batching, "tqdm", Bar)
+    model: Any = SimpleNamespace(device=torch.device("cpu"), shape=SimpleNamespace(vocab_size=30))
+    found = []
+    for batch, result in batching.in_batches(sum, [2, 5, 1, 1, 3], model=model, batch_tokens=5, doing="guessing"):
+        assert seen["done"] == len(found)
+        assert result == sum(batch)
+        found += batch
+    assert found == [1, 4, 0, 2, 3]
+    assert seen == {
+        "total": 5, "desc": "guessing", "unit": "text", "disable": None, "delay": 2.0, "leave": False, "done": 5,
+        "closed": True,
+    }  # fmt: skip

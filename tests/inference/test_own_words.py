@@ -74,6 +74,17 @@ def test_a_tokenizer_whose_tokens_begin_with_spaces(cased: TextTokenizer) -> Non
     assert rewritten("A dog B", canvas, cased).filled(ids_of(cased, "A", "Ġdog", "Ġ", "B"), cased) == "A dog B"
 
 
+def test_spaces_at_the_end_of_a_text_and_before_a_word_stay(cased: TextTokenizer) -> None:
+    """A token may begin with a space of the text, and a text may end in one."""
+    assert with_masks("A [MASK] B ", "[MASK]", cased)[1] == ids_of(cased, "A", "<mask>", "Ġ", "B", "Ġ")
+    assert infilled(cased, "A [MASK] B ", "Ġdog") == "A dog B "
+    whole = ["A", "Ġ", "Ġdog", "Ġ", "B"]
+    assert cased.encode(["A  dog B"])[0] == ids_of(cased, *whole)
+    for place, kept in ((2, "A  dog B"), (0, "A  dog B"), (4, "A  dog B")):
+        canvas = ids_of(cased, *(token if at != place else "<mask>" for at, token in enumerate(whole)))
+        assert rewritten("A  dog B", canvas, cased).filled(ids_of(cased, *whole), cased) == kept
+
+
 def edited(tokenizer: TextTokenizer, text: str, changes: dict[int, str]) -> str:
     tokens = tokenizer.encode([text])[0]
     canvas = [tokenizer.mask_id if place in changes else token for place, token in enumerate(tokens)]

@@ -5,14 +5,18 @@ The estimator of the NELBO has its own tests in tests/diffusion/test_absorbing.p
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scripted import ABLE, engine
 
 from mm_ldlm.config import parse
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference import MMLDLM, scoring
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.mmdit import Output
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -156,3 +160,47 @@ def test_a_head_of_zeros_predicts_the_uniform_distribution(build):
     scores = made.score(["w1 w2 w3"] * 200, draws=16)
     assert scores.length_nll == pytest.approx(math.log(12))
     assert scores.token_nll.mean() == pytest.approx(3 * math.log(21), rel=0.03)  # 20 words and [UNK]
+
+
+# -- on the scripted model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 6, 100])
+def test_a_text_is_scored_given_its_own_latent(batch_tokens: int) -> None:
+    """Batches are made by length, so that the rows of a batch are not those of the request."""
+    made = engine(batch_tokens=batch_tokens)
+    raw = np.array([[2.0, 1.0], [3.0, 5.0], [4.0, 9.0], [2.0, 7.0]], np.float32)
+    ids = [[1], [2, 2], [3, 3, 3], [4]]
+    scoring.score(made, ids, ["a", "b", "c", "d"], latents=raw, draws=2, seed=7)
+    asked = made.model.asked
+    assert [row for latents, _, _ in asked for row in latents.tolist()] == (raw - 1)[[2, 1, 0, 3]].tolist()
+    assert {(draws, generator.seed) for _, draws, generator in asked} == {(2, 7)}
+    assert [row for _, _, generator in asked for row in generator.rows.tolist()] == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("use", "latents"), [("score", None), ("score_given_latent", np.array([[3.0, 1.0], [5.0, 2.0]]))]
+)
+def test_scores_with_and_without_latents_are_two_uses(use: Any, latents: Any) -> None:
+    other = {"score": "score_given_latent", "score_given_latent": "score"}[use]
+    for able in (use, other):
+        made = engine(capabilities=dataclasses.replace(ABLE, uses=frozenset({able})))
+        if able == use:
+            assert len(scoring.score(made, [[1], [2]], ["a", "b"], latents=latents, draws=1, seed=0).nll) == 2
+            continue
+        with pytest.raises(SamplingError) as error:
+            scoring.score(made, [[1], [2]], ["a", "b"], latents=latents, draws=1, seed=0)
+        assert str(error.value) == made.capabilities.refusal(use)
+
+
+@pytest.mark.parametrize("likelihood", ["exact", "bound"])
+@pytest.mark.parametrize("draws", [1, 3])
+def test_only_a_bound_has_errors(likelihood: str, draws: int) -> None:
+    """An exact value has none, whatever the number of draws; one draw of a bound has no estimate of its own."""
+    made = engine(capabilities=dataclasses.replace(ABLE, likelihood=likelihood))  # type: ignore[arg-type]
+    found = scoring.score(made, [[1, 2], [3]], ["a", "b"], latents=None, draws=draws, seed=0)
+    assert (found.likelihood, len(found.draw_nll)) == (likelihood, draws if likelihood == "bound" else 1)
+    if likelihood == "exact":
+        assert found.standard_errors.tolist() == [0, 0]
+    else:
+        assert np.isnan(found.standard_errors).all() == (draws == 1)

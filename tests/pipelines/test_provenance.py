@@ -202,3 +202,15 @@ def test_only_a_table_that_was_not_requested_leaves_an_earlier_one(tmp_path: Pat
             table = sampling._table(parts, {"id": "string"}, model(one), config, task, 7)
             assert (KEEP in table.attrs) is kept
             assert table.attrs[MADE_BY]["seed"] == 7
+
+
+@pytest.mark.parametrize("use_ema", [True, False])
+def test_a_suite_signs_with_the_weights_that_its_own_parameters_choose(use_ema: bool, tmp_path: Path) -> None:
+    one = write_checkpoint(tmp_path, "A", 1)
+    parameters = {"use_ema": use_ema, "progress": False}
+    _, metrics = evaluation.evaluate_inversion(model(one), "dataset", samples(one, use_ema=use_ema), parameters, 3)  # type: ignore[arg-type]
+    about = metrics[MADE_BY]
+    assert {name: about[name] for name in weights_of(one, use_ema=use_ema)} == weights_of(one, use_ema=use_ema)
+    assert about["parameters"]["use_ema"] is use_ema
+    with pytest.raises(EvaluationError, match="samples_l2t: expected results of run A"):
+        evaluation.evaluate_inversion(model(one), "dataset", samples(one, use_ema=not use_ema), parameters, 3)  # type: ignore[arg-type]

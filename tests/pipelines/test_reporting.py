@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
+import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
@@ -12,7 +15,8 @@ from kedro_datasets.json import JSONDataset
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.provenance import MADE_BY, weights_of
-from mm_ldlm.evaluation.report import theme
+from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation.report import cards, figures, inputs, page, theme
 from mm_ldlm.pipelines.reporting import nodes
 from mm_ldlm.pipelines.reporting.pipeline import create_pipeline
 
@@ -76,3 +80,39 @@ def test_the_report_shows_what_a_chosen_run_was_trained_with() -> None:
     assert shown == {**environment, **{name: config[name] for name in own}}
     del config["encoder"]  # a run of texts alone
     assert nodes._as_trained(environment, {"name": "a", "chosen": "x"}, config)["encoder"] == environment["encoder"]
+
+
+@pytest.mark.parametrize("chosen", [None, "step-00000007"])
+def test_the_folder_of_a_run_that_was_chosen_stays_as_it_is(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is chosen with its newest checkpoint (None) or with one of its checkpoints."""
+    monkeypatch.setattr(compare, "keep", lambda *_: pytest.fail("a result was kept"))
+    monkeypatch.setattr(compare, "compare", lambda ours, others, **_: {"of": ours.name})
+    rows = pd.DataFrame()
+    rows.attrs = made_by = {MADE_BY: {"run": "x"}}
+    found = nodes.compare_runs({"name": "x", "chosen": chosen}, Path(), made_by, rows, rows, {}, {}, 0, {})
+    assert found == {"of": "x", **made_by}
+
+
+def test_the_log_lists_the_cards_of_the_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="mm_ldlm")
+    shown = [
+        SimpleNamespace(label="Exact matches", value="93 %", interval="91, 95"),
+        SimpleNamespace(label="Training", value="61 s", interval=None),
+    ]
+    monkeypatch.setattr(cards, "cards", lambda metrics: shown if metrics == made_by else [])
+    monkeypatch.setattr(figures, "all_figures", lambda **_: {})
+    monkeypatch.setattr(page, "render", lambda made_of, drawn, *, made_at: sorted(drawn))
+    for name in ("training_log", "training_events", "run_config", "own_timings"):
+        monkeypatch.setattr(inputs, name, lambda *_: {})
+    rows = pd.DataFrame()
+    rows.attrs = made_by = {MADE_BY: {"run": "x"}}
+    found = nodes.write_report(
+        {"name": "x"}, Path(), made_by, made_by, *[made_by] * 7, rows, rows, {}, {}, {}, {"reporting": {}, "seed": 0},
+        *[theme.empty()] * len(nodes.DATA_PLOTS),
+    )  # fmt: skip
+    assert found == {"report": sorted(nodes.DATA_PLOTS)}
+    assert caplog.messages == [f"{'Exact matches':<24} 93 %  [91, 95]", f"{'Training':<24} 61 s"]

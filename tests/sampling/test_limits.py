@@ -11,7 +11,16 @@ import torch
 from mm_ldlm.config import parse
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import ConfigurationError, SamplingError
-from mm_ldlm.sampling.config import TASKS, SamplingConfig, SearchConfig, Task
+from mm_ldlm.sampling.config import (
+    TASKS,
+    EditConfig,
+    ImageTasksConfig,
+    InterpolateConfig,
+    L2tConfig,
+    SamplingConfig,
+    SearchConfig,
+    Task,
+)
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.limits import COLDEST, HOTTEST
@@ -195,3 +204,38 @@ def test_a_section_accepts_what_fits_together_and_nothing_else(
     assert config(**{section: {**base, **good}})
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         config(**{section: {**base, **bad}})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "good", "bad"),
+    [
+        (SearchConfig, "candidates", (1, 1000), (0, 1001)), (SearchConfig, "rounds", (0, 1000), (-1, 1001)),
+        (SearchConfig, "beam", (1, 1000), (0, 1001)), (SearchConfig, "lengths", (1, 2), (0, -1)),
+        (SearchConfig, "remask_ratio", (0, 1), (-0.1, 1.1)), (SearchConfig, "remask_noise", (0, 9), (-0.1,)),
+        (SearchConfig, "resize", (0, 1), (-0.1, 1.1)), (SearchConfig, "good_enough", (1e-9, 2), (0, -1)),
+        (SearchConfig, "temperature", (0, COLDEST, HOTTEST), (-1, COLDEST / 2, 2 * HOTTEST)),
+        (L2tConfig, "samples", (1, 1000), (0, 1001)), (L2tConfig, "keep", ("best", "all"), ("some",)),
+        (EditConfig, "strength", (0, 1), (-0.1, 1.1)), (EditConfig, "which", ("random",), ("likely",)),
+        (InterpolateConfig, "steps", (2, 10_000), (1, 10_001)), (InterpolateConfig, "path", ("lerp",), ("line",)),
+        (ImageTasksConfig, "joint_steps", (1, 10_000), (0, 10_001)),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_task_accepts_its_limits_and_nothing_beyond(
+    section: Any, key: str, good: tuple[Any, ...], bad: tuple[Any, ...]
+) -> None:
+    for value in good:
+        assert getattr(parse(section, {key: value}, at="here"), key) == value
+    for value in bad:
+        with pytest.raises(ConfigurationError, match=f"'here.{key}'"):
+            parse(section, {key: value}, at="here")
+
+
+@pytest.mark.parametrize("task", sorted(INPUTS))
+def test_a_task_without_an_input_names_the_parameters_that_give_it_one(task: Task) -> None:
+    """Each parameter of the message is one that gives the task an input."""
+    with pytest.raises(ConfigurationError) as error:
+        config(tasks=[task])
+    named = str(error.value).partition("has no input: set ")[2].rstrip(".").replace(" or ", ", ").split(", ")
+    given = [".".join([key, *(value if isinstance(value, dict) else ())][:2]) for each in INPUTS[task]
+             for key, value in each.items()]  # fmt: skip
+    assert sorted(named) == sorted(given)

@@ -210,8 +210,6 @@ def denoising_loop(
             calls += price
         if returned_BL is not None:
             canvas_BL = canvas_BL.masked_fill(returned_BL, denoise.mask_id)
-            log_probs_BL = log_probs_BL.masked_fill(returned_BL, 0.0)
-            steps_BL = steps_BL.masked_fill(returned_BL, -1)
     return TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, calls)
 
 
