@@ -123,6 +123,7 @@ def test_a_compiled_model_is_called_by_the_steps_alone_with_filled_batches_and_r
     assert shapes > 1
     assert asked == [(root.model, 2 * shapes * 3)], "with and without an estimate first, of each shape and mode"
     assert root.forward_model is not root.model
+    assert dict(root.named_children()).keys() <= {"model", "objective"}, "its parameters are not listed twice"
     assert (parts.loader.fill, parts.validate.loader.fill, parts.diagnostics.compiled) == (True, True, True)
     assert parts.stepper.objective.fixed_shapes
     parts.diagnostics.arm()

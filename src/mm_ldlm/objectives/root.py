@@ -24,7 +24,11 @@ class TrainableRoot(nn.Module):
         self.objective: Any = objective
         if isinstance(objective, nn.Module) and not hasattr(objective, "_mm_ldlm_part"):
             tag(objective, "objective")
-        object.__setattr__(self, "forward_model", model)  # the compiled model replaces it; not registered a second time
+        self.call_as(model)
+
+    def call_as(self, model: nn.Module) -> None:
+        """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
+        object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
         return self.objective(self.forward_model, batch, generator, kind=kind, step=step)

@@ -70,7 +70,7 @@ def build(
         shard(model, list(model.blocks), process)
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=data.shape.max_length)
     if config.precision.compile:
-        trainable.forward_model = _compiled(model, graphs=2 * len(plan.shapes()) * len(objective.kinds))
+        trainable.call_as(_compiled(model, graphs=2 * len(plan.shapes()) * len(objective.kinds)))
     parallel = Parallel(trainable, process, strategy=config.parallel)
     scaler = torch.amp.GradScaler(process.device.type) if config.precision.autocast == "fp16" else None
     stepper = Stepper(parallel, process, precision=config.precision, scaler=scaler, seed=spec.seed)
