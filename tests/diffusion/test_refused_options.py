@@ -4,6 +4,7 @@ with the values that were found."""
 from __future__ import annotations
 
 import re
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -76,6 +77,20 @@ def test_clusters_of_another_vocabulary_are_refused_with_their_numbers(clusters:
     config.build(**ids, token_clusters=torch.tensor(CLUSTERS)[:, None])
     with pytest.raises(ConfigurationError, match=f"each of the 4 words of a vocabulary of 6 ids .* {found}"):
         config.build(**ids, token_clusters=torch.tensor(clusters)[:, None])
+
+
+@pytest.mark.parametrize("special", list(combinations(range(6), 2)), ids=str)
+def test_clusters_of_a_tokenizer_with_other_special_ids_are_refused(special: tuple[int, int]) -> None:
+    """The numbers of ids and of words are the same; only the ids of [PAD] and [MASK] are others."""
+    config = parse_kind(TEXT_PROCESSES, {"kind": "hdlm"}, at="process")
+    clusters = torch.tensor([-1 if i in special else i % 2 for i in range(6)])[:, None]
+    for pad_id, mask_id in permutations(range(6), 2):
+        ids = {"vocab_size": 6, "pad_id": pad_id, "mask_id": mask_id}
+        if {pad_id, mask_id} == set(special):
+            assert config.build(**ids, token_clusters=clusters).cluster_of_V.tolist() == clusters[:, 0].tolist()
+        else:
+            with pytest.raises(ConfigurationError, match="The clusters belong to another tokenizer"):
+                config.build(**ids, token_clusters=clusters)
 
 
 @pytest.mark.parametrize(("total", "t_min"), [(0, 0.1), (-1, 0.1), (3, 1.0), (3, -0.1)])
