@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,17 @@ def test_the_encoder_is_minilm_where_it_is_installed_or_one_of_its_size(
     monkeypatch.setattr(extraction, "RandomEncoder", random)
     located, made = extraction.encoder("cuda:1", small=small)
     assert (located if isinstance(expected[0], int) else made) == expected
+
+
+def test_a_vector_of_the_random_encoder_depends_on_its_text_alone() -> None:
+    """Short and long texts, alone and in one padded batch, in either order."""
+    made = extraction.RandomEncoder(dim=32, depth=2, heads=2, device="cpu")
+    texts = ["a", "a longer text of forty bytes, about this.", "five!", "a"]
+    alone = np.concatenate([made.encode([text]) for text in texts])
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1.0, atol=1e-6)
+    np.testing.assert_allclose(made.encode(texts), alone, atol=1e-6)
+    np.testing.assert_allclose(made.encode(texts[::-1]), alone[::-1], atol=1e-6)
+    assert np.abs(alone[0] - alone[2]).max() > 0.01
 
 
 def test_a_model_that_no_objective_trains_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
