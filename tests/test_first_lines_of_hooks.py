@@ -97,6 +97,19 @@ def test_the_results_of_a_run_are_shown_where_they_are_made(
                         dict.fromkeys(next(iter(each.tags)) for each in nodes)}  # fmt: skip
 
 
+def test_the_first_line_lists_the_pipelines_in_the_order_in_which_they_run(
+    hooks: ProjectHooks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each pipeline reads what the one before it wrote, and the nodes are given in reverse order."""
+    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    names = ("ingestion", "embedding", "validation", "training", "sampling", "evaluation", "reporting")
+    chain = [step("only", name, before, name) for before, name in zip((None, *names), names, strict=False)]
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline(chain[::-1]), catalog=catalog(tmp_path))
+    assert [line for line in caplog.messages if line.startswith("this run: ")] == [
+        "this run: ingestion → embedding → validation → training → sampling → evaluation → reporting; 7 nodes"
+    ]
+
+
 def test_a_run_that_is_chosen_by_its_path_is_named_with_the_folder_of_its_results(
     hooks: ProjectHooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

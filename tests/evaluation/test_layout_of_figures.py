@@ -286,3 +286,22 @@ def test_a_number_without_an_interval_has_a_bar_without_ends() -> None:
     assert (none.name, list(none.y)) == ("b", [])
     for nothing in (None, {}, {"runs": ["a"], "table": []}):
         assert figures.comparison_plot(nothing) is None
+
+
+COSTS, FRACTIONS = ("cost", "nats per token"), ("fractions and cosines", "value")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "panels"),
+    [(["l2t.exact_match", "t2l.cosine"], [FRACTIONS]), (["nll.per_token"], [COSTS]),
+     (["t2l.cosine", "nll.given_latent.per_token"], [COSTS, FRACTIONS])],
+)  # fmt: skip
+def test_each_panel_of_a_comparison_has_the_title_of_its_numbers(
+    metrics: list[str], panels: list[tuple[str, str]]
+) -> None:
+    """Runs of models without a likelihood have no costs, others have costs alone."""
+    values = [{**interval(0.5), "note": "exact"}] * 2
+    table = [{"metric": key, "label": key, "values": values} for key in metrics]
+    figure: Any = figures.comparison_plot({"runs": ["a", "b"], "table": table})
+    axes = [axis.title.text for axis in figure.select_yaxes()]
+    assert list(zip([title.text for title in figure.layout.annotations], axes, strict=True)) == panels
