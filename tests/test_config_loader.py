@@ -269,6 +269,8 @@ def test_a_top_level_key_that_is_no_text_is_refused(load: Load) -> None:
         ("parameters.toml", "Did you mean 'parameters.yml'?"),
         ("model.yml", ""),
         ("ingestion/sources.yml", ""),
+        ("mine/parameters/a.yml", ""),
+        ("mine/parameters.yml", None),
         ("parameters_model.yml", None),
         ("README.md", None),
         (".gitkeep", None),

@@ -58,6 +58,14 @@ def test_a_configuration_that_is_made_in_code_is_named_by_its_class() -> None:
         Wrong()
 
 
+def test_a_refusal_of_what_is_made_in_code_has_a_line_for_each_wrong_value() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Outer(ratio="half", by_name={"a": 3}, rato=1)  # type: ignore[arg-type,dict-item,call-arg]
+    lines = str(error.value).splitlines()
+    assert sorted(line.split("'")[1] for line in lines) == ["Outer.by_name.a", "Outer.ratio", "Outer.rato"]
+    assert all(line.startswith("parameter '") for line in lines)
+
+
 def test_what_a_configuration_accepts_is_decided_where_it_is_declared() -> None:
     """Numbers that are finite, of the declared type or a text of one, by name, once and for all."""
 

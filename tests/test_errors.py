@@ -29,6 +29,18 @@ def test_an_error_is_the_same_in_another_process(kind: type[MMLDLMError]) -> Non
     assert (type(found), str(found), vars(found)) == (kind, str(error), vars(error))
 
 
+@pytest.mark.parametrize(("name", "shown"), [
+    ("../x", "'../x'"), (None, "None"), ("a\nERROR b\r", r"'a\nERROR b\r'"), ("\x1b[31m\x07", r"'\x1b[31m\x07'"),
+    ("caf\xe9\u202e", r"'caf\xe9\u202e'"), ("a" * 198, f"'{'a' * 198}'"), ("a" * 10_000, f"'{'a' * 199}"),
+])  # fmt: skip
+def test_a_name_of_a_file_enters_a_message_in_one_short_line_of_ascii(name: str | None, shown: str) -> None:
+    """The name is that of a file that somebody else wrote: it cannot forge a line of the log or move the cursor."""
+    error = UnsafePathError("folder", name, "is odd")
+    assert error.detail == f"the name {shown} is odd"
+    start = f"folder: expected the name of a file inside this folder, but the name {shown} is odd."
+    assert str(error).startswith(start)
+
+
 def test_the_first_error_on_purpose_of_a_chain_of_causes_is_found() -> None:
     inner, outer, defect = MMLDLMError("inner"), MMLDLMError("outer"), ValueError("a defect")
     assert purposeful(inner) is inner
