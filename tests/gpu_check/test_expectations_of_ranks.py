@@ -100,6 +100,7 @@ COLLECTIVES = RANKS["collectives"]
     ({"several": [1.99, 1.0]}, "within 0.001 of one, found 0.005"),
     ({"several": [math.nan, 1.0]}, "the losses of 2 processes within 0.001 of one, found"),
     ({"one": [math.nan, 1.0]}, "the losses of 2 processes within 0.001 of one, found"),
+    ({"several": [2.0, math.nan]}, "within 0.001 of one, found inf"),
     ({"several": [2.0]}, "within 0.001 of one, found inf"),
 ])  # fmt: skip
 def test_each_expectation_of_several_ranks_fails_alone(

@@ -52,8 +52,9 @@ def ranks(setting: Setting) -> Finding:
     train_case(spec, root=one, fault={**poison, "rank": 0})
     logs = [read_metrics(root / "run/training_log.jsonl") for root in (several, one)]
     losses = [[float(line["loss"]) for line in log if "loss" in line] for log in logs]
-    same = len(losses[0]) == len(losses[1])
-    error = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)) if same else math.inf
+    differences = [abs(a - b) / abs(b) for a, b in zip(*losses, strict=False)]
+    comparable = len(losses[0]) == len(losses[1]) and all(map(math.isfinite, differences))  # max may ignore a NaN
+    error = max(differences, default=math.inf) if comparable else math.inf
     if moved or not trained or named != [POISONED]:
         faults.append(
             f"expected a NaN on rank {processes - 1} in step {POISONED} to be skipped on all ranks, found a change of "
