@@ -43,6 +43,10 @@ def test_rows_and_columns_that_a_store_lacks_are_named(tmp_path: Path) -> None:
     store = build(tmp_path)
     with pytest.raises(StoreError, match=r"no column 'latent'; the store has row, ids, name\."):
         store.fixed("latent")
+    for read in (store.iter_tables, lambda *, columns: [store.window(0, 2, columns=columns)]):
+        with pytest.raises(StoreError, match=r"no column 'latent'; the store has row, ids, name\."):
+            list(read(columns=["row", "latent"]))
+        assert next(iter(read(columns=["name", "row"]))).schema.names == ["name", "row"]
     with pytest.raises(StoreError, match=r"expected a list of row numbers, found an array of shape \(2, 1\)"):
         store.rows([[1], [2]])
     for rows, bad in (([0, 9, 11], 9), ([4, -1], -1)):

@@ -172,8 +172,7 @@ class ShardStore:
         return self._column(IntColumn, name)
 
     def _column(self, cls: type, name: str) -> Any:
-        if name not in self.schema.names:
-            raise StoreError(f"{self.directory}: no column {name!r}; the store has {', '.join(self.schema.names)}.")
+        self._refuse_unknown(name)
         key = (cls, name)
         if key not in self._columns:
             self._columns[key] = cls(self, name)
@@ -306,26 +305,35 @@ class ShardStore:
 
     def window(self, start: int, stop: int, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return consecutive rows as a table of slices, without copies; `stop` may exceed the number of rows."""
-        names = list(columns) if columns is not None else self.schema.names
-        schema = pa.schema([self.schema.field(name) for name in names])
+        schema = self._schema_of(columns)
         pieces = []
         for shard in range(len(self._names)):
             first, last = max(start, int(self._starts[shard])), min(stop, int(self._starts[shard + 1]))
             if first < last:
                 offset = first - int(self._starts[shard])
-                arrays = [self.array(shard, name, touched=None).slice(offset, last - first) for name in names]
+                arrays = [self.array(shard, name, touched=None).slice(offset, last - first) for name in schema.names]
                 pieces.append(pa.Table.from_arrays(arrays, schema=schema))
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def iter_tables(self, batch_rows: int = 65_536, *, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield tables of at most `batch_rows` consecutive rows of one shard, without copies."""
-        names = list(columns) if columns is not None else self.schema.names
-        schema = pa.schema([self.schema.field(name) for name in names])
+        schema = self._schema_of(columns)
         for shard in range(len(self._names)):
-            arrays = [self.array(shard, name, touched=None) for name in names]
+            arrays = [self.array(shard, name, touched=None) for name in schema.names]
             table = pa.Table.from_arrays(arrays, schema=schema)
             for start in range(0, table.num_rows, batch_rows):
                 yield table.slice(start, batch_rows)
+
+    def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
+        """Return the schema of these columns; None means all."""
+        names = self.schema.names if columns is None else columns
+        for name in names:
+            self._refuse_unknown(name)
+        return pa.schema([self.schema.field(name) for name in names])
+
+    def _refuse_unknown(self, name: str) -> None:
+        if name not in self.schema.names:
+            raise StoreError(f"{self.directory}: no column {name!r}; the store has {', '.join(self.schema.names)}.")
 
 
 def _all_buffers(array: pa.Array) -> list[pa.Buffer]:
