@@ -39,7 +39,8 @@ def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "finished"),
     [({}, True), ({"status": "running"}, False), ({"status": "failed"}, False), ({"fingerprint": "g"}, False),
-     ({"fingerprint": None}, False), ({"status": None}, False), ("{", False), (None, False)],
+     ({"fingerprint": None}, False), ({"status": None}, False), ("{", False), (None, False),
+     ("[]", False), ({"seconds": None}, False), ({"seconds": "7"}, False)],
 )  # fmt: skip
 def test_a_session_is_finished_if_its_record_says_so_for_these_parameters(
     record: Any, finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,9 @@ CLUSTERS = [-1, 0, 1, 0, 1, -1]
     ("clusters", "found"),
     [
         (CLUSTERS[:-1], "found 5 ids, 4 with a cluster"), ([*CLUSTERS, 0], "found 7 ids, 5 with a cluster"),
-        ([0, *CLUSTERS[1:]], "found 6 ids, 5 with a cluster"), ([-1, 0, -1, 0, 1, -1], "found 6 ids, 3 with a cluster"),
+        ([0, *CLUSTERS[1:]], "found 6 ids, 5 with a cluster (id 0 is the first that differs)."),
+        ([-1, 0, -1, 0, 1, -1], "found 6 ids, 3 with a cluster (id 2 is the first that differs)."),
+        ([-1, 0, 1, 0, -1, 1], "found 6 ids, 4 with a cluster (id 4 is the first that differs)."),
     ],
 )  # fmt: skip
 def test_clusters_of_another_vocabulary_are_refused_with_their_numbers(clusters: list[int], found: str) -> None:

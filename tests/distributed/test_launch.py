@@ -51,13 +51,13 @@ def child_failed(failures: dict[int, Any]) -> ChildFailedError:
     return error
 
 
-@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_the_error_of_this_launch_is_reported_and_not_that_of_an_earlier_one(
     restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, child_failed({3: failed()}))
     config = LaunchConfig(max_restarts=restarts)
-    again = f"\n(after {restarts} restarts)" if restarts else ""
+    again = {0: "", 1: "\n(after 1 restart)", 2: "\n(after 2 restarts)"}[restarts]
     record(tmp_path / "of before" / "1", "an old one", seconds=-1000)
     with pytest.raises(WorkerFailed) as raised:
         launch("m", [], config=config, log_directory=tmp_path)

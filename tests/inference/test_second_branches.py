@@ -80,7 +80,9 @@ def test_a_misspelt_run_is_named_with_the_nearest_folder_beside_it(run_folder: A
     (run_folder.parent / "run-file").touch()
     with pytest.raises(CheckpointError, match=r"no such run folder\. Did you mean 'run-1'\?$"):
         MMLDLM.from_run(run_folder.parent / "run-11")
-    with pytest.raises(CheckpointError, match=r"no such run folder\.$"):
+    with pytest.raises(
+        CheckpointError, match=r"no such run folder\. Give the folder of a run, or the one that contains all runs\.$"
+    ):
         MMLDLM.from_run(run_folder.parent / "nowhere" / "run-1")
 
 

@@ -135,6 +135,8 @@ def finished_before(session: Session) -> Outcome | None:
         record = read_json(Path(session.folder) / RECORD)
     except (FileNotFoundError, ValueError):
         return None
+    if not isinstance(record, dict) or not isinstance(record.get("seconds"), (int, float)):
+        return None
     if record.get("status") != "finished" or record.get("fingerprint") != session.fingerprint:
         return None
     if not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):

@@ -61,11 +61,14 @@ class HdlmConfig:
         cluster_of_V = token_clusters.reshape(-1).long()
         words = torch.tensor([i for i in range(vocab_size) if i not in (pad_id, mask_id)])
         expected_V = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, words, True)
-        if cluster_of_V.shape != expected_V.shape or not torch.equal(cluster_of_V >= 0, expected_V):
+        same_size = cluster_of_V.shape == expected_V.shape
+        other = (cluster_of_V >= 0).ne(expected_V).nonzero().flatten().tolist() if same_size else []
+        if not same_size or other:
+            where = f" (id {other[0]} is the first that differs)" if other else ""
             raise ConfigurationError(
                 f"expected a cluster for each of the {len(words)} words of a vocabulary of {vocab_size} ids and −1 for "
-                f"[PAD] and [MASK], found {len(cluster_of_V)} ids, {int((cluster_of_V >= 0).sum())} with a cluster. "
-                "The clusters belong to another tokenizer: run `kedro run --pipelines=embedding,validation`."
+                f"[PAD] and [MASK], found {len(cluster_of_V)} ids, {int((cluster_of_V >= 0).sum())} with a cluster"
+                f"{where}. The clusters belong to another tokenizer: run `kedro run --pipelines=embedding,validation`."
             )
         return Hdlm(
             gamma=self.gamma, t_min=self.t_min, cluster_of_V=cluster_of_V, vocab_size=vocab_size, pad_id=pad_id,

@@ -230,7 +230,8 @@ def _worker_failed(error: Any, log_directory: Path, started: float, config: Laun
         rank, item = error.get_first_failure()
         last = _last_line(log_directory, started)
         text = f"rank {rank} ended with exit code {item.exitcode}{last}\nThe logs of all ranks are in {log_directory}"
-    again = f"\n(after {config.max_restarts} restarts)" if config.max_restarts else ""
+    restarts = config.max_restarts
+    again = f"\n(after {restarts} restart{'s' if restarts > 1 else ''})" if restarts else ""
     return WorkerFailed(text + again, error_class=error_class)
 
 

@@ -347,6 +347,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise EvaluationError(f"{path}: not UTF-8 (byte {error.start}); STS files are UTF-8.") from error
+    except OSError as error:
+        raise EvaluationError(f"{path}: expected a file that can be read ({error.strerror}).") from None
 
 
 def _lines(path: Path, *, expected: int | None = None) -> list[str]:

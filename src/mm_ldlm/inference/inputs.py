@@ -60,7 +60,7 @@ def read_texts(path: str | Path) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise SamplingError(f"{path}: no such file.") from None
+        raise SamplingError(f"{path}: no such file. Give a UTF-8 file with one text per line.") from None
     except (OSError, ValueError) as error:
         raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}). Save it as UTF-8.") from None
     return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
@@ -231,7 +231,7 @@ def read_npy(path: str | Path, *, dim: int) -> Floats:
     path = check_path(path)
     try:
         if not path.is_file():
-            raise SamplingError(f"{show(str(path))}: no such file.")
+            raise SamplingError(f"{show(str(path))}: no such file. Give a .npy file of vectors.")
         array = npy.read_npy(path)
     except ValueError as error:
         raise SamplingError(

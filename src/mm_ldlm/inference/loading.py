@@ -36,6 +36,9 @@ from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.store import ShardStore
 from mm_ldlm.store.atomic import read_json
 
+ELSEWHERE = " Give the folder of a run, or the one that contains all runs."
+"""Ends the refusal of a folder that does not exist if no other beside it has a similar name"""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -80,7 +83,7 @@ def load_run(
     except OSError:  # a name that is too long
         exists = False
     if not exists:
-        raise CheckpointError(f"{show(str(path))}: no such run folder.{_nearest_folder(path)}")
+        raise CheckpointError(f"{show(str(path))}: no such run folder.{_nearest_folder(path) or ELSEWHERE}")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
     config = run_config(path, found)
