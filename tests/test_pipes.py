@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm import cli
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.comparison.sessions import finished_before
 from mm_ldlm.corpus import pretrained
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.evaluation.config import TextFile
+from mm_ldlm.evaluation.suites.likelihood import read_lines
+from mm_ldlm.inference.inputs import read_npy, read_texts
 from mm_ldlm.store import verified
+from mm_ldlm.training.importing import read_yaml
 
 PATIENCE = 5
 """Seconds after which somebody writes into the pipe, so that a test of a reader that waits fails."""
@@ -44,6 +49,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "own tokenizer": ("own.json", lambda where: pretrained.from_path(where / "own.json", lowercase=True)),
     "own vocabulary": ("vocab.txt", lambda where: pretrained.from_path(where / "vocab.txt", lowercase=True)),
     "pointer of a run": ("best", lambda where: folder.pointer(where, "best")),
+    "texts of a request": ("a.txt", lambda where: read_texts(where / "a.txt")),
+    "vectors of a request": ("a.npy", lambda where: read_npy(where / "a.npy", dim=3)),
+    "names of tensors": ("names.yml", lambda where: read_yaml(where / "names.yml")),
+    "options of a command": ("run.yml", lambda where: cli._options_in(where / "run.yml")),
+    "other texts of the likelihood": ("o.gz", lambda where: read_lines(TextFile(name="m", path=str(where / "o.gz")))),
     "session of a comparison": ("session.json", lambda where: finished_before(SimpleNamespace(folder=where))),  # type: ignore[arg-type]
 }  # fmt: skip
 

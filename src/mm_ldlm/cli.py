@@ -25,6 +25,7 @@ from mm_ldlm.hooks import ProjectHooks
 from mm_ldlm.messages import nearest, show
 from mm_ldlm.overrides import nested, parse_params
 from mm_ldlm.store import atomic
+from mm_ldlm.store.paths import problem
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,8 @@ def _options_in(file: Path) -> dict[str, Any]:
         ConfigurationError: the file is no YAML, has no section `run` or others, or an option is unknown or cannot be
             read.
     """
+    if (fault := problem(file)) is not None:
+        raise ConfigurationError(f"--config: {file} {fault}. Give a YAML file with the options of `kedro run`.")
     given = parse_yaml(file.read_bytes(), file=str(file))
     section = given.get("run") if isinstance(given, Mapping) else None
     if not isinstance(section, Mapping):

@@ -61,13 +61,13 @@ def test_embed_writes_the_latents_of_texts(run_folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["invert", "none.npy"], "'none.npy': no such file. Give a .npy file of vectors."),
+        (["invert", "none.npy"], "'none.npy' does not exist. Give a .npy file of vectors."),
         (["invert", "a.txt"], "is not a .npy file"),
         (["invert", "a.npy", "--samples", "0"], "samples"),
         (["invert", "a.npy", "--keep", "bets"], "Did you mean 'best'?"),
         (["invert", "a.npy", "--temperature", "-1"], "temperature"),
         (["invert", "a.npy", "--run", "nowhere"], "no such run folder"),
-        (["embed", "none.txt", "a.npy"], "none.txt: no such file. Give a UTF-8 file with one text per line."),
+        (["embed", "none.txt", "a.npy"], "'none.txt' does not exist. Give a UTF-8 file with one text per line."),
         (["embed", "a.txt", "a.txt/b.npy"], "a.txt/b.npy"),
     ],
 )

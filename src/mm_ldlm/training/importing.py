@@ -31,6 +31,7 @@ from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.store import atomic
+from mm_ldlm.store.paths import problem
 from mm_ldlm.training.exporting import refuse_existing
 from mm_ldlm.training.initial import TOKENIZER, root_names
 from mm_ldlm.training.state import TrainingState
@@ -288,6 +289,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     import yaml  # the training hosts do not need it
 
+    if (fault := problem(path)) is not None:
+        raise CheckpointError(f"{path} {fault}. Give a YAML file.")
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

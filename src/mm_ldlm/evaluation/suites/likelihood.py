@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.objectives.capabilities import Use
+from mm_ldlm.store.paths import problem
 
 PARTS: dict[str, Use] = {"unconditional": "score", "given_latent": "score_given_latent"}
 """Part of the metrics → the use that a run needs for it."""
@@ -115,12 +117,18 @@ def _zero_shot(
 def read_lines(source: TextFile) -> list[str]:
     """Read the non-empty lines of a UTF-8 file, plain or compressed by gzip."""
     path = Path(source.path)
-    if not path.is_file():
+    if (fault := problem(path)) is not None:
         raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} does not exist. "
+            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} {fault}. "
             "Correct its path, or remove the entry."
         )
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise EvaluationError(
+            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} cannot be read ({error}). "
+            "Correct the file, or remove the entry."
+        ) from error
     try:
         return [line for line in raw.decode("utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
