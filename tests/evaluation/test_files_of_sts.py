@@ -191,6 +191,23 @@ def test_a_file_of_unknown_part_is_taken_for_the_test_part_alone(tmp_path: Path)
         read_sick(tmp_path / "empty.txt")
 
 
+def test_the_part_of_a_pair_is_read_in_any_case_and_with_spaces_and_every_line_has_all_columns(tmp_path: Path) -> None:
+    header, *rows = LINES.splitlines()
+    file = tmp_path / "SICK.txt"
+    lines = [f"{header}\tSemEval_set", f"{rows[0]}\t Test ", f"{rows[1]}\ttEST", "e\tf\t3\tTRIAL", "g\th\t4\ttrial "]
+    file.write_text("\n".join(lines))
+    assert {part: read_sick(file, split=part).first for part in ("test", "trial", "all")} == {
+        "test": ("a", "c"), "trial": ("e", "g"), "all": ("a", "c", "e", "g")
+    }  # fmt: skip
+    with pytest.raises(EvaluationError, match=r"no pairs of split 'train' \(splits found: \['test', 'trial'\]\)\."):
+        read_sick(file, split="train")
+    for line, found in (("a\tb\t2", 3), ("a\tb\t2\tTEST\tmore", 5)):
+        file.write_text("\n".join([*lines[:2], line, *lines[2:]]))
+        for split in ("test", "trial", "all"):
+            with pytest.raises(EvaluationError, match=rf"SICK\.txt:3: {found} columns, the header has 4\."):
+                read_sick(file, split=split)
+
+
 def test_the_file_of_all_parts_goes_before_those_of_single_parts(tmp_path: Path) -> None:
     (tmp_path / "SICK_test_annotated.txt").write_text(LINES)
     assert load_sts(StsSource(format="sick", name="mine", path=str(tmp_path))).first == ("a", "c")
