@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,37 @@ def test_what_the_comparison_sets_itself() -> None:
     assert nested({"a.b": {"c.d": 1}, "a.b.c.e": 2}) == {"a": {"b": {"c": {"d": 1, "e": 2}}}}
     with pytest.raises(ConfigurationError, match=r"expected 'a\.b\.c' once, found 1 and 2\. Remove one of them\."):
         nested({"a.b": {"c": 1}, "a": {"b.c": 2}})
+
+
+# -- log lines and pauses ----------------------------------------------------------------------------------------------
+
+
+def test_every_start_is_logged_as_a_whole_and_the_loop_pauses_while_something_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = [a_session(tmp_path, name) for name in "ab"]
+    missing = {"a": ["ingestion", "embedding"], "b": []}
+    pauses: list[float] = []
+    turns = {"a": iter([None, None, 0]), "b": iter([0])}
+
+    class Process:
+        def __init__(self, name: str) -> None:
+            self.name, self.returncode = name, 0
+
+        def poll(self) -> int | None:
+            return next(turns[self.name])
+
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: 3.0, sleep=pauses.append))
+    monkeypatch.setattr(sessions, "finished_before", lambda session: None)
+    monkeypatch.setattr(sessions, "_missing", lambda session: missing[session.member])
+    monkeypatch.setattr(sessions, "_start", lambda session, *_: sessions._Running(session, Process(session.member), 3.0))
+    caplog.set_level(logging.INFO)
+    sessions.run_sessions(plan, jobs=2, parent_run=None, project=tmp_path, conf_source=None)
+    rest = "validation, training, sampling, evaluation, reporting"
+    assert caplog.messages == [
+        f"a, seed 0 (1 of 2): ingestion, embedding, {rest}; log in {tmp_path / 'a/seed-0/log.txt'}",
+        "a, seed 0: finished in 0 s",
+        f"b, seed 0 (2 of 2): {rest}; log in {tmp_path / 'b/seed-0/log.txt'}",
+        "b, seed 0: finished in 0 s",
+    ]
+    assert pauses == [0.2, 0.2, 0, 0]

@@ -75,6 +75,13 @@ def test_the_cosine_and_the_ranks_of_several_texts_are_means_over_them() -> None
     assert found.rank_fraction == pytest.approx([below.count(rank) / 10 for rank in range(4)])
 
 
+def test_no_distance_is_below_zero() -> None:
+    """The distance of a set to itself is 0 but for rounding errors of either sign."""
+    draw = np.random.default_rng(2)
+    sets = [draw.normal(size=(12, 8)) * scale for scale in (1.0, 1e3, 1e6) for _ in range(10)]
+    assert all(0 <= retrieval.frechet_distance(one, one) < 1e-9 * (one**2).sum() for one in sets)
+
+
 def test_one_text_that_is_equally_near_to_all_others_is_refused() -> None:
     """The first of four is orthogonal to the others, whose own neighborhoods differ."""
     one = np.array([[0.0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 2, 0]])
@@ -90,7 +97,7 @@ def test_one_text_that_is_equally_near_to_all_others_is_refused() -> None:
 def test_repeated_pairs_and_texts_count_as_often_as_they_occur() -> None:
     """Of (start a) (a a) (a a) (a b) (b end) the training text has the first three."""
     assert attested_bigrams(["a a a b"], ["a a"]).tolist() == [3 / 5]
-    assert attested_bigrams(["a b", "c", "b c"], ["a b", "c"]).tolist() == pytest.approx([1.0, 1.0, 1 / 3])
+    assert attested_bigrams(["a b", "c", "b c"], ["a b", "b d", "c"]).tolist() == pytest.approx([1.0, 1.0, 2 / 3])
     found = generation.evaluate(
         ["a b", "a b", "c d"], [[1, 2], [1, 2], [3, 4]], real_texts=["c d", "e f"], real_tokens=[[3, 4], [5, 6]],
         training_texts=lambda: ["a b"], config=GenerationConfig(), bootstrap=BOOTSTRAP,
