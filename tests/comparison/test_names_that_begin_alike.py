@@ -46,7 +46,9 @@ def finished(session: Session, nats: float) -> Session:
 
 def test_members_whose_names_begin_alike_keep_their_own_runs(tmp_path: Path) -> None:
     nats = {"ar": (1.0, 2.0), "ar-small": (5.0, 9.0), "a": (20.0, 40.0)}
-    plan = [finished(a_session(tmp_path, name, seed=seed), some[seed]) for name, some in nats.items() for seed in (0, 1)]
+    plan = [
+        finished(a_session(tmp_path, name, seed=seed), some[seed]) for name, some in nats.items() for seed in (0, 1)
+    ]
     config = parse(ComparisonConfig, {"members": [{"name": name} for name in nats], "seeds": [0, 1], "baseline": "a"},
                    at="comparison")  # fmt: skip
     outcomes = [Outcome(each.member, each.seed, "finished", "", 1.0, "l") for each in plan]
@@ -66,6 +68,30 @@ def test_members_whose_names_begin_alike_keep_their_own_runs(tmp_path: Path) -> 
         )  # fmt: skip
     assert [each["run"] for each in found["curves"]] == [session.label for session in plan]
     assert found["curves"][0]["curves"] == {"text_nll": [(10.0, 0.0)], "loss": [(10.0, 3.0), (20.0, 2.5)]}
+
+
+def test_means_over_seeds_are_of_the_numbers_and_the_tables_that_all_seeds_have(tmp_path: Path) -> None:
+    """A seed that could not score texts keeps an empty table, and one of them has another number."""
+    rows = pd.DataFrame({"id": [f"i{i}" for i in range(31)], "tokens": 2, "nll": np.arange(31.0)})
+    options: dict[str, Any] = {"bootstrap": BootstrapConfig(replicates=20), "seed": 0}
+
+    def runs(*tables: pd.DataFrame | None) -> list[results.Finished]:
+        made = []
+        for seed, table in enumerate(tables):
+            metrics = {"perplexity": 2.0 + seed, "perplexity.low": 1.0, "l2t.bleu" if seed else "l2t.cosine": 9.0}
+            facts: dict[str, float | None] = {"steps": 10.0 * seed, "tokens": None if seed else 5.0, "parameters": 0.0}
+            session = Session("m", seed, "e", {}, "f", {}, "folder", {})
+            made.append(results.Finished(session, compare.Result("r", metrics, None, table), facts, {}))
+        return made
+
+    means = {"steps": 5.0, "parameters": 0.0, "perplexity": 2.5}
+    for tables in ((rows, rows[:0]), (rows[:0], rows), (rows, None), (rows[:0], rows[:0])):
+        assert results._over_seeds(runs(*tables), **options) == means
+    whole = results._over_seeds(runs(rows, rows + rows.assign(id="")), **options)
+    costs = {key: whole.pop(key) for key in ("nats_per_token", "nats_per_token_low", "nats_per_token_high")}
+    assert whole == means
+    assert costs["nats_per_token"] == pytest.approx(7.5), "15 nats for 2 tokens, and 30 for 4"
+    assert costs["nats_per_token_low"] < 7.5 < costs["nats_per_token_high"]
 
 
 @pytest.mark.parametrize(("value", "finite"), [
@@ -173,7 +199,9 @@ def test_every_start_is_logged_as_a_whole_and_the_loop_pauses_while_something_ru
     monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: 3.0, sleep=pauses.append))
     monkeypatch.setattr(sessions, "finished_before", lambda session: None)
     monkeypatch.setattr(sessions, "_missing", lambda session: missing[session.member])
-    monkeypatch.setattr(sessions, "_start", lambda session, *_: sessions._Running(session, Process(session.member), 3.0))
+    monkeypatch.setattr(
+        sessions, "_start", lambda session, *_: sessions._Running(session, Process(session.member), 3.0)
+    )
     caplog.set_level(logging.INFO)
     sessions.run_sessions(plan, jobs=2, parent_run=None, project=tmp_path, conf_source=None)
     rest = "validation, training, sampling, evaluation, reporting"

@@ -81,7 +81,8 @@ SAMPLER = {"kind": "confidence", "steps": 1}
         (InversionConfig, {"sweep": [{"label": "one step", "sampler": SAMPLER}], "reference": "one stpe"},
          "'x.reference' and 'x.sweep': expected reference to be a label of the sweep (['one step']), found 'one stpe'. "
          "Did you mean 'one step'?"),
-        (InversionConfig, {"length_edges": [5, 3, 3]}, "'x.length_edges': length_edges must increase, found [5, 3, 3]."),
+        (InversionConfig, {"length_edges": [5, 3, 3]},
+         "'x.length_edges': length_edges must increase, found [5, 3, 3]."),
         (StsConfig, {"files": {"b": "f", "a b": "g"}},
          "'x.files': a name must contain letters, digits, '-' and '_' only, found 'a b'."),
         (StsConfig, {"sets": [{"format": "starter", "name": "a"}], "files": {"b": "f", "a": "g"}},

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from mm_ldlm.evaluation.report import (
+    classification_figures,
     comparison_page,
     content,
     figures,
@@ -128,7 +129,9 @@ def test_points_of_sts_are_spread_in_the_same_way_each_time() -> None:
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_rounding_errors_of_a_spectrum_are_relative_to_its_largest_value(scale: float) -> None:
     values = [2.0 * scale, 1.0 * scale, 4e-9 * scale, 1e-9 * scale]
-    figure: Any = latent_figures.spectrum({"spectrum": {"real": {"rows": 9, "effective_rank": 1, "eigenvalues": values}}})
+    figure: Any = latent_figures.spectrum(
+        {"spectrum": {"real": {"rows": 9, "effective_rank": 1, "eigenvalues": values}}}
+    )
     shown = [None if math.isnan(value) else value / scale for value in figure.data[0].y]
     assert shown[:3] == pytest.approx([2.0, 1.0, 4e-9])
     assert shown[3] is None
@@ -194,6 +197,19 @@ def test_a_point_of_sts_a_bar_and_a_difference_have_the_same_bars() -> None:
     assert (trace.mode, trace.marker.size, trace.marker.color, trace.showlegend, trace.error_x.color) == (
         "markers", 9, theme.MODEL, False, theme.INK
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("classes", "height"), [(1, 340), (10, 340), (11, 348), (20, 510)])
+def test_a_confusion_of_many_classes_is_higher(classes: int, height: int) -> None:
+    """The ends of the interval of a count are those of its own cell."""
+    counts = np.arange(classes**2).reshape(classes, classes)
+    tables = {"counts": counts, "low": counts + 10_000, "high": counts + 20_000}
+    entry = {"classes": [f"c{i}" for i in range(classes)], "confusion": {key: x.tolist() for key, x in tables.items()}}
+    figure: Any = classification_figures.confusion({"model": entry})
+    assert figure.layout.height == height
+    assert [text for row in figure.data[0].hovertext for text in row] == [
+        f"{count} examples [{count + 10_000}, {count + 20_000}]" for count in range(classes**2)
+    ]
 
 
 def test_parts_of_a_diagnostic_with_several_levels_share_its_panel() -> None:

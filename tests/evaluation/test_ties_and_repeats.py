@@ -75,6 +75,15 @@ def test_the_cosine_and_the_ranks_of_several_texts_are_means_over_them() -> None
     assert found.rank_fraction == pytest.approx([below.count(rank) / 10 for rank in range(4)])
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1.0, 1e9])
+def test_the_effective_rank_does_not_depend_on_the_scale(scale: float) -> None:
+    """exp of the entropy of 1/2, 1/4, 1/8, 1/8: 1.75 bits."""
+    assert retrieval.effective_rank(np.array([4.0, 2, 1, 1, 0]) * scale) == pytest.approx(2**1.75)
+    assert retrieval.effective_rank(np.array([1.0, 1e-4]) * scale) == pytest.approx(
+        math.exp(math.log(1.0001) - 1e-4 / 1.0001 * math.log(1e-4))
+    )
+
+
 def test_no_distance_is_below_zero() -> None:
     """The distance of a set to itself is 0 but for rounding errors of either sign."""
     draw = np.random.default_rng(2)
@@ -121,7 +130,9 @@ def test_a_part_with_too_many_entries_is_refused(long: str) -> None:
     parts: dict[str, Any] = {"hypotheses": ["a", "b"], "reference_ids": [[1], [2]], "hypothesis_ids": [[1], [2]],
                              "cosine": np.ones(2), "written": ["a", "a"]}  # fmt: skip
     parts[long] = np.ones(3) if long == "cosine" else [*parts[long], parts[long][0]]
-    with pytest.raises(EvaluationError, match=re.escape(f"expected 2 entries, one per reference, found {{'{long}': 3}}")):
+    with pytest.raises(
+        EvaluationError, match=re.escape(f"expected 2 entries, one per reference, found {{'{long}': 3}}")
+    ):
         inv.score_rows(["a", "b"], parts.pop("hypotheses"), **parts)
     with pytest.raises(EvaluationError, match=re.escape("found {'hypotheses': 1, 'hypothesis_ids': 3}. Every source")):
         inv.score_rows(["a", "b"], ["a"], reference_ids=[[1], [2]], hypothesis_ids=[[1]] * 3)

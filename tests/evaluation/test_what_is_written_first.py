@@ -1,4 +1,4 @@
-"""Results that are kept, blocks larger than memory allows, resamples without a token, and whole messages of refusals."""
+"""Results that are kept, sets larger than a block, resamples without a token, and whole messages of refusals."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def test_a_run_without_images_names_the_first_task_that_it_cannot_do(refused: st
     first = next((f"cannot {task}" for task in tasks if refusal(task) is not None), None)
     model = SimpleNamespace(capabilities=SimpleNamespace(refusal=refusal))
     assert images.skip_reason(model, [pd.DataFrame()] * 3) == (
-        first or "sampling was configured without the tasks caption_to_image, image_to_caption, image_text "
-        "(sampling.tasks)"
+        first
+        or "sampling was configured without the tasks caption_to_image, image_to_caption, image_text (sampling.tasks)"
     )
     assert images.skip_reason(model, [[], [], [1]]) is None
 

@@ -130,7 +130,9 @@ def test_a_sentence_that_fills_the_model_is_not_too_long(longest: int, long: int
     model.tokenizer.encode = lambda texts: [[7] * int(text[1:]) for text in texts]
     for too_long in ("truncate", "refuse"):
         if too_long == "refuse" and long:
-            with pytest.raises(EvaluationError, match=rf"STS set 'mine': .* at most 6 tokens, found {long} that are lo"):
+            with pytest.raises(
+                EvaluationError, match=rf"STS set 'mine': .* at most 6 tokens, found {long} that are lo"
+            ):
                 sts.count_long(pairs, model, too_long=too_long)
         else:
             assert sts.count_long(pairs, model, too_long=too_long) == long
