@@ -130,8 +130,8 @@ def test_all_sessions_are_asked_to_end_before_any_is_waited_for(
             if self.deaf and timeout is not None:
                 raise subprocess.TimeoutExpired("x", timeout)
 
-    running: Any = [sessions._Running(a_session(tmp_path, name), Process(name, deaf=name == "b"), 0.0)  # type: ignore[arg-type]
-                    for name in "abc"]  # fmt: skip
+    made: Any = [Process(name, deaf=name == "b") for name in "abc"]
+    running = [sessions._Running(a_session(tmp_path, each.name), each, 0.0) for each in made]
     sessions._stop(running)
     assert calls == ["a terminate", "b terminate", "c terminate", "a wait 120.0", "b wait 120.0", "b kill",
                      "b wait None", "c wait 120.0"]  # fmt: skip

@@ -56,7 +56,8 @@ RESULTS: dict[str, Any] = {
         "b": {"seeds": [3, 5], "differences": {
             "inversion": {"sentences": 1234, "fewest_sentences": 30, "differences": {"exact_match": difference(1.0)}},
             "likelihood": {"sentences": 29, "fewest_sentences": 30, "note": "<a note>",
-                           "differences": {"nats_per_token": {**difference(2.0), "p": 0.0625, "verdict": "significant"}}},
+                           "differences": {"nats_per_token": {**difference(2.0), "p": 0.0625,
+                                                              "verdict": "significant"}}},
         }},
         "c": {"left_out": "no <seed>"},
     },
@@ -83,7 +84,8 @@ def test_every_cell_of_the_comparison_page() -> None:
     text = plain(rendered)
     for words in (
         "T<i> – comparison", "Comparison of 3 models",
-        "Budget: 12,000 tokens seen. 3 of 4 runs are finished, with 1 seed for each model. The baseline is <ar>.", "Differences to <ar>", "b − <ar>", "Paired over the seeds 3, 5.",
+        "Budget: 12,000 tokens seen. 3 of 4 runs are finished, with 1 seed for each model. The baseline is <ar>.",
+        "Differences to <ar>", "b − <ar>", "Paired over the seeds 3, 5.",
         "Left out: no <seed>.", "<a note>", "Fewer than 30 shared sentences are too few for a statement.",
         "Written <now>.",
     ):  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.evaluation.report import comparison_page, content, figures, inversion_figures, training_figures
+from mm_ldlm.evaluation.report import comparison_page, content, figures, inversion_figures, theme, training_figures
 
 
 def headings(figure: Any) -> list[str]:
@@ -63,6 +63,8 @@ def test_the_panels_of_a_training_are_in_a_fixed_order() -> None:
     assert names["y"] == ["loss", "validation/loss"]
     assert names["y2"] == ["latent_loss", "text_loss"]
     assert (names["y9"], names["y10"]) == (["a_mean", "a_min"], ["b_max", "b_std"])
+    fonts = {(each.font.size, each.font.color) for each in figure.layout.annotations}
+    assert fonts == {(12, theme.INK)}
 
 
 METRICS = {

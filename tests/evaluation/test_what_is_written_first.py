@@ -143,6 +143,13 @@ def test_the_first_classes_outside_the_names_are_shown_each_once(true: list[int]
     )
 
 
+def test_a_class_that_is_never_predicted_right_counts_as_zero_in_the_mean() -> None:
+    """F1 of the first class is 2 · 1 ÷ (1 + 3), that of the second is 0, and the third one does not occur."""
+    f1 = classification.macro_f1(np.array([0, 1, 1]), np.array([0, 0, 0]), 3)
+    assert f1(np.ones((1, 3))).tolist() == [0.25]
+    assert f1(np.array([[0.0, 3.0, 0.0], [3.0, 0.0, 0.0]])).tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(("caption", "label"), [
     ("a seven", None), ("an even one", "even"), ("Kind \t 0  drawn", "kind 0"), ("kind 00", None), ("kind 0", "kind 0"),
     ("the unkind 0", None), ("EVEN and kind 0", None), ("", None),
