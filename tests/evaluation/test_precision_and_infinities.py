@@ -106,7 +106,7 @@ REFUSED: dict[str, Callable[[float], Any]] = {
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_value_that_is_not_finite_is_refused(name: str, value: float) -> None:
-    with pytest.raises(EvaluationError, match="(not|expected|Expected) finite"):
+    with pytest.raises(EvaluationError, match=r"(not|expected|Expected) finite"):
         REFUSED[name](value)
     if name != "value":
         REFUSED[name](0.25)

@@ -253,6 +253,15 @@ def test_runs_of_one_name_keep_their_own_differences() -> None:
     assert values == {"same (2)": -0.5, "same (3)": -3.0}
 
 
+@pytest.mark.parametrize(("names", "shown"), [
+    (["a", "a (2)", "a"], ["a", "a (2)", "a (3)"]), (["a", "a", "a (2)"], ["a", "a (2)", "a (2) (2)"]),
+    (["b", "a", "b", "b", "a"], ["b", "a", "b (2)", "b (3)", "a (2)"]), ([], []),
+])  # fmt: skip
+def test_no_two_runs_of_a_comparison_have_one_name(names: list[str], shown: list[str]) -> None:
+    results = [compare.Result(name, {}) for name in names]
+    assert compare.side_by_side(results)["runs"] == shown
+
+
 def test_the_most_important_numbers_are_in_a_fixed_order_with_one_of_the_sets() -> None:
     order = ["l2t.exact_match", "l2t.bleu", "l2t.cosine", "perplexity", "perplexity.given_latent", "t2l.cosine",
              "classification.accuracy", "classification.macro_f1", "caption_to_image.accuracy",
