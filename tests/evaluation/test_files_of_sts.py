@@ -159,6 +159,17 @@ def test_files_of_other_names_are_no_part_of_a_year(tmp_path: Path) -> None:
     assert read_semeval(tmp_path, name="x").subsets == ("one",)
 
 
+def test_missing_subsets_are_listed_beside_those_that_were_found(tmp_path: Path) -> None:
+    for subset in ("headlines", "other"):
+        semeval(tmp_path, subset, "a\tb\nc\td\n", "1\n2\n")
+    with pytest.raises(EvaluationError) as refused:
+        read_semeval(tmp_path, name="sts13")
+    assert str(refused.value) == (
+        f"{tmp_path}: subsets ['FNWN', 'OnWN'] of 'sts13' are missing (found ['headlines', 'other']). A part of a year "
+        "is not comparable with published scores; to score it on purpose, name the `subsets`."
+    )
+
+
 # -- SICK --------------------------------------------------------------------------------------------------------------
 
 LINES = "sentence_A\tsentence_B\trelatedness_score\na\tb\t1\nc\td\t5\n"
@@ -189,6 +200,32 @@ def test_a_file_of_unknown_part_is_taken_for_the_test_part_alone(tmp_path: Path)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(EvaluationError, match=r"columns \['sentence_A', 'sentence_B', .* are missing"):
         read_sick(tmp_path / "empty.txt")
+
+
+def test_every_missing_file_of_a_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "SICK_trial.txt").write_text(LINES)
+    for split, names in (("all", "SICK_train.txt, SICK_test_annotated.txt"), ("train", "SICK_train.txt")):
+        with pytest.raises(
+            EvaluationError, match=rf"expected {names} \(or SICK\.txt\) for the part '{split}', found no"
+        ):
+            read_sick(tmp_path, split=split)
+
+
+def test_the_part_of_a_pair_is_read_in_any_case_and_with_spaces_and_every_line_has_all_columns(tmp_path: Path) -> None:
+    header, *rows = LINES.splitlines()
+    file = tmp_path / "SICK.txt"
+    lines = [f"{header}\tSemEval_set", f"{rows[0]}\t Test ", f"{rows[1]}\ttEST", "e\tf\t3\tTRIAL", "g\th\t4\ttrial "]
+    file.write_text("\n".join(lines))
+    assert {part: read_sick(file, split=part).first for part in ("test", "trial", "all")} == {
+        "test": ("a", "c"), "trial": ("e", "g"), "all": ("a", "c", "e", "g")
+    }  # fmt: skip
+    with pytest.raises(EvaluationError, match=r"no pairs of split 'train' \(splits found: \['test', 'trial'\]\)\."):
+        read_sick(file, split="train")
+    for line, found in (("a\tb\t2", 3), ("a\tb\t2\tTEST\tmore", 5)):
+        file.write_text("\n".join([*lines[:2], line, *lines[2:]]))
+        for split in ("test", "trial", "all"):
+            with pytest.raises(EvaluationError, match=rf"SICK\.txt:3: {found} columns, the header has 4\."):
+                read_sick(file, split=split)
 
 
 def test_the_file_of_all_parts_goes_before_those_of_single_parts(tmp_path: Path) -> None:
@@ -244,6 +281,19 @@ def test_a_set_of_the_hub_has_its_scores_in_one_of_four_columns(column: str, mon
     monkeypatch.setattr(datasets, "load_dataset", lambda target, **how: datasets.Dataset.from_dict(table))
     found = load_sts(StsSource(format="hub", name="mine", path="org/set"))
     assert (found.first, found.second, found.gold_N.tolist()) == (("a", "b"), ("c", "d"), [1, 4])
+
+
+@pytest.mark.parametrize("columns", [["sentence1", "score"], ["sentence2", "score"], ["sentence2", "sentence1", "x"]])
+def test_a_set_of_the_hub_without_a_column_is_refused_with_those_that_it_has(
+    columns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = datasets.Dataset.from_dict({name: [1, 2] for name in columns})
+    monkeypatch.setattr(datasets, "load_dataset", lambda target, **how: table)
+    with pytest.raises(EvaluationError) as refused:
+        load_sts(StsSource(format="hub", name="mine", path="org/set"))
+    assert str(refused.value) == (
+        f"STS set 'mine': expected sentence1, sentence2, score; 'org/set' has {sorted(columns)}."
+    )
 
 
 def test_the_starter_set_has_the_sentences_of_its_generator_in_their_order() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mm_ldlm.data import sentences
 from mm_ldlm.evaluation.config import BootstrapConfig, ImagesSuiteConfig, InversionConfig, StsConfig, SweepPoint
-from mm_ldlm.evaluation.report import content
+from mm_ldlm.evaluation.report import content, page
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource
 from mm_ldlm.evaluation.suites import classification, images, inversion, sts
@@ -102,6 +102,14 @@ def test_a_search_is_left_out_without_an_encoder_if_it_is_one(candidates: int, l
         assert inversion.sweep(alone, None, **options) == []  # type: ignore[arg-type]
 
 
+def report_of(**given: Any) -> ReportInputs:
+    names = ("run", "run_config", "metrics", "inversion", "sts", "likelihood", "latents", "generation")
+    nothing: dict[str, Any] = {name: {} for name in names}
+    return ReportInputs(
+        title="T", inversion_rows=pd.DataFrame(), unconditional=pd.DataFrame(), **nothing | given
+    )  # fmt: skip
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +167,17 @@ def test_records_without_a_label_count_nowhere(monkeypatch: pytest.MonkeyPatch) 
     assert found["image_text"]["agreement"]["value"] == 1
     assert found["image_to_caption"]["captions"] == 10
     assert "left_out" not in found
+
+
+def test_a_classifier_without_labels_of_held_out_images_has_no_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images drawn with their captions need no label of a record."""
+    data = Images(lambda row: own(row) if row < 30 else None, monkeypatch)
+    found = data.evaluated(**data.tables())
+    assert found["classifier"] == {"trained_on": 30, "real_images": 0}
+    assert not {"accuracy", "left_out"} & (found["caption_to_image"].keys() | found["image_to_caption"].keys())
+    assert found["image_text"]["agreement"]["value"] == 1
+    text = page.render(report_of(images=found), {})
+    assert "trained on 30 real images of the training split. A caption" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("label_of", [lambda row: None, lambda row: "dark"])

@@ -32,7 +32,7 @@ def number() -> float:
     return next(NUMBERS) / 1024
 
 
-QUALITY = ("exact_match", "token_accuracy", "token_set_f1", "bleu", "cosine")
+QUALITY = ("exact_match", "token_accuracy", "token_set_f1", "bleu", "cosine", "rouge_l", "sentence_bleu")
 
 
 def sampler() -> dict[str, Any]:
@@ -152,6 +152,24 @@ def test_every_headline_metric_is_its_own_number() -> None:
             flat[key] = found
     assert len(set(flat.values())) == len(flat), "no number is the same as another"
     assert flat_metrics(**whole) == flat
+
+
+def zeros(found: Any) -> Any:
+    """The same results where every number is 0."""
+    if isinstance(found, dict):
+        return {key: zeros(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [zeros(value) for value in found]
+    return 0.0 if isinstance(found, float) else found
+
+
+def test_a_number_of_zero_has_its_key_and_its_interval() -> None:
+    """A run without any exact match, duplicate or memorized text; the time of the report is not known yet."""
+    whole = suites()
+    whole["timings"]["reporting"] = 9.0
+    empty = flat_metrics(**zeros(whole))
+    assert empty == dict.fromkeys(flat_metrics(**whole), 0.0)
+    assert "seconds.reporting" not in empty
 
 
 CARDS = {

@@ -337,9 +337,11 @@ def _name(path: Path) -> str:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    found = []
+    found: list[str] = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        free, number = name, 1
+        while free in found:
+            number += 1
+            free = f"{name} ({number})"
+        found.append(free)
     return found

@@ -58,10 +58,9 @@ def evaluate(
     else:
         test = sentences.sample_rows(sentences.split_rows(dataset, "test"), config.classifier_rows, seed=seed)
         hits_n = classifier.hits(_vectors(dataset, test), sentences.labels_of(dataset, test))
-        found["classifier"] = {
-            "trained_on": len(known), "real_images": len(hits_n),
-            "real_accuracy": proportion_interval(hits_n, **options).as_dict(),
-        }  # fmt: skip
+        found["classifier"] = {"trained_on": len(known), "real_images": len(hits_n)}
+        if len(hits_n):
+            found["classifier"]["real_accuracy"] = proportion_interval(hits_n, **options).as_dict()
     if len(drawn):
         found["caption_to_image"] = _drawn(dataset, drawn, classifier, train_nP, options)
         found["caption_to_image"]["pictures"] = pictures(drawn["image"], drawn["source"], size, count=config.pictures)
