@@ -74,6 +74,20 @@ def test_the_losses_of_adaptive_masking_are_float32() -> None:
     assert SHAPE.mask_id not in batch(TEXTS).tokens_BL
 
 
+@pytest.mark.parametrize("reached", [1, 2, 3])
+def test_the_stage_that_a_falling_loss_has_reached_decides_the_loss(reached: int) -> None:
+    """At the first step: as under the pace `step` in that stage, of steps in which nothing else changes."""
+    keys: dict[str, Any] = {"importance": "frequency_only", "warmup_steps": 0}
+    made = objective(curriculum={"steps": 90, "pace": "dynamic"}, **keys)
+    made.plateau_4[0] = reached
+    plain = objective(curriculum={"steps": 90, "pace": "step"}, **keys)
+    found, expected = losses_of(made, batch(TEXTS), step=0), losses_of(plain, batch(TEXTS), step=30 * reached - 15)
+    for name in ("text_loss", "curriculum_stage"):
+        torch.testing.assert_close(found[name], expected[name])
+    others = [losses_of(plain, batch(TEXTS), step=step)["text_loss"][0] for step in (15, 45, 75)]
+    assert len({round(float(value), 4) for value in others}) == 3, "the stages differ"
+
+
 # -- the curriculum ----------------------------------------------------------------------------------------------------
 
 
