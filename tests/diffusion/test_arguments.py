@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_padding import ENDS, START
 from test_traits import CASES, IDS, STORES
 from torch import Tensor
 
@@ -20,6 +19,8 @@ from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
 B, L = 6, 5
+ENDS = {"schedule": {"name": "log_linear", "epsilon": 0.3}}  # some tokens are kept at the end
+START = {"schedule": {"name": "geometric", "sigma_min": 0.2}}  # some are replaced at the start
 WITH_ENDS: list[tuple[str, dict[str, Any]]] = [
     *CASES, ("uniform", ENDS), ("uniform", START), ("sedd", {"graph": "uniform", **START}), ("d3pm", {"steps": 4}),
 ]  # fmt: skip
@@ -111,6 +112,42 @@ def test_a_process_leaves_its_arguments_as_they_are(kind: str, options: dict[str
             assert value._version == before[name]._version, name
             assert torch.equal(value, before[name]), name
     assert torch.equal(given["draws"].uniform(3), before["draws"].uniform(3)), "nothing was drawn but from forks"
+
+
+ROWS = torch.tensor([3, 0, 2])
+
+
+def of_rows(given: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+    """The arguments of these texts, in this order."""
+    row_M = given["valid"].nonzero()[:, 0]
+    at_M = torch.cat([(row_M == row).nonzero()[:, 0] for row in rows])
+    chosen = {name: given[name][rows] for name in ("tokens", "valid", "t", "index")}
+    positions = {name: given[name][at_M] for name in ("output", "uniform")}
+    return {**given, **chosen, **positions, "draws": given["draws"].select(rows)}
+
+
+@pytest.mark.parametrize(("kind", "options"), WITH_ENDS, ids=str)
+def test_an_answer_for_a_text_does_not_depend_on_the_texts_beside_it(kind: str, options: dict[str, Any]) -> None:
+    process, given = process_of(kind, options), arguments()
+    whole, some = asked(process, given), asked(process, of_rows(given, ROWS))
+    row_M = given["valid"].nonzero()[:, 0]
+    at_M = torch.cat([(row_M == row).nonzero()[:, 0] for row in ROWS])
+    for name, value in whole.items():
+        expected = value[:, ROWS] if name.startswith("nelbo") else value[at_M if len(value) == len(row_M) else ROWS]
+        torch.testing.assert_close(some[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("policy", ["uniform", "importance", "inverse", "balanced"])
+def test_rates_of_masking_of_a_text_do_not_depend_on_the_texts_beside_it(policy: Any) -> None:
+    importance, given = torch.rand(B, L, generator=torch.Generator().manual_seed(2)), arguments()
+
+    def rates(rows: Tensor) -> Any:
+        return mask_rates(
+            policy, importance[rows], given["valid"][rows], given["t"][rows], schedule=MaskSchedule(), temperature=0.7
+        )
+
+    for found, expected in zip(rates(ROWS), rates(torch.arange(B)), strict=True):
+        torch.testing.assert_close(found, expected[ROWS])
 
 
 @pytest.mark.parametrize("policy", ["uniform", "importance", "inverse", "balanced"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from every_model import KINDS, VALID, outputs
 from test_definitions import SHAPE, build, inputs, normed, rms, stirred
-from test_precision import KINDS, VALID, outputs
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from every_model import KINDS, outputs
 from test_definitions import SHAPE, VALID, B, L, build, inputs, stirred
-from test_precision import KINDS, outputs
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,18 +109,6 @@ def test_a_request_leaves_texts_and_conditions_as_they_are(kind: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)), request
 
 
-ANSWERS: dict[str, Any] = {
-    "likelihood": lambda made, given: made.likelihood(TOKENS, latents_Bd=given, draws=2, generator=made.draws()).nll_KB,
-    "tokens": lambda made, given: made.token_log_probs(TOKENS, latents_Bd=given, generator=made.draws())[0],
-    "lengths": lambda made, given: made.length_log_probs(given, rows=REAL),
-    "logits": lambda made, given: made.text_denoiser(given, made.draws()).logits(
-        CANVAS, made.times, made.rows, CANVAS == 1
-    ),
-    "importance": lambda made, given: made.text_denoiser(given, made.draws()).importance(CANVAS, made.times),
-    "states": lambda made, given: made.text_denoiser(given, made.draws()).states.predict(
-        CANVAS, made.times, made.states, made.times, CANVAS == 1
-    )[0],
-}
 ANSWERED = {
     "text_diffusion": "likelihood lengths logits", "adaptive_masking": "lengths logits importance",
     "latent_conditioned": "likelihood lengths logits tokens", "ccdd": "likelihood lengths logits states",
@@ -128,26 +117,60 @@ ANSWERED = {
 }  # fmt: skip
 
 
+def model_of(kind: str) -> tuple[Any, Tensor | None]:
+    """A trained model, and the conditions of its texts."""
+    if kind in ASKED:
+        return given_to(kind)
+    _, made, model = built(kind, {})
+    return made.generative_model(model), None
+
+
+def answers(made: Any, given: Tensor | None, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Each request for these rows of the texts, with tensors that are made before it is asked."""
+    texts, canvases, draws, count = TOKENS[rows], CANVAS[rows], RowGenerator(STEP, rows), torch.arange(len(rows))
+    times_B, given = torch.linspace(0.2, 0.9, REAL)[rows], None if given is None else given[rows]
+    states = torch.linspace(-1, 1, REAL)[rows][:, None, None].expand(-1, canvases.shape[1], 3)
+
+    def denoiser() -> Any:
+        return made.text_denoiser(given, draws.fork("d"))
+
+    return {
+        "likelihood": lambda: made.likelihood(texts, latents_Bd=given, draws=2, generator=draws.fork("l")).nll_KB.T,
+        "tokens": lambda: made.token_log_probs(texts, latents_Bd=given, generator=draws.fork("t"))[0],
+        "lengths": lambda: made.length_log_probs(given, rows=len(rows)),
+        "logits": lambda: denoiser().logits(canvases, times_B, count, canvases == 1),
+        "importance": lambda: denoiser().importance(canvases, times_B),
+        "states": lambda: denoiser().states.predict(canvases, times_B, states, times_B, canvases == 1)[0],
+    }
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_an_answer_is_on_the_device_of_the_texts(kind: str, known: bool) -> None:
-    made, given = given_to(kind) if kind in ASKED else (None, None)
-    if made is None:
-        _, objective, model = built(kind, {})
-        made = objective.generative_model(model)
-    rows = torch.arange(REAL)
-    made.draws = lambda: RowGenerator(STEP, rows)
-    made.times, made.rows, made.states = torch.full((REAL,), 0.5), rows, torch.ones(REAL, CANVAS.shape[1], 3)
-    condition = given if known else None
+    made, given = model_of(kind)
+    asked = answers(made, given if known else None, torch.arange(REAL))
     for name in ANSWERED[kind].split():
         if name == "tokens" and not known:
             continue
-        expected = ANSWERS[name](made, condition)
+        expected = asked[name]()
         with torch.device("meta"):
-            found = ANSWERS[name](made, condition)
+            found = asked[name]()
         assert found.device.type == "cpu", name
         assert torch.equal(found, expected), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ANSWERED)
+def test_an_answer_for_a_text_does_not_depend_on_the_texts_beside_it(kind: str) -> None:
+    made, given = model_of(kind)
+    rows, row_M = torch.tensor([3, 0, 5]), (CANVAS == 1).nonzero()[:, 0]
+    whole, some = answers(made, given, torch.arange(REAL)), answers(made, given, rows)
+    for name in ANSWERED[kind].split():
+        expected, found = whole[name](), some[name]()
+        masked = name in ("logits", "states")  # whose rows are the masked positions
+        chosen = torch.cat([expected[row_M == row] for row in rows]) if masked else expected[rows]
+        torch.testing.assert_close(found, chosen, rtol=1e-4, atol=1e-4, msg=name)
 
 
 class Once:

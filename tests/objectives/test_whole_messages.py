@@ -123,6 +123,7 @@ def test_components_that_do_not_fit_one_another(refused: Callable[[], Any], word
     ("config", "fixed", "refuses"),
     [
         (ClassificationConfig(), True, False), (ClassificationConfig(features="trunk"), True, True),
+        (ClassificationConfig(features="frozen_trunk"), True, True),
         (ClassificationConfig(features="trunk"), False, False), (PairwiseClassificationConfig(), True, True),
         (PairwiseClassificationConfig(), False, False),
     ],
