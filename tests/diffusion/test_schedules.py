@@ -68,6 +68,16 @@ def test_gaussian_schedules_closed_forms():
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
+def test_the_variance_of_the_signal_and_the_snr_are_those_of_the_two_factors(name):
+    """Also under flow, where the variances of signal and noise do not sum to 1."""
+    schedule, t = GaussianSchedule(name=name), torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    signal, noise = schedule.signal(t), schedule.noise(t)
+    torch.testing.assert_close(schedule.alpha_bar(t), signal**2)
+    torch.testing.assert_close(schedule.snr(t), signal**2 / noise**2)
+    assert torch.allclose(signal**2 + noise**2, torch.ones_like(t)) is schedule.variance_preserving is (name != "flow")
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
 def test_gaussian_ends_and_order(name):
     schedule = GaussianSchedule(name=name)
     ends = torch.tensor([0.0, 1.0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_classification import names
+from classifiers import names
 
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.gidd import GiddConfig
