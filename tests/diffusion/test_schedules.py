@@ -148,3 +148,12 @@ def test_the_time_of_a_mask_ratio_is_a_float64_time_also_where_the_schedule_does
     tiny = torch.tensor([3e-5], dtype=dtype)
     if name != "geometric":
         assert float(schedule.mask_probability(schedule.time_of_mask_ratio(tiny))) == pytest.approx(3e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_factors_of_signal_and_noise_lie_between_0_and_1_at_every_time(name, dtype):
+    for schedule in (GaussianSchedule(name=name), GaussianSchedule(name=name, offset=0.3)):
+        t = torch.linspace(0, 1, 1001, dtype=dtype)
+        for factor in (schedule.signal(t), schedule.noise(t)):
+            assert bool(((factor >= 0) & (factor <= 1)).all())
