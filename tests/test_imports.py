@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import grimp
 import pytest
@@ -64,3 +67,18 @@ def test_there_are_no_import_cycles() -> None:
 )
 def test_cycles_are_found(edges: dict[str, set[str]], expected: list[list[str]]) -> None:
     assert sorted(cycles(edges)) == expected
+
+
+def test_a_module_that_tests_import_by_name_has_a_name_of_its_own() -> None:
+    """A session of tests of several folders has all their folders on its path; of two modules it would take any."""
+    tests = Path(__file__).parent
+    on_path = [path.parent for path in tests.glob("*/conftest.py") if "HERE not in sys.path" in path.read_text()]
+    assert len(on_path) > 4
+    names = Counter(file.stem for folder in (tests, *on_path) for file in folder.glob("*.py"))
+    shared = {
+        f"{file.relative_to(tests)} imports {name}"
+        for file in tests.rglob("*.py")
+        for name in re.findall(r"^ *(?:from|import) (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if names[name] > 1
+    }
+    assert not shared

@@ -109,3 +109,23 @@ def test_a_second_backward_pass_is_refused():
     found.nll_M.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="the logits; they cannot be used a second time"):
         found.nll_M.sum().backward()
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_loss_of_logits_of_any_type_is_computed_in_float32_and_leaves_leaves_alone(dtype, leaf):
+    """Without gradients every tensor is a leaf, also logits of half precision."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 9, generator=draw).mul(4).to(dtype)
+    targets = torch.randint(2, 9, (7,), generator=draw)
+    before, given = logits.clone(), logits if leaf else logits.clone().requires_grad_() + 0
+    found = token_loss(given, targets, mask_id=0, pad_id=1)
+    log_p = before.double()[:, 2:].log_softmax(-1)
+    expected = -log_p.gather(1, targets[:, None] - 2)[:, 0]
+    assert {found.nll_M.dtype, found.log_norm_M.dtype} == {torch.float32}
+    torch.testing.assert_close(found.nll_M.detach().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found.log_norm_M.detach().double(), before.double()[:, 2:].logsumexp(-1), rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(before.gather(1, found.best_M[:, None])[:, 0], before[:, 2:].amax(-1))
+    assert torch.equal(logits, before)

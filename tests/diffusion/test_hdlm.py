@@ -397,6 +397,8 @@ def test_the_ids_of_the_noise_follow_those_of_the_tokenizer():
     assert HdlmConfig.stores == ("token_clusters",)
     beyond = HdlmConfig().build(vocab_size=2, pad_id=2, mask_id=3, token_clusters=torch.tensor([[0], [0]]))
     assert beyond.first_noise_id == 4
+    sparse = HdlmConfig().build(vocab_size=4, pad_id=0, mask_id=3, token_clusters=torch.tensor([[-1], [4], [1], [-1]]))
+    assert sparse.noise_ids == 5, "up to the largest cluster, whether the others have words or not"
 
 
 @pytest.mark.parametrize("clusters", [[0, 1, 0, -1], [0, 1, 0, 0, -1], [0, 1, -1, -1, -1]])

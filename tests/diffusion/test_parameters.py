@@ -17,6 +17,7 @@ from mm_ldlm.errors import ConfigurationError
     ("schedule", "good", "bad", "message"),
     [
         (MaskSchedule, {"epsilon": 0.0}, {"epsilon": 1.0}, r"epsilon must lie in \[0, 1\), found 1"),
+        (MaskSchedule, {"epsilon": 0.0}, {"epsilon": 1.0}, r"epsilon must lie in \[0, 1\), found 1\.0"),
         (MaskSchedule, {"epsilon": 0.999}, {"epsilon": -1e-9}, r"epsilon must lie in \[0, 1\)"),
         (MaskSchedule, {"sigma_min": 1e-9}, {"sigma_min": 0.0}, "0 < sigma_min < sigma_max, found 0.0 and 20.0"),
         (MaskSchedule, {"sigma_max": 1e-3}, {"sigma_max": 1e-4}, "sigma_min < sigma_max, found 0.0001 and 0.0001"),

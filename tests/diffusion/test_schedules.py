@@ -68,6 +68,16 @@ def test_gaussian_schedules_closed_forms():
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
+def test_the_variance_of_the_signal_and_the_snr_are_those_of_the_two_factors(name):
+    """Also under flow, where the variances of signal and noise do not sum to 1."""
+    schedule, t = GaussianSchedule(name=name), torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+    signal, noise = schedule.signal(t), schedule.noise(t)
+    torch.testing.assert_close(schedule.alpha_bar(t), signal**2)
+    torch.testing.assert_close(schedule.snr(t), signal**2 / noise**2)
+    assert torch.allclose(signal**2 + noise**2, torch.ones_like(t)) is schedule.variance_preserving is (name != "flow")
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
 def test_gaussian_ends_and_order(name):
     schedule = GaussianSchedule(name=name)
     ends = torch.tensor([0.0, 1.0])
@@ -138,3 +148,12 @@ def test_the_time_of_a_mask_ratio_is_a_float64_time_also_where_the_schedule_does
     tiny = torch.tensor([3e-5], dtype=dtype)
     if name != "geometric":
         assert float(schedule.mask_probability(schedule.time_of_mask_ratio(tiny))) == pytest.approx(3e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_factors_of_signal_and_noise_lie_between_0_and_1_at_every_time(name, dtype):
+    for schedule in (GaussianSchedule(name=name), GaussianSchedule(name=name, offset=0.3)):
+        t = torch.linspace(0, 1, 1001, dtype=dtype)
+        for factor in (schedule.signal(t), schedule.noise(t)):
+            assert bool(((factor >= 0) & (factor <= 1)).all())

@@ -10,11 +10,16 @@ import torch
 from test_traits import CASES, IDS, STORES
 
 from mm_ldlm.config import parse_kind
-from mm_ldlm.diffusion import gaussian
+from mm_ldlm.diffusion import gaussian, hdlm
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.d3pm import D3pmConfig
+from mm_ldlm.diffusion.distributions import categorical
+from mm_ldlm.diffusion.gidd import GiddConfig
+from mm_ldlm.diffusion.masking_policies import mask_rates
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
 from mm_ldlm.diffusion.sedd import SeddConfig
+from mm_ldlm.diffusion.uniform import UniformConfig
 
 WIDE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32,
         torch.float16: torch.float32}  # fmt: skip
@@ -107,3 +112,42 @@ def test_the_constants_of_a_process_are_those_of_its_configuration() -> None:
     beyond = AbsorbingConfig().build(vocab_size=4, pad_id=6, mask_id=5)
     assert beyond.first_noise_id == 7
     assert torch.tensor(beyond.initial_nll() or 0.0).exp().round() == 4
+
+
+# -- float64 from float32 ----------------------------------------------------------------------------------------------
+
+TIMES = torch.tensor([1e-3, 0.3, 0.999])
+EARLIER = torch.tensor([1e-4, 0.2, 0.5])
+MASKED = torch.tensor([True, False, True])
+
+
+def policies() -> list[torch.Tensor]:
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    importance = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    names: tuple[Any, ...] = ("uniform", "importance", "inverse", "balanced")
+    return [x for name in names for x in mask_rates(name, importance, valid, TIMES, schedule=MaskSchedule())]
+
+
+WIDENED: dict[str, Any] = {
+    "noise of uniform": lambda: UniformConfig().build(**IDS).noise(TIMES),
+    "noise of gidd": lambda: GiddConfig().build(**IDS).noise(TIMES),
+    "levels of hdlm": lambda: hdlm.Levels.at(TIMES, gamma=1.5),
+    "rate of hdlm": lambda: [hdlm.mask_rate(TIMES, gamma=1.5), hdlm.mask_rate(TIMES, gamma=1)],
+    "weights of hdlm": lambda: hdlm.weights(TIMES, gamma=1.5),
+    "steps of hdlm": lambda: hdlm.reverse_probabilities(MASKED, t_M=TIMES, s_M=EARLIER, gamma=1.5),
+    "weight of d3pm": lambda: [D3pmConfig(steps=1000).build(**IDS).weight(TIMES)],
+    "rates of masking": policies,
+    "time of a mask ratio": lambda: [MaskSchedule().time_of_mask_ratio(TIMES)],
+}
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_probabilities_and_rates_are_float64_whatever_the_type_of_the_times(name: str) -> None:
+    assert {each.dtype for each in WIDENED[name]()} == {torch.float64}
+
+
+def test_a_draw_adds_up_small_probabilities_in_float64() -> None:
+    """A thousand words of 1e-9 beside one of 1: in float32 the sum would stay 1, and the last word would be drawn."""
+    probs = torch.cat([torch.ones(1), torch.full((1000,), 1e-9)])
+    below = 1e-9 * torch.tensor([999.5, 500.5, 0.5], dtype=torch.float64) / (1 + 1e-6)
+    assert categorical(probs.expand(3, -1), 1 - below).tolist() == [1, 500, 1000]

@@ -112,3 +112,18 @@ def test_the_reconstruction_is_part_of_the_nelbo_where_the_noise_does_not_end_at
     inherited, _ = _mean_of_draws(process, model, copies=500, inherited=True)
     assert ((whole - inherited - exact - 2 * process.prior_kl()).abs() < 4.5 * error).all()
     assert (error < 0.1).all()
+
+
+@pytest.mark.parametrize("choice", [0.01, 0.5, 0.9, 0.9999])
+def test_the_last_step_leaves_no_noise_also_where_the_schedule_begins_with_some(choice):
+    """Under this geometric schedule 18 % of the words are random at t = 0; a text ends at α = 1."""
+    made = UniformConfig(schedule=MaskSchedule(name="geometric", sigma_min=0.2)).build(
+        vocab_size=6, pad_id=0, mask_id=5
+    )
+    log_x0 = torch.full((3, 6), -torch.inf)
+    log_x0[:, 2] = 0.0
+    found = made.reverse_step(
+        log_x0, torch.tensor([1, 3, 4]), t_M=torch.tensor([1.0, 0.5, 1e-3]).double(), s_M=torch.zeros(3).double(),
+        uniform_M2=torch.tensor([[choice, 0.5]]).double().expand(3, -1),
+    )  # fmt: skip
+    assert found.tolist() == [2, 2, 2]

@@ -118,6 +118,19 @@ def moved() -> None:
     verify_parameter_freezing(model, snapshot)
 
 
+def thawed() -> None:
+    """Each fault of a frozen parameter is reported, and all of them."""
+    model = two_parts()
+    freeze(model, {"text_head"})
+    snapshot = FreezingSnapshot(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    snapshot.observe(model)
+    model[1].weight.requires_grad_(True)
+    model[1].weight.data += 1
+    verify_parameter_freezing(model, snapshot)
+
+
 FROZEN: list[tuple[Callable[[], Any], str]] = [
     (lambda: freeze(two_parts(), {"text_hed", "text_head", "other"}),
      "expected parts of the model (encoder, text_head), found ['other', 'text_hed']."),
@@ -131,6 +144,12 @@ FROZEN: list[tuple[Callable[[], Any], str]] = [
      "  0.weight (encoder) was trainable at the start and is frozen now\n"
      "  0.bias (encoder) is trainable and has had no gradient\n"
      "  1.bias (text_head) is frozen and has moved"),
+    (thawed,
+     "4 faults: parameters are not trained or frozen as configured:\n"
+     "  1.weight (text_head) is frozen and has moved\n"
+     "  1.weight (text_head) was frozen at the start and is trainable now\n"
+     "  1.weight (text_head) is frozen and had a gradient\n"
+     "  1.bias (text_head) is frozen and had a gradient"),
 ]  # fmt: skip
 
 

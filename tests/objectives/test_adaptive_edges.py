@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 from test_adaptive_masking import SHAPE, losses_of, objective
-from test_text_diffusion import TEXTS, batch
+from test_text_diffusion import TEXTS, batch, rows
 
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.importance import ImportanceConfig
 from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig, frequency_prior
 from mm_ldlm.objectives.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
+from mm_ldlm.objectives.training_times import text_times
 
 FINE = (8.0, 8.0)
 """(sum, count) of an importance that has not collapsed"""
@@ -72,6 +74,34 @@ def test_the_losses_of_adaptive_masking_are_float32() -> None:
         ("text_loss", "importance_loss"), torch.float32
     )
     assert SHAPE.mask_id not in batch(TEXTS).tokens_BL
+
+
+def test_the_noise_level_is_the_time_of_the_examples_and_the_stage_is_that_of_their_tokens() -> None:
+    """Examples that fill the batch have neither."""
+    made, data = objective(curriculum={"steps": 9, "pace": "step"}, warmup_steps=0), batch(TEXTS)
+    count = len(data.examples_B)
+    examples_B = torch.where(torch.arange(count) < 3, data.examples_B, -1)
+    valid_BL = data.valid_BL & (examples_B >= 0)[:, None]
+    data = dataclasses.replace(data, examples_B=examples_B, valid_BL=valid_BL)
+    found = losses_of(made, data, step=4)
+    t_B = text_times(made.process, data, rows(count, seed=0).fork("text_time"))
+    assert [float(x) for x in found["noise_level"]] == pytest.approx([float(t_B[:3].sum()), 3])
+    tokens = int(valid_BL.sum())
+    assert [int(x) for x in found["curriculum_stage"]] == [2 * tokens, tokens]
+
+
+@pytest.mark.parametrize("reached", [1, 2, 3])
+def test_the_stage_that_a_falling_loss_has_reached_decides_the_loss(reached: int) -> None:
+    """At the first step: as under the pace `step` in that stage, of steps in which nothing else changes."""
+    keys: dict[str, Any] = {"importance": "frequency_only", "warmup_steps": 0}
+    made = objective(curriculum={"steps": 90, "pace": "dynamic"}, **keys)
+    made.plateau_4[0] = reached
+    plain = objective(curriculum={"steps": 90, "pace": "step"}, **keys)
+    found, expected = losses_of(made, batch(TEXTS), step=0), losses_of(plain, batch(TEXTS), step=30 * reached - 15)
+    for name in ("text_loss", "curriculum_stage"):
+        torch.testing.assert_close(found[name], expected[name])
+    others = [losses_of(plain, batch(TEXTS), step=step)["text_loss"][0] for step in (15, 45, 75)]
+    assert len({round(float(value), 4) for value in others}) == 3, "the stages differ"
 
 
 # -- the curriculum ----------------------------------------------------------------------------------------------------

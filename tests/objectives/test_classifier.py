@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_classification import CASES, SHAPE, batch, names, root_of
+from classifiers import CASES, SHAPE, batch, names, root_of
 
 from mm_ldlm.objectives.classification import decode_names
 from mm_ldlm.objectives.classifier import Classifier

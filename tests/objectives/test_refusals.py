@@ -14,7 +14,7 @@ from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.sampling.registry import TEXT_SAMPLERS
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS, latent_sampler
 
 SHAPE = DataShape(
     vocab_size=9, pad_id=0, mask_id=1, max_length=4, latent_dim=3, state_dim=2, image_size=(2, 2, 1)
@@ -52,6 +52,29 @@ def test_a_classifier_writes_and_scores_nothing(kind: str) -> None:
 def test_a_model_of_texts_alone_is_given_no_latent(kind: str) -> None:
     with pytest.raises(SamplingError, match="does not provide texts given latents"):
         generation(kind).text_denoiser(LATENTS, rows())
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("asks", ["write", "both"])
+def test_captions_as_vectors_have_no_given_token(asks: str, place: int) -> None:
+    """All tokens are drawn at once; a word in the canvas would be written over without a word."""
+    made, sampler = generation("image_text_continuous"), latent_sampler("ddim", steps=2)
+    canvas = CANVAS.clone()
+    canvas[1, place] = 5
+
+    def asked(canvas_BL: torch.Tensor) -> Any:
+        if asks == "both":
+            return made.both(canvas_BL, text=None, latent=sampler, generator=rows())
+        return made.write(canvas_BL, canvas_BL == 1, latents_Bd=None, sampler=sampler, generator=rows())
+
+    with made.evaluating():
+        assert asked(CANVAS) is not None
+        with pytest.raises(SamplingError) as raised:
+            asked(canvas)
+    assert str(raised.value) == (
+        "ContinuousImageTextGeneration does not provide captions with given tokens; it writes whole captions. Check "
+        "`capabilities` before the call."
+    )
 
 
 @pytest.mark.parametrize("kind", ["latent_conditioned", "image_text"])

@@ -135,16 +135,17 @@ def test_a_caption_is_written_given_a_clean_image_or_the_null_image(kind: str, g
             assert bool(call["null_image_B"].all())
 
 
+@pytest.mark.parametrize("weight", ["uniform", "min_snr"])
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_the_error_of_token_states_is_that_of_the_texts_that_keep_them(fraction: float) -> None:
-    """The model predicts 0, so that the error of a token is the mean square of its state."""
+def test_the_error_of_token_states_is_that_of_the_texts_that_keep_them(fraction: float, weight: str) -> None:
+    """The model predicts 0, so that the error of a token is the mean square of its state, whatever its weight is."""
     data, seen = ccdd.batch(ccdd.drawn(40)), dict[str, Tensor]()
 
     def zeros(tokens_BL: Tensor, **given: Any) -> Output:
         seen.update(given)
         return Output(torch.zeros(int(given["logits_at"].sum()), 5), torch.zeros(40, 2, 2), torch.zeros(2))
 
-    found = ccdd.objective(condition_dropout=fraction, timesteps="separate")(
+    found = ccdd.objective(condition_dropout=fraction, timesteps="separate", state_loss=weight)(
         zeros, data, ccdd.rows(40), kind="text", step=0
     )
     kept_B, t_B = ~seen["null_state_B"], seen["t_state_B"]

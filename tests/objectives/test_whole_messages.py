@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_classification import names
+from classifiers import names
 
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.gidd import GiddConfig
@@ -123,6 +123,7 @@ def test_components_that_do_not_fit_one_another(refused: Callable[[], Any], word
     ("config", "fixed", "refuses"),
     [
         (ClassificationConfig(), True, False), (ClassificationConfig(features="trunk"), True, True),
+        (ClassificationConfig(features="frozen_trunk"), True, True),
         (ClassificationConfig(features="trunk"), False, False), (PairwiseClassificationConfig(), True, True),
         (PairwiseClassificationConfig(), False, False),
     ],

@@ -23,7 +23,7 @@ from mm_ldlm.models.mmdit import MMDiTConfig
 from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
 from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.base import require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.ccdd import CcddObjectiveConfig
 from mm_ldlm.objectives.classification import ClassificationConfig
 from mm_ldlm.objectives.image_text import ContinuousImageTextConfig, ImageTextConfig
@@ -32,6 +32,7 @@ from mm_ldlm.objectives.latent_conditioned import LatentConditionedConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
+from mm_ldlm.objectives.text_generation import untrained_lengths
 from mm_ldlm.sampling.registry import text_sampler
 
 ABSORBING = ProcessTraits(kind="absorbing", only_masks=True)
@@ -212,6 +213,41 @@ def test_a_model_of_another_interface_is_refused_with_the_interfaces_that_fit() 
 
 
 # -- tasks and samplers ------------------------------------------------------------------------------------------------
+
+
+WORDS = {
+    "l2t": "write.*from latents", "t2l": "embed texts", "unconditional": "texts from noise",
+    "infill": "masked positions.*without a latent", "infill_given_latent": "masked positions.*given a latent",
+    "edit": "edit texts", "interpolate": "interpolate", "search": "search", "score": "score.*without a latent",
+    "score_given_latent": "score.*given their latents", "classify": "classes",
+    "caption_to_image": "images from captions", "image_to_caption": "captions of images",
+    "image_text": "images and captions together",
+}  # fmt: skip
+"""What the words of a use contain, and those of no other"""
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_words_of_a_refusal_describe_the_use_that_is_refused(use: Any) -> None:
+    reason = record("", "of a test").refusal(use)
+    assert reason is not None
+    assert [other for other, words in WORDS.items() if re.search(f"^this run cannot .*{words}.* \\(", reason)] == [use]
+    assert f"({use})" in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "reason"),
+    [
+        ({"length_weight": 0.0, "condition_dropout": 0.0}, False, UNWEIGHTED),
+        ({"length_weight": 0.0, "condition_dropout": 1.0}, True, UNWEIGHTED),
+        ({"condition_dropout": 0.0}, False, NEVER_DROPPED), ({"condition_dropout": 0.0}, True, None),
+        ({"condition_dropout": 1.0}, True, ALWAYS_DROPPED), ({"condition_dropout": 1.0}, False, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("config", [LatentConditionedConfig, MultimodalConfig, ImageTextConfig])
+def test_lengths_that_were_never_trained_are_the_first_reason(
+    config: Any, options: dict[str, float], given: bool, reason: str | None
+) -> None:
+    assert untrained_lengths(config(**options), given_latents=given) == reason
 
 
 def test_an_order_is_refused_where_texts_are_generated_together_with_latents_alone() -> None:

@@ -135,7 +135,5 @@ class RowGenerator:
             index = torch.arange(size, dtype=torch.int64, device=self.device)
             weyl = index.mul_(_signed(_AXES[len(shape) - 1 - axis]))
             bits = bits + weyl.view(-1, *(1 for _ in shape[axis + 1 :]))
-        if not shape:
-            bits = bits.clone()
         # The second key between the rounds separates streams whose Weyl sequences happen to overlap.
         return _mix_(_mix_(bits).bitwise_xor_(_signed(_mix(key ^ _MIX_1))))

@@ -146,7 +146,7 @@ class UniformSedd(Sedd):
     @property
     def largest_level(self) -> float:
         """1 − α_1."""
-        return float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
+        return float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64, device="cpu")))
 
     def prior_term(self, valid_BL: Tensor) -> Tensor:
         """See `Sedd.prior_term`; each token keeps a fraction α_1, which the uniform prior does not have."""

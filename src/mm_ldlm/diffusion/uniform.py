@@ -81,7 +81,7 @@ class Uniform(Interpolating):
         """
         found = super().nelbo(predict, tokens_BL, valid_BL, draws=draws, generator=generator)
         nll_KB = found.nll_KB + self.prior_kl() * valid_BL.sum(dim=1)
-        if float(self.schedule.mask_probability(torch.zeros((), dtype=torch.float64))) > 0:
+        if float(self.schedule.mask_probability(torch.zeros((), dtype=torch.float64, device="cpu"))) > 0:
             stream = generator.fork("reconstruction")
             nll_KB = nll_KB + torch.stack(
                 [self._reconstruction(predict, tokens_BL, valid_BL, stream.fork(number)) for number in range(draws)]
@@ -90,7 +90,7 @@ class Uniform(Interpolating):
 
     def prior_kl(self) -> float:
         """Compute D_KL(q(x_1 | x_0) ‖ 1/N) of one token, in nats; 0 where α_1 = 0."""
-        noise, N = self.noise(torch.ones((), dtype=torch.float64)), self.num_words
+        noise, N = self.noise(torch.ones((), dtype=torch.float64, device="cpu")), self.num_words
         alpha, word = float(noise.alpha), float(noise.word)
         return (alpha + word) * math.log1p((N - 1) * alpha) + (N - 1) * word * math.log1p(-alpha)
 

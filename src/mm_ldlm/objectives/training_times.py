@@ -26,5 +26,5 @@ def latent_times(batch: Batch, generator: RowGenerator, *, t_min: float) -> Tens
 
 def shared_draw(generator: RowGenerator, name: str) -> float:
     """Draw one uniform number that is the same on all ranks, on the host, which avoids a wait for the device."""
-    no_rows = torch.empty(0, dtype=torch.int64)
+    no_rows = torch.empty(0, dtype=torch.int64, device="cpu")
     return float(RowGenerator(generator.seed, no_rows).fork(name).shared_uniform(1))
