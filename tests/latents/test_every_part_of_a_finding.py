@@ -66,8 +66,8 @@ def test_findings_of_texts_count_all_rows_and_show_five(tmp_path: Path) -> None:
                 count=7, examples=tuple(ids[21:26]), remedy=again),
         Finding(severity="error", check="splits", message="6 records are in no split (train, validation, test).",
                 count=6, examples=tuple(ids[15:20]), remedy=again),
-        Finding(severity="warning", check="held-out rows", message="none of 28 records is in the split 'test': sampling "
-                "and evaluation will have no examples.",
+        Finding(severity="warning", check="held-out rows", message="none of 28 records is in the split 'test': "
+                "sampling and evaluation will have no examples.",
                 remedy="Set ingestion.splits.test, or the split of a source."),
         Finding(severity="error", check="split leakage", message="6 texts or images are in more than one split (texts "
                 "are compared without case and spacing, images by their pixels).", count=6, examples=leak.examples,
@@ -106,8 +106,9 @@ def test_findings_of_tokens_count_all_rows_and_show_five(tmp_path: Path) -> None
         finding("token lengths", 12, "have a stored length that differs from their number of tokens."),
         finding("empty", 18, "have no tokens.", severity="warning", remedy="They are left out of the index."),
         finding("length", 24, "have more tokens than tokenizer.max_length = 3 (longest 6)."),
-        Finding(severity="warning", check="unknown tokens", message="1.50 % of the tokens of split 'train' are unknown.",
-                count=3, remedy="Choose another tokenizer, or set tokenizer.reduce_vocabulary to false."),
+        Finding(severity="warning", check="unknown tokens", count=3,
+                message="1.50 % of the tokens of split 'train' are unknown.",
+                remedy="Choose another tokenizer, or set tokenizer.reduce_vocabulary to false."),
     ]  # fmt: skip
     failing = {check: rows.tolist() for check, rows in found.rows.items()}
     assert failing == {
@@ -190,7 +191,9 @@ def measured(norms: Any, **more: Any) -> Statistics:
 
 
 def found_in(statistics: Statistics, *, normalised: bool, **limits: Any) -> Findings:
-    latents: Any = SimpleNamespace(strings=lambda name: SimpleNamespace(take=lambda rows: [f"{name}{row}" for row in rows]))
+    latents: Any = SimpleNamespace(
+        strings=lambda name: SimpleNamespace(take=lambda rows: [f"{name}{row}" for row in rows])
+    )
     found = Findings()
     check_vectors(found, latents, statistics, config=ValidationConfig(**limits), normalised=normalised)
     return found

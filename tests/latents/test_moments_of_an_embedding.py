@@ -48,9 +48,7 @@ def test_the_progress_is_shown_where_the_parameters_say_so(
 ) -> None:
     (data.root / "latents" / "part-000004.arrow").unlink()
     asked: list[bool] = []
-    monkeypatch.setattr(
-        module, "_watch", lambda plan, rows, *, shown: asked.append(shown) or contextlib.nullcontext()
-    )
+    monkeypatch.setattr(module, "_watch", lambda plan, rows, *, shown: asked.append(shown) or contextlib.nullcontext())
     data.extract(progress=shown)
     assert asked == [shown]
 

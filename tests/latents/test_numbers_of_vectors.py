@@ -50,9 +50,7 @@ def spots(
     monkeypatch.setattr(spot_check, "load_encoder", lambda *_, **__: encoder)
     found, located = Findings(), SimpleNamespace(dtype="float32")
     options: Any = {"encoder": None, "located": located, "seed": 0}
-    spot_check.check_spots(
-        found, records, latents, config=ValidationConfig(spot_rows=len(again), **limits), **options
-    )
+    spot_check.check_spots(found, records, latents, config=ValidationConfig(spot_rows=len(again), **limits), **options)
     return found.findings
 
 
@@ -126,9 +124,7 @@ def test_what_is_left_out_of_the_spot_check_is_logged(
         spot_check.check_spots(found, encoder=declared, **nothing)
     (entry,) = found.findings
     reason = entry.message.removeprefix("No row was encoded again: ")
-    assert entry == Finding(
-        severity="info", check="spot re-encoding", message=f"No row was encoded again: {reason}"
-    )
+    assert entry == Finding(severity="info", check="spot re-encoding", message=f"No row was encoded again: {reason}")
     assert caplog.messages == [f"the spot check is left out: {reason}"]
     assert "the vectors of the encoder 'mine' come from the sources" in reason
 
@@ -185,9 +181,7 @@ def test_a_number_that_is_not_finite_is_found_in_its_row(
     rows = np.array([9, 8, 7, 6, 5, 4, 3, 1])
     with pytest.raises(StoreError) as error:
         fit(store(tmp_path, vectors), rows=rows, config=NormaliserConfig(), unit_norm=False)
-    assert str(error.value) == (
-        f"{tmp_path}: row {bad} contains a number that is not finite. Validate before fitting."
-    )
+    assert str(error.value) == (f"{tmp_path}: row {bad} contains a number that is not finite. Validate before fitting.")
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
@@ -241,8 +235,9 @@ def test_what_is_drawn_are_bars_without_gaps_and_a_line_on_white() -> None:
     assert (curve.type, curve.mode) == ("scatter", "lines")
     (bars,) = figures.length_histogram(np.array([2, 0, 2])).data
     assert (bars.type, list(bars.x), list(bars.y)) == ("bar", [0, 1, 2], [1, 0, 2])
-    made = (figures.norm_histogram(found), figures.norm_histogram(None), figures.spectrum(found), figures.spectrum(None),
-            figures.neighbour_cosine(None), figures.length_histogram(np.array([1])))  # fmt: skip
+    made = (figures.norm_histogram(found), figures.norm_histogram(None), figures.spectrum(found),
+            figures.spectrum(None), figures.neighbour_cosine(None),
+            figures.length_histogram(np.array([1])))  # fmt: skip
     for figure in made:
         assert figure.layout.template.layout.plot_bgcolor == "white"
 

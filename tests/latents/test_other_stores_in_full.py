@@ -34,7 +34,8 @@ from mm_ldlm.store import Manifest, ShardStore, StoreWriter
 
 @pytest.mark.parametrize(
     ("labels", "numbered"),
-    [([2, 0, 1, 2], [0, 1, 2, 0]), ([1, 2, 0, 0], [0, 1, 2, 2]), ([3, 3, 1, 3], [0, 0, 1, 0]), ([0, 1, 2, 1], [0, 1, 2, 1])],
+    [([2, 0, 1, 2], [0, 1, 2, 0]), ([1, 2, 0, 0], [0, 1, 2, 2]), ([3, 3, 1, 3], [0, 0, 1, 0]),
+     ([0, 1, 2, 1], [0, 1, 2, 1])],
 )  # fmt: skip
 def test_clusters_are_numbered_in_the_order_of_their_first_words(
     labels: list[int], numbered: list[int], monkeypatch: pytest.MonkeyPatch
@@ -221,7 +222,8 @@ def test_latents_of_another_form_are_described_with_what_to_do(tmp_path: Path) -
                 message="the encoder has dimension 4, but the stored vectors have 3 dimensions."),
         Finding(severity="error", check="dimension", count=2, remedy=choose,
                 message="the manifest has dimension 5, but the stored vectors have 3 dimensions."),
-        Finding(severity="error", check="dtype", count=2, remedy="Set embedding.dtype to the stored type, or embed again.",
+        Finding(severity="error", check="dtype", count=2,
+                remedy="Set embedding.dtype to the stored type, or embed again.",
                 message="the vectors are stored as float16, but embedding.dtype is float32."),
     ]  # fmt: skip
 
