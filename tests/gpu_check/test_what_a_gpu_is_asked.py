@@ -249,11 +249,11 @@ def test_half_precision_is_trained_on_padded_texts_without_checkpoints_and_overf
     assert (made.inner, made.fault, made.step, made.rank) == ("inner", "overflow", 3, 0)
 
 
-@pytest.mark.parametrize(("found", "fits"), [(0.0999, True), (0.1001, True), (0.1002, False)])
+@pytest.mark.parametrize(("found", "fits"), [(0.09991, True), (0.10009, True), (0.10012, False)])
 def test_small_losses_are_compared_relative_to_their_size(
     found: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A difference of 0.0002 is 2e-3 of a loss of 0.1."""
+    """A difference of 0.00012 is 1.2e-3 of a loss of 0.1."""
     losses = {False: [0.1], True: [found]}
     specs: list[Any] = []
 
@@ -286,7 +286,7 @@ def test_the_vectors_of_the_random_encoder_are_means_of_all_bytes_at_their_place
     with torch.inference_mode():
         hidden = made.model["stack"](made.model["token"](ids) + made.model["position"](torch.arange(len(text))))
         mean = hidden[0].mean(0)
-    np.testing.assert_allclose(made.encode([text])[0], (mean / mean.norm()).numpy(), atol=1e-6)
+    np.testing.assert_allclose(made.encode([text])[0], (mean / mean.norm()).numpy(), atol=1e-5)
     for parameter in made.model.parameters():
         if parameter.ndim > 1:
             assert float(parameter.std()) == pytest.approx(parameter.shape[-1] ** -0.5, rel=0.25)
