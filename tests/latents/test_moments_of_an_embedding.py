@@ -104,6 +104,20 @@ def test_an_empty_store_has_the_type_of_the_parameters(dtype: Any, pristine: Any
     assert (found.dtype, found.dim, found.manifest.meta["dtype"]) == (dtype, 24, dtype)
 
 
+def test_the_manifest_has_the_dimension_of_the_stored_vectors(
+    pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder whose last module makes shorter vectors, the configuration names the dimension before it."""
+    located = pristine.encoder.locate()
+    loaded = SimpleNamespace(
+        fingerprint=located.fingerprint, prepare=list, verify=lambda: None,
+        run=lambda texts: np.ones((len(texts), 5), np.float32),
+    )  # fmt: skip
+    monkeypatch.setattr(worker, "load_encoder", lambda *_, **__: loaded)
+    made = extract(pristine.records, encoder=pristine.encoder, config=pristine.extraction, workspace=tmp_path)
+    assert (made.meta["dim"], made.meta["encoder"]["dim"], LatentStore.open(tmp_path).dim) == (5, 24, 5)
+
+
 # -- paths and hosts ---------------------------------------------------------------------------------------------------
 
 
