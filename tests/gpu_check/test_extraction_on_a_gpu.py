@@ -62,6 +62,7 @@ def test_a_gpu_extracts_twenty_thousand_sentences_and_half_a_thousand_are_compar
 
     devices: list[Any] = []
     monkeypatch.setattr(extraction, "extract", extract)
+    monkeypatch.setattr(extraction, "sentences", lambda count: ["x"] * count)
     monkeypatch.setattr(extraction, "write_records", lambda texts, folder: encoded.append(len(texts)))
     monkeypatch.setattr(
         extraction, "encoder", lambda device, *, small: devices.append((device, small)) or (
