@@ -30,7 +30,8 @@ from mm_ldlm.store import Manifest, Shard, atomic
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 CSV = {"kind": "csv", "path": "a.csv"}
-TABLES = "'text_column' names the column of exactly one source with a path and columns (csv, jsonl, parquet, arrow, disk), found "
+TABLES = ("'text_column' names the column of exactly one source with a path and columns (csv, jsonl, parquet, arrow, "
+          "disk), found ")  # fmt: skip
 OWN = (". For a table of your own, name its environment (`--env=own_csv --params ingestion.path=FILE,"
        "ingestion.text_column=NAME`), or set ingestion.sources")  # fmt: skip
 PATHS = (" sources have a path. For a file of your own, name an environment with a path (`--env=own_text --params "
@@ -175,7 +176,9 @@ def test_what_stops_a_run_is_told_with_its_counts() -> None:
     )
     many = {**TEXTS[0], "path": [f"folder/{'x' * 20}{number}" for number in range(50)]}
     message = stopped(progress(**{**empty, "read": [0, 20]}), many, TEXTS[1])
-    assert re.fullmatch(r"source 'one' is empty: expected rows in 'folder/x{20}0, folder/.*\.\.\..*49', found none\. .*", message)
+    assert re.fullmatch(
+        r"source 'one' is empty: expected rows in 'folder/x{20}0, folder/.*\.\.\..*49', found none\. .*", message
+    )
     assert stopped(progress(accepted=[0, 0], duplicates=[8, 5]), *TEXTS, max_bad_fraction=0.05) == (
         f"none of the 20 rows was accepted: {REASONS} Relax the limit that the reason names (ingestion.length, "
         "tokenizer.max_length), or correct the sources."
@@ -261,7 +264,9 @@ def test_both_sources_are_named_where_a_store_would_be_replaced(kept: Any, found
     )
     if kept is None or kept in ({"other": 1}, [1], "half"):
         refuse_other_sources(config, tmp_path, fingerprint="print of the sources")
-    refuse_other_sources(parse(IngestionConfig, {"sources": sources, "replace": True}, at="i"), tmp_path, fingerprint="")
+    refuse_other_sources(
+        parse(IngestionConfig, {"sources": sources, "replace": True}, at="i"), tmp_path, fingerprint=""
+    )
     refuse_other_sources(config, tmp_path / "nothing", fingerprint="")
 
 
@@ -271,7 +276,9 @@ PREPARED = {
     "rows_in": 30, "rows_from_splitting": 4, "accepted": 17, "duplicates": 8, "quarantined": 5, "fingerprint": "f",
     "duplicates_by_kind": {"exact": 6, "near": 2}, "quarantined_by_reason": {"nul": 3, "empty": 2},
 }  # fmt: skip
-SENTENCE = "26 rows read + 4 from splitting = 17 accepted + 8 duplicates (6 exact, 2 near) + 5 quarantined (3 nul, 2 empty)"
+SENTENCE = (
+    "26 rows read + 4 from splitting = 17 accepted + 8 duplicates (6 exact, 2 near) + 5 quarantined (3 nul, 2 empty)"
+)
 
 
 def tokens(**changes: Any) -> Any:
@@ -291,8 +298,8 @@ def test_the_outcome_of_every_row_is_logged(caplog: pytest.LogCaptureFixture) ->
     ("preparation", "store", "words"),
     [
         ({"rows_in": 31}, {},
-         "31 rows were read, but {'accepted': 17, 'duplicates': 8, 'quarantined': 5} sum to 30: rows were lost. This is "
-         "a bug in mm_ldlm: please report it with the parameters."),
+         "31 rows were read, but {'accepted': 17, 'duplicates': 8, 'quarantined': 5} sum to 30: rows were lost. This "
+         "is a bug in mm_ldlm: please report it with the parameters."),
         ({}, {"rows": 18},
          "17 records were accepted, but the token store has 18 rows: it was made from other records. Run the whole "
          "ingestion pipeline again."),
