@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,29 @@ def test_an_archive_that_is_damaged_or_encrypted_costs_its_rows_alone(tmp_path: 
     with pytest.raises(SourceError) as raised:
         read(path)
     assert re.fullmatch(rf"{path}: the archive is damaged \(.+\)\. Fetch it again\.", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    "error", [zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError]
+)
+def test_whatever_an_archive_raises_is_told_as_damage(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.zip"
+    with Folder(path, "w") as folder:
+        folder.write("a", b"one")
+
+    def damaged(*_: Any) -> Any:
+        raise error("why")
+
+    with Folder(path) as folder:
+        monkeypatch.setattr(folder._zip, "open", damaged)
+        assert refused(OSError, lambda: folder.read("a")) == (
+            "the archive is damaged there, encrypted or of an unknown compression (why)"
+        )
+    if error in (zipfile.BadZipFile, NotImplementedError, ValueError):
+        monkeypatch.setattr(zipfile, "ZipFile", damaged)
+        assert refused(SourceError, lambda: Folder(path)) == f"{path}: the archive is damaged (why). Fetch it again."
 
 
 def test_a_layout_is_described_by_its_lists_and_the_names_and_sizes_of_its_files(tmp_path: Path) -> None:
