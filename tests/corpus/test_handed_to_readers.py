@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +195,39 @@ def test_compressed_lines_end_with_their_archive(suffix: str, tmp_path: Path) ->
         path.write_bytes(path.read_bytes()[:-3])
         message = refused(SourceError, lambda: list(files.read_lines(path, encoding="utf-8", max_bytes=9)))
         assert message.startswith(f"{path}: damaged, or not of the type that its name suggests, after line ")
+
+
+@pytest.mark.parametrize("error", [EOFError, zlib.error, gzip.BadGzipFile, OSError])
+def test_whatever_a_file_raises_while_it_is_read_is_told_as_damage(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class File(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            return super().readline(size) or self.read()
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise error("why")
+
+    monkeypatch.setattr(files, "open_bytes", lambda path: File(b"one\ntwo\n"))
+    path = tmp_path / "a.gz"
+    for number, make in (
+        (2, lambda: list(files.read_lines(path, encoding="utf-8", max_bytes=9))),
+        (1, lambda: files.read_document(path, encoding="utf-8", max_bytes=9)),
+    ):  # fmt: skip
+        assert refused(SourceError, make) == (
+            f"{path}: damaged, or not of the type that its name suggests, after line {number} ({error.__name__}: why). "
+            "Fetch the file again or take it out of the source's 'path'."
+        )
+
+
+def test_an_error_of_decoding_behind_the_last_byte_names_the_beginning() -> None:
+    for start, words in (
+        (1, "byte 0x62 at byte 8 of the file is not x: convert the file (iconv -f latin1 -t utf-8) or set the source's "
+         "'encoding'"),
+        (2, "the bytes from byte 7 of the file are not x ('c' codec can't decode bytes in position 2-2: r): set the "
+         "source's 'encoding'"),
+    ):  # fmt: skip
+        assert files.explain_decoding(UnicodeDecodeError("c", b"ab", start, 3, "r"), "x", 7) == words
 
 
 # -- the grammar -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Folder, describe_layout
+from mm_ldlm.corpus.layout import Entry, Folder, describe_layout
 from mm_ldlm.corpus.layout_export import export_layout
 from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
@@ -23,6 +23,7 @@ from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.errors import SourceError, StoreError
 from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.store.fingerprint import file_sha256, fingerprint
 from stand_ins import refused
 
 
@@ -222,6 +223,27 @@ def test_a_layout_is_described_by_its_lists_and_the_names_and_sizes_of_its_files
         seen.add(str(describe_layout(place, parts=parts)))
     assert len(seen) == 8
     assert describe_layout(place) != plain
+
+
+def test_the_description_of_a_layout_is_that_of_earlier_versions(tmp_path: Path) -> None:
+    files = {
+        "texts/train/2.txt": b"bb",
+        "texts/dev/1.txt": b"a",
+        "tokens/train/1.npz": b"xyz",
+        "texts/train/1.txt": b"",
+    }
+    place = layout(tmp_path / "old", files, [])
+    lists = {"train_data.json": file_sha256(place / "train_data.json")}
+    texts = [["texts/dev/1.txt", 1], ["texts/train/1.txt", 0], ["texts/train/2.txt", 2]]
+    assert describe_layout(place) == {"fingerprint": fingerprint([lists, texts])}
+    tokens = [["tokens/train/1.npz", 3, (place / "tokens/train/1.npz").stat().st_mtime_ns]]
+    found = describe_layout(place, parts=["latents", "tokens"])
+    assert found == {"fingerprint": fingerprint([lists, texts, tokens])}
+    with Folder(place) as folder:
+        assert list(folder.entries()) == [
+            Entry("train", name, fault=("unlisted_file", "no list names this file: it is not read"))
+            for name, _ in texts
+        ]
 
 
 def test_an_export_of_other_tokens_is_refused_and_lists_what_it_wrote(tmp_path: Path) -> None:

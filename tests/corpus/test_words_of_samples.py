@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from mm_ldlm.config import parse
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, digits, image_folder
+from mm_ldlm.corpus.images import ImageLimits, UnusableImage, read_image
+from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, columnar, digits, image_folder
+from mm_ldlm.corpus.sources.fields import Undecodable, Unreadable, rows_of
 from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import SourceError
+from mm_ldlm.errors import ConfigurationError, SourceError
 
 
 def read(*, max_row_bytes: int = 5_000, images: Any = None, **keys: Any) -> list[Row | BadRow]:
@@ -86,8 +90,6 @@ def test_images_that_cannot_be_read_are_told_whole(
     text = "pic,text\n" + "".join(f"{name},t\n" for name in named)
     if suffix == "jsonl":
         text = "".join(json.dumps({"pic": name, "text": "t"}) + "\n" for name in named)
-    import gzip
-
     path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
 
     def forbidden(data: bytes, *, limits: Any) -> Any:
@@ -164,3 +166,82 @@ def test_a_layout_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Monk
                        (b'{"data": {}}', "expected a JSON list of objects, found dict.")):  # fmt: skip
         (tmp_path / "old/test_data.json").write_bytes(raw)
         assert refused(**layout, path="old") == f"old/test_data.json: {words}"
+
+
+# -- cells and images that cannot be read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", [Undecodable(b"caf\xe9"), Unreadable("OverflowError: date value out of range")])
+def test_a_cell_that_cannot_be_read_is_told_in_every_column(cell: Any) -> None:
+    """That of a text, of a vector and of further columns."""
+    why = "its bytes are not valid UTF-8" if isinstance(cell, Undecodable) else cell.detail
+    own = ("encoding", "column 'c' has the type text, but its bytes are not valid UTF-8", "caf\\xe9")
+    for keys, fields, bad in (
+        ({"columns": ["c", "t"]}, {"c": cell, "t": "fine"},
+         own if isinstance(cell, Undecodable) else ("wrong_type", f"column 'c' cannot be read: {why}", "")),
+        ({"vector_column": "c", "columns": ["t"]}, {"c": cell, "t": "a text"},
+         ("wrong_type", f"column 'c' cannot be read: {why}", "a text")),
+        ({"meta_columns": ["m", "c"], "columns": ["t", "u"]}, {"c": cell, "m": 1, "t": "x", "u": "y"},
+         ("wrong_type", f"column 'c' contains a value that cannot be read: {why}", "")),
+    ):  # fmt: skip
+        made_of = parse(SourceConfig, {"kind": "arrow", "path": "p", **keys}, at="s")
+        first, *others = rows_of(fields, config=made_of, file="f", line=4)
+        assert first == BadRow("f", 4, *bad)
+        assert others == ([Row("fine", "f", 4)] if "t" in fields and fields["t"] == "fine" else [first] * len(others))
+
+
+def test_values_of_arrow_that_python_lacks_are_told_by_their_error() -> None:
+    late = pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))
+    raw = pa.array([b"a", b"\xff"]).view(pa.string())
+    inner = pa.StructArray.from_arrays([raw], names=["in"])
+    assert columnar._values(late)[0] is not None
+    found = columnar._values(late)[1]
+    assert isinstance(found, Unreadable)
+    assert re.match(r"(OverflowError|ValueError|ArrowInvalid): .+", found.detail)
+    assert (columnar._values(raw)[0], columnar._values(raw)[1].raw) == ("a", b"\xff")
+    assert columnar._values(raw.cast(pa.binary()).cast(pa.large_binary()).view(pa.large_string()))[1].raw == b"\xff"
+    assert columnar._values(inner)[1].detail == "a struct<in: string> with bytes that are not valid UTF-8"
+    assert columnar._values(pa.array([1, None])) == [1, None]
+
+
+def test_an_image_that_a_reference_names_in_vain_is_told_with_its_path(tmp_path: Path) -> None:
+    for form in ("file", "tar"):
+        for name, words in (("none", "No such file or directory"), ("", "Is a directory")):
+            path = tmp_path / name
+            with pytest.raises(UnusableImage) as raised:
+                read_image({form: str(path), "offset": 0, "bytes": 1}, limits=ImageLimits())
+            assert (raised.value.reason, raised.value.detail) == ("missing_file", f"{path}: {words}")
+    assert read_image({"digits": "7"}, limits=ImageLimits()).shape == (8, 8, 1)
+
+
+def test_further_refusals_of_sources_are_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    message = refused(kind="disk", name="mine", path="set")
+    assert message.startswith("source 'mine': set is not a data set written by save_to_disk, or is damaged (")
+    assert message.endswith("). Correct the source's 'path' or save the data set again.")
+    with pytest.raises(ConfigurationError) as raised:
+        read(kind="layout", name="mine", path="set", tokens=True)
+    assert str(raised.value) == (
+        "source 'mine': 'tokens' compares stored tokens with those of a tokenizer, but there is none. Pass one, or set "
+        "'tokens' to false."
+    )
+    for size in (3, 300):
+        (tmp_path / "a.tar").write_bytes(gzip.compress(bytes(size)))
+        assert refused(kind="webdataset", path="a.tar") == (
+            "a.tar: expected an uncompressed tar, whose members can be read at their offsets, found a compressed one. "
+            "Decompress it (gunzip, zstd -d); its images are compressed already."
+        )
+    file = tar(tmp_path / "b.tar", [("a.png", png()), ("a.txt", b"t")])
+    whole = Path(file).read_bytes()
+    for raw, words in (
+        (whole[:2048], "after line 2 (OSError: the archive ends at byte 2048 without its end marker, so members may be "
+         "missing)"),
+        (whole[:2560] + b"x" + whole[2561:], "after line 2 (OSError: the bytes that follow byte 2048 are neither a "
+         "member nor the end of the archive)"),
+    ):  # fmt: skip
+        Path(file).write_bytes(raw)
+        assert refused(kind="webdataset", path=file) == (
+            f"{file}: damaged, or not of the type that its name suggests, {words}. Fetch the file again or take it out "
+            "of the source's 'path'."
+        )

@@ -112,6 +112,8 @@ def test_a_line_that_is_too_long_is_counted_whole_and_the_next_one_is_read(tmp_p
 def test_every_bad_row_of_a_table_counts_once_for_each_of_its_texts() -> None:
     fields = {"a": "one", "b": "two", "l": 1.5, "s": "x", "m": {("no", "key"): 1}}
     for keys, reason, detail, shown in (
+        ({"label_column": "a", "labels": ["z", "y", "z"]}, "unknown_label", "label 'one', expected one of z, y, z",
+         repr(fields)),
         ({"label_column": "l"}, "wrong_type", "column 'l' contains float, expected a label: text or a whole number",
          repr(fields)),
         ({"split_column": "s"}, "wrong_type", "column 's' contains 'x', expected one of train, validation, test, "

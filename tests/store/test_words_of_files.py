@@ -16,29 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.errors import StoreError, UnsafePathError
-from mm_ldlm.store import (
-    ShardStore,
-    StoreWriter,
-    atomic,
-    columns,
-    lock,
-    paths,
-)
+from mm_ldlm.errors import MissingShardError, StoreError, UnsafePathError
+from mm_ldlm.store import Manifest, ShardStore, atomic, columns, lock, paths, shard_file, verified, write_shard
 from mm_ldlm.store.npy import map_npy, read_npy
 from stand_ins import refused
-
-SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("name", pa.string())])
-AGAIN = "Write the store again."
-
-
-def build(path: Path, rows: int = 9) -> ShardStore:
-    writer = StoreWriter(path, kind="toy", schema=SCHEMA, shard_rows=4)
-    ids = [[row] * (row % 3) for row in range(rows)]
-    writer.append({"row": list(range(rows)), "ids": ids, "name": [f"n{row}" for row in range(rows)]})
-    writer.finish()
-    return ShardStore.open(path, "toy")
-
 
 # -- arrays of numpy ---------------------------------------------------------------------------------------------------
 
@@ -215,3 +196,64 @@ def test_types_of_numbers_have_their_names_in_numpy() -> None:
     for kind, name in ((pa.float16(), "float16"), (pa.float32(), "float32"), (pa.float64(), "float64"),
                        (pa.int8(), "int8"), (pa.uint64(), "uint64")):  # fmt: skip
         assert columns._dtype(kind) == np.dtype(name)
+
+
+# -- shards and their record -------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_recorded_is_taken_for_verified_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    monkeypatch.setattr(verified, "file_sha256", lambda path: pytest.fail("it is not read"))
+    verified.record(tmp_path, "a", sha256="of the benchmark")
+    verified.verify_file(tmp_path, "a", sha256="of the benchmark", remedy="")
+    about = (tmp_path / "a").stat()
+    line = f"a {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} of the benchmark\n"
+    assert (tmp_path / verified.RECORD).read_text() == line
+    assert stat.S_IMODE((tmp_path / verified.RECORD).stat().st_mode) & ~0o644 == 0
+
+
+def test_files_that_cannot_be_verified_are_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a").write_bytes(b"abc")
+    for name, words in (("none", "this shard is missing. Do this."),
+                        ("loop", "cannot be read (Too many levels of symbolic links). Do this."),
+                        ("a", "checksum differs: the bytes on disk changed after they were written. Remove this file. "
+                         "Do this.")):  # fmt: skip
+        kind = MissingShardError if name == "none" else StoreError
+        make = lambda name=name: verified.verify_file(tmp_path, name, sha256="x", remedy="Do this.")  # noqa: E731
+        assert refused(kind, make) == f"{tmp_path / name}: {words}"
+    assert not (tmp_path / verified.RECORD).exists(), "only what was compared is recorded"
+
+
+def test_shards_that_are_none_are_told_whole(tmp_path: Path) -> None:
+    path, remedy = tmp_path / "part-000000.arrow", shard_file.REMEDY
+    assert refused(MissingShardError, lambda: shard_file.read(path)) == f"{path}: this shard is missing. {remedy}"
+    twice = pa.table([[1], ["x"]], schema=pa.schema([("a", pa.int64()), ("a", pa.string())]))
+    write_shard(tmp_path, path.name, twice)
+    assert refused(StoreError, lambda: shard_file.read(path)) == (
+        f"{path}: two columns have one name (a: int64, a: string). Remove it. {remedy}"
+    )
+    column = pa.array([[1, None], None, [None]])
+    assert refused(StoreError, lambda: shard_file.validate(column, path=path, column="c")) == (
+        f"{path}: expected no nulls in column 'c', found 3. Remove this shard. {remedy}"
+    )
+    offsets = pa.py_buffer(np.array([0, 99, 1], np.int32))
+    damaged = pa.ListArray.from_buffers(pa.list_(pa.int32()), 2, [None, offsets], children=[pa.array([1], pa.int32())])
+    message = refused(StoreError, lambda: shard_file.validate(damaged, path=path, column="c"))
+    assert message.startswith(f"{path}: column 'c' is damaged (")
+    assert message.endswith(f"). Remove this shard. {remedy}")
+    assert refused(StoreError, lambda: write_shard(tmp_path, "x", twice.slice(0, 0))) == (
+        "expected at least one row for a shard, found none. An empty store has no shards."
+    )
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_schema_that_is_none_is_named_with_its_file(tmp_path: Path) -> None:
+    Manifest(kind="toy", rows=0).write(tmp_path)
+    path = tmp_path / "schema.arrow"
+    path.write_bytes(b"none")
+    message = refused(StoreError, lambda: ShardStore.open(tmp_path).schema)
+    assert message.startswith(f"{path}: not a readable schema (")
+    assert message.endswith(f"). {shard_file.REMEDY}")
