@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mm_ldlm.corpus.filters import describe_function
 from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, read_image
 from mm_ldlm.corpus.json_text import parse_json
 from mm_ldlm.corpus.record import META_DEPTH, is_decoded, meta_text, meta_value
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, base
+from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, base
 from mm_ldlm.corpus.sources.columnar import batch_rows
 from mm_ldlm.corpus.text_labels import num_words
 
@@ -146,3 +147,15 @@ def test_the_columns_of_a_missing_text_are_those_of_every_batch() -> None:
     assert found[0] == Row("x", "f", 11, "test", '{"n": 1}')
     assert found[1] == BadRow("f", 11, "missing_column", detail, repr({"b": "x", "n": 1, "o": None}))
     assert [row.line for row in found] == [11, 11, 12, 12]
+
+
+def test_a_batch_is_validated_before_its_columns() -> None:
+    checked: list[str] = []
+
+    def validate() -> None:
+        checked.append("batch")
+        raise pa.ArrowInvalid("lengths differ")
+
+    with pytest.raises(pa.ArrowInvalid, match="lengths differ"):
+        arrow_files.valid(SimpleNamespace(validate=validate, columns=[]))  # type: ignore[arg-type]
+    assert checked == ["batch"]

