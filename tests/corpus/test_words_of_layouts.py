@@ -128,6 +128,13 @@ def test_a_text_of_a_layout_that_is_not_utf8_is_told_with_its_byte(tmp_path: Pat
     )]  # fmt: skip
 
 
+def test_an_entry_is_named_by_its_list_and_not_by_the_split_of_its_record(tmp_path: Path) -> None:
+    place = layout(tmp_path / "old", {}, [{"text": "a"}, {"text_path": "texts/train/1.txt"}])
+    _, bad = read(place, splits={"train": "test"})
+    assert isinstance(bad, BadRow)
+    assert bad.detail == "entry 2 of the train list names a file that does not exist"
+
+
 @pytest.mark.parametrize("name", ["./texts/train/1.txt", "texts//train/1.txt", "texts/./train/1.txt"])
 def test_a_text_that_a_list_names_in_another_spelling_is_no_second_row(name: str, tmp_path: Path) -> None:
     place = layout(tmp_path / "old", {"texts/train/1.txt": b"a"}, [{"text_path": name}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from mm_ldlm.config import parse
 from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
 from mm_ldlm.corpus.sources.fields import refuse_duplicates, rows_of
 from mm_ldlm.corpus.sources.files import read_document, read_lines
+from mm_ldlm.corpus.sources.hugging_face import DatasetSource
 from mm_ldlm.corpus.sources.registry import open_source
 from mm_ldlm.corpus.sources.vectors import vector_of
 from mm_ldlm.errors import SourceError
@@ -190,6 +192,14 @@ def test_folders_and_splits_of_saved_data_sets_are_named(tmp_path: Path, monkeyp
             f"source 'mine': folder {path} {fault} (looked from {tmp_path}). Expected a folder that "
             "Dataset.save_to_disk wrote."
         )
+
+
+def test_a_column_of_a_saved_data_set_occurs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = SimpleNamespace(column_names=["text", "n", "text"], cache_files=[])
+    monkeypatch.setattr(DatasetSource, "_loaded", lambda _: {"dev": data})
+    assert refused(kind="disk", path=str(tmp_path)).startswith(
+        f"{tmp_path}[dev]: expected one column 'text', found 2. "
+    )
 
 
 def test_held_out_splits_are_read_first_and_those_for_the_hash_before_training(tmp_path: Path) -> None:

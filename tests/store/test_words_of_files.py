@@ -182,6 +182,22 @@ def test_what_another_folder_of_a_similar_name_left_stays(tmp_path: Path) -> Non
         assert sorted(path.name for path in tmp_path.iterdir() if path != new) == left
 
 
+def test_a_folder_replaces_nothing_but_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to("nowhere")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for name, reason in (("file", "is a file"), ("pipe", "is a named pipe (FIFO)"),
+                         ("gone", "is a symbolic link to a file that does not exist")):  # fmt: skip
+        make = lambda name=name: atomic.new_directory(tmp_path / name).__enter__()  # noqa: E731
+        assert refused(StoreError, make) == (
+            f"{tmp_path / name}: expected a folder or nothing, found that it {reason}. Remove it, or choose another "
+            "folder."
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_file_of_json_is_never_deeper_than_its_readers_can_follow(tmp_path: Path) -> None:
     value: Any = 1
     for depth in range(1, atomic.DEEPEST + 2):
