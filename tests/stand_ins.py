@@ -1,10 +1,12 @@
-"""Stand-ins that tests of several folders import: a tokenizer of letters, and a progress bar that records."""
+"""Helpers that tests of several folders import: a tokenizer of letters, a progress bar that records, and a message."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 
 class Letters:
@@ -33,3 +35,11 @@ class Bar:
 
     def update(self, rows: int) -> None:
         self.shown["rows"].append(rows)
+
+
+def refused(kind: type[Exception], make: Callable[[], Any]) -> str:
+    """The message of the error of exactly this class that `make` raises."""
+    with pytest.raises(kind) as raised:
+        make()
+    assert type(raised.value) is kind
+    return str(raised.value)

@@ -240,7 +240,7 @@ def _check(config: IngestionConfig, progress: Progress) -> None:
         )
     for source, read, ended in zip(config.sources, counts.read, progress.exhausted, strict=True):
         if ended and not read:
-            where = f" in {show(', '.join(map(str, source.paths)), 300)}" if source.paths else ""
+            where = f" in {show(', '.join(map(str, source.paths)))}" if source.paths else ""
             raise SourceError(
                 f"source '{source.label}' is empty: expected rows{where}, found none. Check the source's 'path'."
             )

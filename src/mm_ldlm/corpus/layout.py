@@ -134,7 +134,7 @@ class Folder:
                 return member.read(limit)
         except KeyError:
             raise FileNotFoundError(name) from None
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
             raise OSError(f"the archive is damaged there, encrypted or of an unknown compression ({error})") from None
 
     def write(self, name: str, data: bytes) -> None:

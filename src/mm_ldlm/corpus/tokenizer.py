@@ -299,7 +299,7 @@ def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
     if config.path is not None:
         base = pretrained.from_path(Path(config.path), lowercase=config.lowercase)
     elif config.name == pretrained.EMBEDDED_NAME:
-        base = pretrained.from_package(lowercase=True)
+        base = pretrained.from_package()
     else:
         base = pretrained.from_hub(config.name, revision=config.revision)
     try:

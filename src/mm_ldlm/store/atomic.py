@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.store.paths import refuse_no_file
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store.paths import FOLDER, problem, refuse_no_file
 
 _TEMPORARY = ".tmp-"
 DEEPEST = 100
@@ -79,10 +80,18 @@ def _refuse_deep(value: Any) -> None:
 def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
 
-    An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
+    An existing folder is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
     time, so temporary directories for this `path` are those of killed writers and are removed first.
+
+    Raises:
+        StoreError: the path is that of a file, a pipe or a device.
     """
     path = Path(path)
+    if os.path.lexists(path) and (found := problem(path)) != FOLDER:
+        raise StoreError(
+            f"{path}: expected a folder or nothing, found that it {found or 'is a file'}. Remove it, or choose another "
+            "folder."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{_TEMPORARY}*"):
         if left.name[len(_TEMPORARY) :].partition("-")[2].removeprefix("old-") == path.name:

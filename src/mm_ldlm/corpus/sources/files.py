@@ -148,7 +148,7 @@ def read_document(path: Path, *, encoding: str, max_bytes: int) -> Line | BadRow
     size = len(raw)
     raw = raw.removeprefix(_UTF8_MARK)
     first = size - len(raw)
-    if len(raw) > max_bytes:
+    if size > max_bytes:
         return BadRow(str(path), 1, "oversized", f"a document of more than {max_bytes} bytes", excerpt(raw))
     if b"\x00" in raw:
         return BadRow(str(path), 1, "nul", f"NUL byte at byte {first + raw.index(bytes(1))} of the file", excerpt(raw))
