@@ -29,6 +29,7 @@ class Square(nn.Module):
         size = shape.vocab_size
         self.pairs = nn.Parameter(torch.zeros(size, size))
         self.table = nn.Parameter(torch.zeros(size, 3))
+        self.bias = nn.Parameter(torch.zeros(size))
         self.plain = nn.Parameter(torch.zeros(5, 3))
 
 
@@ -55,10 +56,11 @@ def test_rows_are_moved_whatever_the_sizes_of_the_two_vocabularies(size: int) ->
 
 
 def test_what_has_other_dimensions_or_is_missing_is_left_to_the_loading() -> None:
-    flat = torch.ones(15)
-    found = moved({"table": flat, "unknown": torch.ones(1)}, ("table", "plain"))
+    flat, number = torch.ones(15), torch.ones(())
+    found = moved({"table": flat, "bias": number, "unknown": torch.ones(1)}, ("table", "plain", "bias"))
     assert found["table"] is flat
-    assert set(found) == {"table", "unknown"}
+    assert found["bias"] is number
+    assert set(found) == {"table", "bias", "unknown"}
 
 
 def test_a_parameter_over_pairs_of_tokens_is_refused_with_the_number_of_its_dimensions() -> None:

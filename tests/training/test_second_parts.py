@@ -148,6 +148,14 @@ def test_modules_in_evaluation_mode_are_counted_and_their_kinds_named_once_in_or
     assert sanity.train_mode(parts) == Check("train mode", words, "call .train()")
 
 
+def test_of_many_tensors_elsewhere_four_are_named() -> None:
+    parts = parts_of(Root(None))
+    parts.ema = SimpleNamespace(values={})
+    batch: Any = SimpleNamespace(tensors={f"t{n}": torch.zeros(1, device="meta") for n in range(6)})
+    words = ", ".join(f"batch t{n} on meta" for n in range(4))
+    assert sanity.placement(parts, batch) == Check("placement", f"6 of them elsewhere: {words}", "move them to cpu")
+
+
 @pytest.mark.parametrize("autocast", ["bf16", "fp32"])
 def test_a_layer_that_leaves_the_configured_type_is_found(autocast: str) -> None:
     """One block computes in bf16 and the other in float32."""
