@@ -13,7 +13,11 @@ from test_importing import HEADS, LENGTH, D, older, weights
 from test_importing_parts import described
 
 from mm_ldlm.checkpoints import folder
+from mm_ldlm.checkpoints.converting import convert
+from mm_ldlm.checkpoints.weights import load_tensors
+from mm_ldlm.config import parse_kind
 from mm_ldlm.errors import CheckpointError
+from mm_ldlm.models.registry import MODELS
 from mm_ldlm.training import importing
 from mm_ldlm.training.exporting import export_checkpoint
 from mm_ldlm.training.importing import Given, import_checkpoint
@@ -76,3 +80,25 @@ def test_a_mapping_with_an_unknown_section_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(CheckpointError, match="expected `names:`, a mapping of old names to new ones or null"):
             importing.read_names(file)
+
+
+NAMES = sorted(weights(64))
+
+
+def load(place: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Load weights into the model that they describe."""
+    config = described(place, tensors, Given())
+    model = parse_kind(MODELS, config["model"], at="model")
+    built = model.build(config["shape"], generator=torch.Generator().manual_seed(0))
+    targets = {key: value.shape for key, value in built.named_parameters()}
+    made = convert(tensors, targets, options=config["model"], source=Path("f"))
+    load_tensors(dict(built.named_parameters()), made.tensors, Path("f"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("rotary_emb")])
+def test_a_parameter_that_is_a_single_number_is_named_and_refused(name: str, tmp_path: Path) -> None:
+    load(tmp_path / "whole", weights(64))
+    with pytest.raises(CheckpointError) as refused:
+        load(tmp_path / "a", weights(64) | {name: torch.tensor(1.0)})
+    text = str(refused.value)
+    assert " ()" in text or "found 0. Use the tokenizer" in text
