@@ -248,6 +248,18 @@ def test_pad_and_mask_are_two_ids(pad: int, mask: int, ok: bool) -> None:
         assert found == Check("data", f"24 tokens, pad and mask ids {(pad, mask)}", "prepare the tokenizer again")
 
 
+@pytest.mark.parametrize(("count", "bad", "ok"), [(1, 0, False), (5, 4, False), (300, 255, False), (300, 256, True)])
+def test_the_ids_of_the_first_256_texts_are_read(count: int, bad: int, ok: bool) -> None:
+    rows: Any = SimpleNamespace(
+        lengths=np.ones(count, np.int64),
+        tokens=lambda rows, *, length: np.where(rows[:, None] == bad, 99, np.full((1, length), 3)),
+    )  # fmt: skip
+    data: Any = SimpleNamespace(train=rows, shape=helpers.SHAPE)
+    found = preflight.data_shape(data, ())
+    assert found.ok is ok
+    assert ok or found == Check("data", "24 tokens, but a token id of 99", "make the tokens again with this tokenizer")
+
+
 def test_latents_of_another_dimension_are_named() -> None:
     shape = dataclasses.replace(helpers.SHAPE, latent_dim=9)
     data: Any = SimpleNamespace(train=helpers.Rows(5), shape=shape)

@@ -147,11 +147,11 @@ def test_the_checks_of_a_configuration_join_with_its_device_and_threads(
 
 def test_a_step_of_three_times_the_median_counts_and_thirty_seconds_are_enough() -> None:
     plan: Any = SimpleNamespace(epoch=lambda number: [(range(4), 10), (range(2), 10)])
-    step: Any = SimpleNamespace(examples=range(4), length=10, epoch=0)
+    step: Any = SimpleNamespace(examples=range(4), length=8, epoch=0)
     found = Remaining(plan)
     for now in (0.0, 1.0, 2.0, 5.0):
         found.stepped(step, now)
-    assert found.per_step() == pytest.approx(5 / 120 * 30), "steps of 1, 1 and 3 seconds, and 30 tokens in the mean"
+    assert found.per_step() == pytest.approx(5 / 96 * 30), "steps of 1, 1 and 3 seconds, and 30 tokens in the mean"
     for seconds, ready in ((29.9, False), (30.0, True)):
         found = Remaining(plan)
         found.stepped(step, 0.0)
