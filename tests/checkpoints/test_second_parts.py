@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from mm_ldlm.checkpoints import folder, reference
 from mm_ldlm.checkpoints.converting import Names, refuse_other_model, rename
 from mm_ldlm.checkpoints.formats import DDIT, FORMATS
+from mm_ldlm.checkpoints.identity import identity_of
 from mm_ldlm.checkpoints.writer import Writer
 from mm_ldlm.errors import CheckpointError
 
@@ -77,6 +79,17 @@ def test_a_format_without_rules_and_every_part_of_one_are_named() -> None:
         "joint attention without rotary positions, of a dimension of its own. Train"
     ) in str(refused.value)
     assert list(FORMATS) == ["ddit", "multimodal", "mmdit", "llama"], "the first that fits counts"
+
+
+def test_the_identity_of_a_run_has_the_stores_that_its_objective_is_made_from() -> None:
+    objective: Any = SimpleNamespace(kind="k", identity={"mode": "m"}, stores=("token_clusters", "label_names"))
+    model, shape = {"kind": "x", "dim": 3}, {"vocab_size": 5}
+    fingerprints = {"tokenizer": "t", "token_clusters": "c", "tokens": "not of it", "image_normaliser": "i"}
+    found = identity_of(model=model, shape=shape, objective=objective, fingerprints=fingerprints)  # type: ignore[arg-type]
+    assert found == {
+        "model": model, "shape": shape, "tokenizer": "t", "normaliser": "", "encoder": "", "token_clusters": "c",
+        "label_names": "", "image_normaliser": "i", "objective": {"kind": "k", "mode": "m"},
+    }  # fmt: skip
 
 
 def test_a_writer_that_failed_once_and_then_wrote_has_no_error(tmp_path: Path) -> None:
