@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder, reference
+from mm_ldlm.checkpoints import converting, folder, reference
 from mm_ldlm.checkpoints.converting import Names, refuse_other_model, rename
-from mm_ldlm.checkpoints.formats import DDIT, FORMATS
+from mm_ldlm.checkpoints.formats import DDIT, FORMATS, Rule
 from mm_ldlm.checkpoints.identity import identity_of
 from mm_ldlm.checkpoints.writer import Writer
 from mm_ldlm.errors import CheckpointError
@@ -45,6 +45,19 @@ def test_weights_are_floating_point_numbers(dtype: torch.dtype) -> None:
     found = {"w": torch.ones(1, dtype=dtype)}
     text = refusal(found, {"w": (1,)}, Names({}))
     assert f"f does not fit by the mapping: 'w': expected floating-point numbers, found {dtype}; without a" in text
+
+
+def test_one_of_several_weights_that_is_no_floating_point_number_is_enough_for_a_refusal() -> None:
+    rule = Rule("w", ("a", "b"), lambda found, head_dim: found[0])
+    for given, types in (
+        ([ONE, ONE.long()], "torch.float32, torch.int64"),
+        ([ONE.bool(), ONE], "torch.bool, torch.flo"),
+    ):
+        with pytest.raises(CheckpointError) as refused:
+            converting._made(rule, given, 2, name="w", source=SOURCE)
+        text = f"f: expected floating-point numbers for w, found {types}"
+        assert str(refused.value).startswith(text)
+        assert str(refused.value).endswith(". Choose another checkpoint.")
 
 
 def test_an_option_that_a_model_lacks_is_one_to_set() -> None:
