@@ -221,7 +221,7 @@ def _made(rule: Rule, given: list[Tensor], head_dim: int, *, name: str, source: 
         )
     try:
         return rule.make(given, head_dim).contiguous()
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, TypeError, ValueError):
         shapes = ", ".join(f"{theirs} {tuple(each.shape)}" for theirs, each in zip(rule.theirs, given, strict=True))
         raise CheckpointError(
             f"{source}: {name} cannot be made from shapes that do not belong together: {shapes}. Choose another "
@@ -231,16 +231,16 @@ def _made(rule: Rule, given: list[Tensor], head_dim: int, *, name: str, source: 
 
 def _fitted(value: Tensor, target: Size, *, name: str, added: int, source: Path) -> Tensor:
     """Leave out the rows by which the vocabulary was rounded, or add `added` rows of tokens that are never written."""
-    surplus = value.shape[0] - target[0]
+    rows = value.shape[0] if value.ndim else 0
+    surplus = rows - target[0]
     if 0 <= surplus < ROUNDING:
         return value[: target[0]]
     if -added <= surplus < 0:
-        rows = value.new_full((-surplus, *value.shape[1:]), NEVER if value.ndim == 1 else 0.0)
-        return torch.cat([value, rows])
+        added_rows = value.new_full((-surplus, *value.shape[1:]), NEVER if value.ndim == 1 else 0.0)
+        return torch.cat([value, added_rows])
     raise CheckpointError(
-        f"{source}: expected {target[0]} tokens in {name}, or up to {ROUNDING - 1} more by rounding, found "
-        f"{value.shape[0]}. Use the tokenizer of the checkpoint, with its whole vocabulary "
-        "(tokenizer.reduce_vocabulary=false)."
+        f"{source}: expected {target[0]} tokens in {name}, or up to {ROUNDING - 1} more by rounding, found {rows}. Use "
+        "the tokenizer of the checkpoint, with its whole vocabulary (tokenizer.reduce_vocabulary=false)."
     )
 
 

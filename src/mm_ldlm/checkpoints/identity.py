@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_ldlm.config import parse_kind, to_dict
 from mm_ldlm.errors import CheckpointError, ConfigurationError
-from mm_ldlm.messages import escape, shorten
+from mm_ldlm.messages import escape, shorten, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 
@@ -33,7 +33,9 @@ def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) 
     others.
     """
     if not isinstance(theirs, dict):
-        raise CheckpointError(f"{path}: expected the identity of its run, found {theirs!r}. Choose another checkpoint.")
+        raise CheckpointError(
+            f"{path}: expected the identity of its run, found {show(theirs, 80)}. Choose another checkpoint."
+        )
     # A parameter that a newer version added gets its default here, which keeps the earlier behaviour.
     with contextlib.suppress(ConfigurationError, KeyError):
         theirs = {**theirs, "model": to_dict(parse_kind(MODELS, theirs["model"], at="model"))}

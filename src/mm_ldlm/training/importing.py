@@ -180,7 +180,8 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
             f"{found.file}: expected masked diffusion (diffusion_process: mdlm) in config.yaml, found "
             f"{show(process, 60)}. Train one step here with the same model and that process, and import by --like RUN."
         )
-    matrices = [name for name in tensors for mark in formats.DDIT.marks if formats.matches(mark, name)]
+    marks = (*formats.DDIT.marks, "blocks.0.mlp.0.weight")
+    matrices = [name for name in tensors for mark in marks if formats.matches(mark, name)]
     if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
         raise CheckpointError(
             f"{found.file}: expected a matrix {wrong[0]}, found shape {tuple(tensors[wrong[0]].shape)}. Choose another "
