@@ -298,4 +298,3 @@ def test_only_the_local_engine_works_in_this_process() -> None:
         assert engine.gpus == 0
         taken = engine.run(str, iter([4, 5]), ordered=False, cpus=9, gpus=9)
         assert list(taken) == [(0, "4"), (1, "5")]
-

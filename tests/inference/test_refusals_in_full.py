@@ -231,8 +231,8 @@ ARGUMENTS: list[tuple[Any, str]] = [
      "x: expected vectors of dim 4, found shape (2, 3). Use vectors of the encoder that the model was trained on."),
     (lambda: inputs.check_latents(np.ones((0, 4)), dim=4, what="x"), f"x: {NONE} vector, found none."),
     (lambda: inputs.check_latents([[np.nan]] * 9 + [[1]], dim=1, what="x"),
-     "x: expected finite float32 numbers, found NaN, infinity or numbers beyond float32 in 9 of 10 vectors (rows [0, 1, "
-     "2, 3, 4, 5, 6, 7]). Remove these vectors."),
+     "x: expected finite float32 numbers, found NaN, infinity or numbers beyond float32 in 9 of 10 vectors (rows [0, "
+     "1, 2, 3, 4, 5, 6, 7]). Remove these vectors."),
 ]  # fmt: skip
 
 

@@ -66,7 +66,8 @@ def test_a_word_is_drawn_between_the_sums_of_the_sharpened_distribution(temperat
 
 
 @pytest.mark.parametrize(
-    ("length", "count"), [("top-999", 999), ("top-1000", 1000), ("top-999999999", 999_999_999), ("top-1000000000", None)]
+    ("length", "count"),
+    [("top-999", 999), ("top-1000", 1000), ("top-999999999", 999_999_999), ("top-1000000000", None)],
 )
 def test_a_number_of_lengths_has_at_most_nine_digits(length: str, count: int | None) -> None:
     if count is not None:

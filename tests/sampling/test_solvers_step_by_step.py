@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def heun(points: list[Point]) -> float:
     """arXiv:2206.00364, algorithm 1, on the same flow: the mean of the slopes at both ends, but for the last step."""
     size = [at.signal + at.noise for at in points]
     y, calls = START / size[0], iter(X0)
-    for number, (now, then) in enumerate(zip(points, points[1:], strict=False)):
+    for number, (now, then) in enumerate(pairwise(points)):
         stride = then.noise / size[number + 1] - now.noise / size[number]
         first = flow_slope(y * size[number], next(calls), now)
         guess = y + stride * first
