@@ -41,7 +41,7 @@ class Ray:
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=TaskError)
 
     def __init__(self, *nodes: dict[str, float]) -> None:
-        self.found, self.tasks = list(nodes), list[Any]()
+        self.found, self.tasks, self.functions = list(nodes), list[Any](), list[Any]()
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": each} for each in self.found]
@@ -58,7 +58,7 @@ class Ray:
             self.tasks.append((function[0], task))
             return len(self.tasks) - 1
 
-        return lambda _: SimpleNamespace(remote=start)
+        return lambda function: self.functions.append(function) or SimpleNamespace(remote=start)
 
     def wait(self, running: list[int], *, num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
         return [min(running)], []
@@ -114,6 +114,12 @@ def test_an_error_of_the_project_is_raised_as_it_is() -> None:
     with pytest.raises(EncoderError) as raised:
         results(["fine", TaskError(error)])
     assert raised.value is error
+
+
+def test_the_nodes_run_the_function_that_compares_versions_first() -> None:
+    ray = Ray({"CPU": 2.0})
+    assert list(RayEngine(ray, RayEngineConfig()).run(str, [5], ordered=True)) == [(0, "5")]
+    assert ray.functions == [ray_task.call]
 
 
 def test_a_task_that_no_node_can_hold_is_refused_with_the_size_of_the_cluster() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.edge import Edge
 from mm_ldlm.inference.images import ImageWriter
 from mm_ldlm.inference.latents import LatentWriter
-from mm_ldlm.inference.results import Embeddings, Images, Interpolations, Texts
+from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.latents.normaliser import Normaliser
@@ -171,3 +172,16 @@ def test_the_columns_of_a_table_have_one_type_whatever_was_computed(ints: Any, f
     assert types(embedded) == {"latent": "float32", "model_calls": "int64"}
     pictures = Images(np.zeros((2, 1, 2, 1), np.float32), ("a", "b"), n).to_frame()
     assert types(pictures) == {"image": "float32", "model_calls": "int64"}
+
+
+def test_the_short_form_of_a_result_has_its_texts_names_and_costs() -> None:
+    """The other fields would fill pages of a notebook."""
+    shown = {made: {each.name for each in dataclasses.fields(made) if each.repr}
+             for made in (Texts, Images, Embeddings, Scores, Classes)}  # fmt: skip
+    assert shown == {
+        Texts: {"texts", "model_calls", "encoder_calls", "sources", "cosines", "rows", "samples", "best"},
+        Images: {"captions", "model_calls"},
+        Embeddings: {"sources", "model_calls"},
+        Scores: {"texts", "tokens", "likelihood", "length_nll", "token_nll", "standard_errors"},
+        Classes: {"sources", "names"},
+    }

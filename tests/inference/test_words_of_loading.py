@@ -150,3 +150,25 @@ def test_a_run_of_given_vectors_has_a_reason_instead_of_an_encoder(parts: Any, t
     assert found.no_encoder is not None
     assert found.no_encoder.startswith("the vectors of the encoder 'ours' come from the sources, and no encoder is")
     assert (found.normaliser is None, found.image_normaliser, found.fingerprints) == (False, None, {})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "line"),
+    [
+        ("model", "depth", 3, "model.depth: checkpoint has 2, this run 3"),
+        ("shape", "max_length", 9, "shape.max_length: checkpoint has 12, this run 9"),
+        ("objective", "process", {"kind": "uniform"},
+         "objective.process: checkpoint has 'absorbing', this run 'uniform'"),
+        ("fingerprints", "tokenizer", "abc", "tokenizer: checkpoint has '', this run 'abc'"),
+        ("fingerprints", "encoder", "abc", f"encoder: checkpoint has '{'0' * 32}', this run 'abc'"),
+    ],
+)  # fmt: skip
+def test_a_run_is_that_of_its_checkpoint_in_every_part(
+    section: str, key: str, value: Any, line: str, run_folder: Path
+) -> None:
+    config = json.loads((run_folder / "config.json").read_text())
+    config[section][key] = value
+    (run_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="belongs to another model") as error:
+        loading.load_run(run_folder)
+    assert line in str(error.value)

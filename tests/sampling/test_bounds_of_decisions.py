@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.sampling.ancestral import chosen_log_probs
 from mm_ldlm.sampling.config import ImageTasksConfig
 from mm_ldlm.sampling.ddpm_cache import refuse_time_dependence
 from mm_ldlm.sampling.denoising import Prediction, TextDenoiser, word_log_probs
@@ -229,3 +231,11 @@ def test_a_model_in_bfloat16_writes_texts_with_float32_log_probabilities(kind: s
     expected = logits_V[:8].float().log_softmax(0)
     assert found.log_probs.dtype == torch.float32
     torch.testing.assert_close(found.log_probs, expected[found.tokens], atol=1e-5, rtol=0)
+
+
+def test_only_words_have_a_log_probability() -> None:
+    """Ids beyond the columns of x_θ are noise: [MASK], or the id of a cluster."""
+    log_x0 = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5], [0.25, 0.5, 0.25], [0.5, 0.25, 0.25]]).log()
+    found = chosen_log_probs(log_x0.double(), torch.tensor([0, 2, 3, 9]))
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx([math.log(0.5), math.log(0.5), 0.0, 0.0])
