@@ -284,6 +284,16 @@ def test_every_package_that_differs_on_a_node_is_named_with_both_versions() -> N
     )
 
 
+def test_a_node_compares_its_own_versions_with_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7"))
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_task, "_functions", {})
+    monkeypatch.setattr(ray_task, "versions", lambda: {"Python": "3.12.0", "numpy": "1.9"})
+    with pytest.raises(ConfigurationError, match=r"found on 10\.0\.0\.7: Python 3\.12\.0 \(here 3\.11\.1\)\. Install"):
+        ray_task.call("a", ["f"], {"Python": "3.11.1"}, "/no/such/folder", 1)
+    assert ray_task._functions == {}
+
+
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name in ("datasketch", "torch"):
