@@ -12,6 +12,7 @@ import torch
 from scripted import ABLE, MASK, Scripted, Words
 
 from mm_ldlm.errors import SamplingError
+from mm_ldlm.inference import memory
 from mm_ldlm.inference.images import VALUES_PER_TOKEN, ImageWriter
 from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.sampling.gaussian import LatentSample
@@ -155,3 +156,87 @@ def test_a_batch_of_images_counts_their_values(batch_tokens: int) -> None:
     expected = max(9, batch_tokens * 9 // (9 + 60))
     assert VALUES_PER_TOKEN == 4
     assert (made._captions.batch_tokens, made._images.batch_tokens) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("ask", "texts"),
+    [
+        (lambda m: m.draw(["w1", "w2"]), "draw: 2"), (lambda m: m.draw_tokens([[1]], ["w1"]), "draw: 1"),
+        (lambda m: m.caption(np.zeros((3, *SIZE))), "caption: 3"), (lambda m: m.generate(4), "generate: 4"),
+    ],
+)  # fmt: skip
+def test_a_request_that_does_not_fit_the_memory_is_named(ask: Any, texts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 9 tokens and five copies of 6 float32 numbers take 1,000 + 9·160 + 4·30 bytes."""
+    made, needed = writer(), int(texts[-1]) * (1_000 + 9 * 160 + 4 * 5 * 6)
+    monkeypatch.setattr(memory, "free_bytes", lambda: float(needed))
+    ask(made)
+    made.model.asked.clear()  # type: ignore[attr-defined]
+    monkeypatch.setattr(memory, "free_bytes", lambda: float(needed - 1))
+    with pytest.raises(SamplingError, match=rf"^{texts} texts of up to 9 tokens: expected a request that fits"):
+        ask(made)
+    assert made.model.asked == [], "nothing was computed"  # type: ignore[attr-defined]
+
+
+def pixels(**places: float) -> Any:
+    """Two pictures of grey; `first` and `last` are a pixel of the first one and of the second one."""
+    made = np.full((2, *SIZE), 0.5)
+    made[0, 0, 0, 0], made[1, -1, -1, -1] = places.get("first", 0.5), places.get("last", 0.5)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda m: m.draw(["w1", "w2 " * 10]),
+         "texts[1] has 10 tokens, but the model reads at most 9 (tokenizer.max_length): 'w2 w2 w2 w2 w2 w2 w2 w2 w2 w2 "
+         "'. Shorten or split it."),
+        (lambda m: m.draw(["w1", " "]), "texts[1] is empty. Remove it, or add words."),
+        (lambda m: m.draw("w1", sampler={"kind": "ddim", "draws": 2}),
+         "expected an image sampler with draws 1, found 2: a mean of images is not a sample. Set draws to 1."),
+        (lambda m: m.draw_tokens([[1], [21]], ["a", "b"]),
+         "ids[1]: expected ids of words, found 21, which is [MASK]. Remove it."),
+        (lambda m: m.caption(np.zeros((1, 3, 2, 1))),
+         "expected images of shape (n, 2, 3, 1), as in training, found shape (1, 3, 2, 1). Resize them, for example by "
+         "mm_ldlm.latents.images.resize."),
+        (lambda m: m.caption(np.zeros(SIZE)),
+         "expected images of shape (n, 2, 3, 1), as in training, found shape (2, 3, 1). Resize them, for example by "
+         "mm_ldlm.latents.images.resize."),
+        (lambda m: m.caption(np.zeros((0, *SIZE))), "images: expected at least one image, found none."),
+        (lambda m: m.caption("a picture"), "images: expected real numbers, found dtype dtype('<U9')."),
+        (lambda m: m.caption(pixels(first=-0.25, last=1.5)),
+         "expected pixels between 0 and 1, found values from -0.25 to 1.5. Divide grey levels of 8 bits by 255."),
+        (lambda m: m.caption(pixels(last=-0.001)),
+         "expected pixels between 0 and 1, found values from -0.001 to 0.5. Divide grey levels of 8 bits by 255."),
+        (lambda m: m.caption(pixels(first=np.nan)),
+         "expected pixels between 0 and 1, found values from nan to nan. Divide grey levels of 8 bits by 255."),
+        (lambda m: m.caption(pixels(), length="top-2"),
+         "length 'top-2' ranks captions; use 'argmax', 'sample' or a number."),
+        (lambda m: m.generate(0), "n must be at least 1, found 0."),
+    ],
+)  # fmt: skip
+def test_a_refusal_has_every_part_of_its_message(ask: Any, message: str) -> None:
+    with pytest.raises(SamplingError) as error:
+        ask(writer())
+    assert str(error.value) == message
+
+
+def test_black_and_white_are_pixels() -> None:
+    assert len(writer().caption(pixels(first=0.0, last=1.0), length=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, text_sampler("confidence", steps=3, temperature=0.0)),
+        ({"steps": 5}, text_sampler("confidence", steps=5, temperature=0.0)),
+        ({"sampler": "margin"}, text_sampler("margin")),
+        ({"sampler": "ddim", "steps": 5}, latent_sampler("ddim", steps=5)),
+        ({"sampler": {"kind": "margin", "steps": 2}}, text_sampler("margin", steps=2)),
+        ({"sampler": text_sampler("random", steps=9), "steps": 4}, text_sampler("random", steps=4)),
+    ],
+)
+def test_a_caption_is_written_with_the_default_or_with_the_settings_of_its_kind(given: Any, expected: Any) -> None:
+    made = writer()
+    made.caption(pixels(), length=2, seed=6, **given)
+    ((_, _, sampler, generator),) = made.model.asked  # type: ignore[attr-defined]
+    assert (sampler, generator.seed) == (expected, 6)

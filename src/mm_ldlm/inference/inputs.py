@@ -228,16 +228,16 @@ def check_latents(latents: Any, *, dim: int, what: str = "latents") -> Floats:
 
 def read_npy(path: str | Path, *, dim: int) -> Floats:
     """Read and check the vectors of a `.npy` file; pickled objects are never loaded."""
-    path = check_path(path)
-    if (fault := problem(path)) is not None:
-        raise SamplingError(f"{show(str(path))} {fault}. Give a .npy file of vectors.")
+    file = check_path(path)
+    given = show(str(path))  # not of the Path, in which the credentials of an address are not recognised
+    if (fault := problem(file)) is not None:
+        raise SamplingError(f"{given} {fault}. Give a .npy file of vectors.")
     try:
-        array = npy.read_npy(path)
+        array = npy.read_npy(file)
     except ValueError as error:
         raise SamplingError(
-            f"{show(str(path))} is not a .npy file of one array of numbers: {error}. Save a plain "
-            "float array with numpy.save."
+            f"{given} is not a .npy file of one array of numbers: {error}. Save a plain float array with numpy.save."
         ) from None
     except OSError as error:
-        raise SamplingError(f"{show(str(path))} cannot be read ({error.strerror or error}).") from None
-    return check_latents(array, dim=dim, what=str(path))
+        raise SamplingError(f"{given} cannot be read ({error.strerror or error}).") from None
+    return check_latents(array, dim=dim, what=str(file))

@@ -74,7 +74,7 @@ def load_run(
         CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights do
             not fit the model that config.json describes.
     """
-    path, use_ema = check_path(path), check_flag(use_ema, name="use_ema")
+    given, path, use_ema = path, check_path(path), check_flag(use_ema, name="use_ema")
     if not isinstance(checkpoint, str):
         checkpoint = check_integer(checkpoint, name="checkpoint", minimum=0)
     chosen = _device(device)
@@ -83,7 +83,8 @@ def load_run(
     except OSError:  # a name that is too long
         exists = False
     if not exists:
-        raise CheckpointError(f"{show(str(path))}: no such run folder.{_nearest_folder(path) or ELSEWHERE}")
+        # not of the Path, in which the credentials of an address are not recognised
+        raise CheckpointError(f"{show(str(given))}: no such run folder.{_nearest_folder(path) or ELSEWHERE}")
     path = folder.newest_run(path)
     found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
     config = run_config(path, found)
