@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from mm_ldlm.checkpoints.reference import weights_folder
@@ -71,3 +74,42 @@ def test_the_log_shows_the_checks_of_a_configuration_as_a_table(
         {"name": "one", "found": "fine", "remedy": checks[0].remedy},
         {"name": "two", "found": "less", "remedy": "get more"},
     ]
+
+
+SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_signs_its_metrics_and_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that read no samples, and those that are skipped."""
+    from mm_ldlm.checkpoints import provenance
+    from mm_ldlm.data import sentences
+    from mm_ldlm.evaluation import suites
+
+    weights = {"run": "r", "checkpoint": "c", "digest": "d", "weights": "last"}
+    monkeypatch.setattr(provenance, "weights_of", lambda checkpoint, *, use_ema: weights if not use_ema else {})
+    monkeypatch.setattr(sentences, "held_out", lambda *given, **how: None)
+    module = importlib.import_module(f"{suites.__name__}.{name}")
+    rows = pd.DataFrame({"id": ["a"]})
+    made: dict[str, Any] = {"a number": 1.5}
+    monkeypatch.setattr(
+        module, "evaluate", lambda *_, **__: (rows, made) if name == "likelihood" else made, raising=False
+    )
+    monkeypatch.setattr(module, "skip_reason", lambda *_: "not today", raising=False)
+    model = SimpleNamespace(
+        parts=SimpleNamespace(checkpoint="c"), capabilities=SimpleNamespace(refusal=lambda use: "not today")
+    )
+    table = pd.DataFrame()
+    table.attrs = {provenance.MADE_BY: {**weights, "seed": 9}}
+    node = getattr(evaluation_nodes, f"evaluate_{name}")
+    given = {key: table if key.startswith("samples_") else "data" for key in inspect.signature(node).parameters}
+    found = node(**{**given, "model": model, "evaluation": {"use_ema": False}, "seed": 7})
+    metrics = found[1] if isinstance(found, tuple) else found
+    about = metrics.pop(provenance.MADE_BY)
+    assert metrics in ({"a number": 1.5}, {"skipped": "not today"})
+    assert {key: about[key] for key in weights} == weights
+    assert (about["seed"], about["parameters"]["use_ema"]) == (7, False)
+    read = {key: table.attrs[provenance.MADE_BY] for key in given if key.startswith("samples_")}
+    assert about.get("samples", {}) == read
+    if isinstance(found, tuple):
+        assert found[0].attrs == {provenance.MADE_BY: about}
