@@ -39,6 +39,8 @@ from mm_ldlm.settings import CONFIG_LOADER_ARGS
         ("a=\"b", 3, "expected \" at the end of the quoted text, found the end of the option. Close the quote"),
         ("a='b' c", 7, "expected a comma or the end after ', found 'c'. Separate items by commas, and quote a text "
          "that begins with a bracket or a quote"),
+        ('a="b""c"', 6, "expected a comma or the end after \", found '\"c\"'. Separate items by commas, and quote a "
+         "text that begins with a bracket or a quote"),
         ("a=" + "[" * 33, 35, "expected at most 32 nested brackets, found more. Remove some"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -139,6 +140,30 @@ def test_stores_of_different_makings_are_named_with_their_folders_and_fingerprin
     assert refusal(StoreError, commit, tmp_path / "t", stores=stores) == (
         f"{tmp_path / 't'}: expected the stores records, tokens, index, tokenizer, found no tokens among "
         f"{list(stores)}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("tokens", "records"), ("tokens", "tokenizer"), ("index", "records"), ("index", "tokens"), ("latents", "records"),
+     ("token_vectors", "tokenizer")],
+)  # fmt: skip
+def test_every_store_that_another_was_made_from_is_compared(
+    name: str, source: str, write_dataset: Any, tmp_path: Path
+) -> None:
+    own = write_dataset(
+        tmp_path / "own", TEXTS, SPLITS, latents=np.arange(12.0).reshape(4, 3), token_vectors=np.ones((23, 3))
+    )
+    shutil.copytree(own.folder(name), tmp_path / "changed")
+    manifest = Manifest.read(tmp_path / "changed")
+    assert manifest.fingerprints[source] == own.fingerprints[source]
+    dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, source: "of another"}).write(
+        tmp_path / "changed"
+    )
+    stores = {each: own.folder(each) for each in own.names} | {name: tmp_path / "changed"}
+    assert refusal(FingerprintError, commit, tmp_path / "t", stores=stores) == (
+        f"{tmp_path / 'changed'}: the {name} were made with {source} of another, but the {source} in "
+        f"{own.folder(source)} have fingerprint {own.fingerprints[source]}. {AGAIN}"
     )
 
 
