@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 from mm_ldlm.config_errors import explain, name_keys, without_branches
 from mm_ldlm.credentials import holds_credentials
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.kinds import MARK, Kinds
+from mm_ldlm.kinds import MARK, Kinds, with_article
 from mm_ldlm.messages import escape, nearest, show, summarise
 
 try:
@@ -153,11 +153,12 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
     if not isinstance(value, Mapping):
         raise ConfigurationError(
             f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. "
-            f"Choose a {kinds.what}: {', '.join(kinds.known)}."
+            f"Choose {with_article(kinds.what)}: {', '.join(kinds.known)}."
         )
     if "kind" not in value:
         raise ConfigurationError(
-            f"parameter '{at}.kind' is missing and has no default. Choose a {kinds.what}: {', '.join(kinds.known)}."
+            f"parameter '{at}.kind' is missing and has no default. Choose {with_article(kinds.what)}: "
+            f"{', '.join(kinds.known)}."
         )
     found = kinds.find(value["kind"], at=at)
     return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)

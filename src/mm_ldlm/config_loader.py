@@ -146,7 +146,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
         """Refuse the first file of a layer that is no YAML or no mapping; the message has the file and the line."""
         for pattern in self.config_patterns[key]:
             for file in sorted(map(str, self._fs.glob(f"{folder}/{pattern}"))):
-                if not Path(file).suffix or self._fs.isdir(file):
+                if Path(file).suffix not in _SUFFIXES or self._is_hidden(file) or self._fs.isdir(file):
                     continue
                 found = parse_yaml(self._fs.cat_file(file), file=file)
                 if found is not None and not isinstance(found, Mapping):

@@ -54,7 +54,7 @@ class Kinds:
             names = [*self.known, *external]
             hint = nearest(kind, names)
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected {_a(self.what)}, found {show(kind)}.{hint} Known here: "
+                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{hint} Known here: "
                 f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
         found = _import(path, at=at)
@@ -74,9 +74,9 @@ class Kinds:
         has = {*dir(found), *getattr(found, "__dataclass_fields__", {})}
         if missing := [member for member in _members(self.interface) if member not in has]:
             raise ConfigurationError(
-                f"parameter '{at}': expected {_a(self.what)}, found {name}, which is not one: it has no "
+                f"parameter '{at}': expected {with_article(self.what)}, found {name}, which is not one: it has no "
                 f"{', '.join(repr(member) for member in missing)} ({self.interface.__module__}."
-                f"{self.interface.__name__}). Choose {_a(self.what)}: {', '.join(self.known)}."
+                f"{self.interface.__name__}). Choose {with_article(self.what)}: {', '.join(self.known)}."
             )
 
     def name(self, found: type, kind: str) -> str:
@@ -85,7 +85,8 @@ class Kinds:
         return next((name for name, known in self.known.items() if known == path), kind)
 
 
-def _a(words: str) -> str:
+def with_article(words: str) -> str:
+    """Return words with their indefinite article: "a model", "an encoder"."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 

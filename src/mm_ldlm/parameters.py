@@ -258,8 +258,7 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
     if "ingestion" in read:
         ingestion = typed["ingestion"]
         for place, source in enumerate(ingestion.with_path_in_source().sources):
-            replaced = ingestion.path is not None and source.path is not None
-            key = "ingestion.path" if replaced else f"ingestion.sources.{place}.path"
+            key = f"ingestion.sources.{place}.path" if ingestion.path is None else "ingestion.path"
             yield from ((key, path) for path in source.paths)
             if source.vectors not in (None, BESIDE):
                 yield f"ingestion.sources.{place}.vectors", source.vectors
