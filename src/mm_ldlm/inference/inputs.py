@@ -193,7 +193,14 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()
             values = (values.float() if values.is_floating_point() else values).numpy()
+        if np.ma.is_masked(values):
+            raise SamplingError(
+                f"{what}: expected numbers alone, found {int(np.ma.getmaskarray(values).sum())} that are masked. "
+                "Remove these vectors, or fill them."
+            )
         array = np.asarray(values)
+    except SamplingError:
+        raise
     except ValueError:
         raise SamplingError(f"{what}: expected vectors, found rows of unequal length.") from None
     except Exception as error:
