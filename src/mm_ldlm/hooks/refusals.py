@@ -97,7 +97,7 @@ def refuse_other_json(name: str, data: Any, entry: Any) -> None:
         return
     expected, kind = ("a list", list) if name in _LISTS else ("a mapping", dict)
     if isinstance(data, kind):
-        if name != TIMINGS or all(type(value) in (int, float) for value in data.values()):
+        if name != TIMINGS or all(type(value) in (int, float) for value in dict(data).values()):
             return
         expected = "seconds by pipeline"
     raise StoreError(
