@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.store.paths import refuse_no_file
+from mm_ldlm.errors import StoreError
+from mm_ldlm.store.paths import FOLDER, problem, refuse_no_file
 
 _TEMPORARY = ".tmp-"
 DEEPEST = 100
@@ -80,9 +81,17 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
 
     An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
-    time, so temporary directories for this `path` are those of killed writers and are removed first.
+    time, so temporary directories for this `path` are those of killed writers and are removed first. A link to a folder
+    stays, and that folder is replaced.
+
+    Raises:
+        StoreError: `path` exists and is no folder. The two renames would replace even a device.
     """
     path = Path(path)
+    if os.path.lexists(path) and (reason := problem(path)) != FOLDER:
+        raise StoreError(f"{path}: expected a folder, found that it {reason or 'is a file'}. Choose another place.")
+    if path.is_symlink():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{_TEMPORARY}*"):
         if left.name[len(_TEMPORARY) :].partition("-")[2].removeprefix("old-") == path.name:
