@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
@@ -51,6 +52,10 @@ def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: 
         ),
         (FileNotFoundError("no file below this folder"), "'run' does not exist yet. Run the pipeline that writes it "),
         (json.JSONDecodeError("Expecting value", "[", 1), "'run' cannot be read (Expecting value"),
+        (pa.ArrowInvalid("no magic bytes"), "'run' cannot be read (no magic bytes). Run the pipeline that"),
+        (pa.ArrowKeyError("no such type"), "'run' cannot be read ("),
+        (IsADirectoryError(21, "Is a directory", "run.json"), "'run' cannot be read ("),
+        (EOFError("short"), "'run' cannot be read (short)"),
     ],
 )
 def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
@@ -63,6 +68,28 @@ def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
     assert found.startswith(message)
     assert found.endswith("first: `kedro run --pipeline=training`.")
     assert cli.unreadable(error, None) is None
+
+
+@pytest.mark.parametrize("cause", [PermissionError(13, "no"), AttributeError("a defect")])
+def test_other_failures_of_loading_are_no_damaged_artifact(cause: Exception) -> None:
+    error = DatasetError("Failed while loading data from dataset JSONDataset(...)")
+    error.__cause__ = cause
+    assert cli.unreadable(error, "run") is None
+
+
+def test_an_artifact_of_every_run_is_removed_where_it_is_damaged(project: Path) -> None:
+    bootstrap_project(project)
+    error = DatasetError("Failed while loading data from dataset JSONDataset(...)")
+    error.__cause__ = json.JSONDecodeError("Expecting value", "[", 1)
+    assert str(cli.unreadable(error, "timings")).endswith("Remove the file: every run writes it.")
+
+
+@pytest.mark.parametrize("runner", ["Nope", "no.such.Runner", ".", "os.nope"])
+def test_a_runner_that_does_not_exist_is_refused(runner: str, project: Path) -> None:
+    bootstrap_project(project)
+    assert cli.check_names({"runner": "SequentialRunner"})["runner"] == "SequentialRunner"
+    with pytest.raises(ConfigurationError, match=r"^--runner: expected SequentialRunner, found '.+'\. Leave"):
+        cli.check_names({"runner": runner})
 
 
 def test_a_folder_that_is_missing_names_its_pipeline(project: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kedro_datasets.json import JSONDataset
 
 import mm_ldlm.parameters
 from mm_ldlm.datasets import RunDataset
-from mm_ldlm.errors import ConfigurationError, TrackingError
+from mm_ldlm.errors import ConfigurationError, StoreError, TrackingError
 from mm_ldlm.hooks import ProjectHooks, seconds, tracked
 from mm_ldlm.hooks.tracked import TrackedRun
 from mm_ldlm.tracking import mlflow as tracking
@@ -336,6 +336,41 @@ def test_the_dataset_that_is_being_loaded_is_known_while_it_loads_and_after_a_fa
     with pytest.raises(DatasetError):
         hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
     assert hooks.loading == "timings"
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"training": "long"}', '{"training": null}', '{"training": true}', "3"])
+def test_seconds_that_are_none_are_refused_before_the_first_node(content: str, tmp_path: Path) -> None:
+    (tmp_path / "timings.json").write_text(content)
+    data = catalog(tmp_path, enabled=False)
+    with pytest.raises(StoreError, match=r"^'timings' \(.*timings\.json\): expected .*, found .*\. Remove the file"):
+        ProjectHooks().before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("metrics_sts", [1], "a mapping"),
+        ("metrics_sts", "x", "a mapping"),
+        ("metrics_sts", {}, None),
+        ("sanity_report", {}, "a list"),
+        ("sanity_report", [], None),
+        ("comparison_outcomes", [], None),
+    ],
+)
+def test_an_artifact_in_json_has_the_form_that_the_project_writes(
+    name: str, value: Any, expected: str | None, tmp_path: Path
+) -> None:
+    data = catalog(tmp_path, enabled=False)
+    data[name] = JSONDataset(filepath=str(tmp_path / "x.json"))
+    data["memory"] = MemoryDataset(value)
+    hooks = ProjectHooks()
+    hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
+    hooks.after_dataset_loaded("memory", value)
+    if expected is None:
+        hooks.after_dataset_loaded(name, value)
+        return
+    with pytest.raises(StoreError, match=rf"^'{name}' \(.*x\.json\): expected {expected}, found .*run the pipeline"):
+        hooks.after_dataset_loaded(name, value)
 
 
 @pytest.mark.parametrize("runner", ["ThreadRunner", "<kedro.runner.parallel_runner.ParallelRunner object at 0x7f>"])

@@ -494,3 +494,11 @@ def test_pitfall_15_every_key_is_read_somewhere(project: Path) -> None:
         f"{cls.__name__}.{field.name}" for cls in found for field in dataclasses.fields(cls) if not reads[field.name]
     ]
     assert sorted(unread) == []
+
+
+def test_a_link_to_nothing_is_named_as_such_and_not_proposed(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.txt").symlink_to("nothing")
+    typed = check_parameters(parameters(project, "own_text", ingestion={"path": str(tmp_path / "own.txt")}))
+    with pytest.raises(ConfigurationError, match="is a symbolic link to a file that does not exist") as caught:
+        check_files(typed, read={"ingestion"})
+    assert "Did you mean" not in str(caught.value)

@@ -19,6 +19,7 @@ from mm_ldlm.corpus import pretrained
 from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import MMLDLMError
 from mm_ldlm.evaluation.config import TextFile
+from mm_ldlm.evaluation.sts_sets import read_semeval, read_sick, read_stsb
 from mm_ldlm.evaluation.suites.likelihood import read_lines
 from mm_ldlm.inference.inputs import read_npy, read_texts
 from mm_ldlm.store import verified
@@ -44,6 +45,11 @@ def pipe(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         writer.wait()
 
 
+def read_pairs_of_2012(where: Path) -> Any:
+    (where / "STS.gs.a.txt").write_text("1\n")
+    return read_semeval(where, name="x")
+
+
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "tokenizer of the data": ("tokenizer.json", TextTokenizer.load),
     "own tokenizer": ("own.json", lambda where: pretrained.from_path(where / "own.json", lowercase=True)),
@@ -54,6 +60,9 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "names of tensors": ("names.yml", lambda where: read_yaml(where / "names.yml")),
     "options of a command": ("run.yml", lambda where: cli._options_in(where / "run.yml")),
     "other texts of the likelihood": ("o.gz", lambda where: read_lines(TextFile(name="m", path=str(where / "o.gz")))),
+    "STS-B": ("a.tsv", lambda where: read_stsb(where / "a.tsv")),
+    "SICK": ("SICK.txt", lambda where: read_sick(where / "SICK.txt")),
+    "SemEval": ("STS.input.a.txt", read_pairs_of_2012),
     "session of a comparison": ("session.json", lambda where: finished_before(SimpleNamespace(folder=where))),  # type: ignore[arg-type]
 }  # fmt: skip
 

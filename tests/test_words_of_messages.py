@@ -70,7 +70,8 @@ def test_a_value_is_shown_to_its_limits() -> None:
     assert show(list(range(13))).endswith("11, ...]")
     assert show("x" * 300, 80) == shorten(show("x" * 300), 80)
     assert len(show("x" * 300, 80)) < 90
-    assert nearest("training" + "x" * 92, ["training" + "x" * 92]) == f" Did you mean 'training{'x' * 92}'?"
+    assert nearest("a" * 200, ["a" * 100], cutoff=1.0) == f" Did you mean '{'a' * 100}'?"
+    assert nearest("training", ["training"]) == ""
     assert nearest("abcd", ["abxy"], cutoff=0.4) == " Did you mean 'abxy'?"
     assert nearest("abcd", ["abxy"]) == ""
 

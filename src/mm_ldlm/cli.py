@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import re
 import signal
@@ -16,13 +15,14 @@ import click
 from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
+from kedro.utils import load_obj
 
 from mm_ldlm.config_loader import merge, parse_yaml
 from mm_ldlm.console import messages_only
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import ConfigurationError, StoreError, purposeful
 from mm_ldlm.hooks import ProjectHooks
-from mm_ldlm.messages import nearest, show
+from mm_ldlm.messages import nearest, shorten, show
 from mm_ldlm.overrides import nested, parse_params
 from mm_ldlm.store import atomic
 from mm_ldlm.store.paths import problem
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
+RUNNER = "SequentialRunner"
+"""The only runner of Kedro that this project works with"""
 PLACES = ("data", "results", "run")
 """Parameters that choose the artifacts of a run."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
@@ -122,6 +124,7 @@ def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = options.get("pipelines") or ["__default__"]
     for name in chosen:
         _refuse_unknown(name, list(pipelines), "pipeline")
+    _refuse_unknown_runner(options.get("runner"))
     within = ", ".join(chosen)
     graph = sum((pipelines[name] for name in chosen), Pipeline([]))
     for option in ("from_inputs", "to_outputs"):
@@ -165,6 +168,13 @@ def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
         raise ConfigurationError(f"'{name}' is not a {what}.{hint} Choose one of: {', '.join(known)}.")
 
 
+def _refuse_unknown_runner(name: str | None) -> None:
+    try:
+        load_obj(name or RUNNER, "kedro.runner")
+    except (AttributeError, ImportError, ValueError):
+        raise ConfigurationError(f"--runner: expected {RUNNER}, found {show(name)}. Leave --runner out.") from None
+
+
 def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     """Make the error for an artifact of the catalog that is missing or damaged (JSON, table), or only made in memory.
 
@@ -187,12 +197,19 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
             f"'{dataset}' is kept in memory alone, so the node that makes it has to run too. Add it: "
             f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
         )
-    if not isinstance(first, (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError)):
+    import pyarrow as pa
+
+    damaged = isinstance(first, (OSError, EOFError, ValueError, pa.ArrowException))  # JSON, UTF-8, a table, a figure
+    if not damaged or (isinstance(first, OSError) and atomic.write_failure(first) is not None):
         return None
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
-    what = "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({first})"
+    what = (
+        "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({shorten(str(first), 300)})"
+    )
     place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
     commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
+    if not commands:
+        return StoreError(f"'{dataset}'{place} {what}. Remove the file: every run writes it.")
     return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
 
 

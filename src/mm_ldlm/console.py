@@ -7,7 +7,9 @@ standard error.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ import click
 
 from mm_ldlm.credentials import mask
 from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _RUNS = "data/06_models/runs"
 """Folder of the runs of the default configuration, of which the newest is used."""
+_NPY = b"\x93NUMPY"
+"""How a .npy file begins"""
 COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
 """Columns of `mm-ldlm invert --table`."""
 
@@ -126,8 +131,10 @@ def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> 
     from mm_ldlm.inference.inputs import read_texts
 
     with messages_only():
+        texts = read_texts(file)
+        refuse_own_file(Path(output))
         model, seed = _load(**run)
-        made = model.embed(read_texts(file), steps=steps, draws=draws, seed=seed)
+        made = model.embed(texts, steps=steps, draws=draws, seed=seed)
         buffer = io.BytesIO()
         np.save(buffer, np.asarray(made.latents, dtype=np.float32), allow_pickle=False)
         try:
@@ -184,6 +191,32 @@ def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> Non
         click.echo(f"{folder}/model.pt: the {'averaged' if averaged else 'last'} weights of {found}")
 
 
+def refuse_own_file(output: Path) -> None:
+    """Refuse to replace a file that is no earlier output, before the work: the texts themselves, or a file of a run.
+
+    Raises:
+        SamplingError: it exists and does not begin like a .npy file, or its folder cannot be made or written to.
+    """
+    from mm_ldlm.errors import SamplingError
+
+    try:
+        atomic.refuse_no_file(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(output.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not output.exists():
+            return
+        with open(output, "rb") as file:
+            found = file.read(len(_NPY))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SamplingError(f"{show(str(output))} cannot be written ({reason}). Choose another file.") from None
+    if found not in (_NPY, b""):
+        raise SamplingError(
+            f"{show(str(output))} exists and is no .npy file, so it would be lost. Choose another file, or remove it."
+        )
+
+
 def _load(*, run: str, checkpoint: str, device: str | None, seed: int) -> tuple[MMLDLM, int]:
     from mm_ldlm.checkpoints.folder import newest_run
     from mm_ldlm.inference import MMLDLM
@@ -200,8 +233,13 @@ def _line(text: str) -> str:
 
 
 def _print(lines: Iterator[str] | Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line)
+    try:
+        for line in lines:
+            click.echo(line)
+    except BrokenPipeError:
+        raise  # the reader has enough; click ends without a message
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written ({error.strerror}). Write it elsewhere.") from None
 
 
 @contextmanager

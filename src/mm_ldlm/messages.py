@@ -55,9 +55,12 @@ def about(seconds: float) -> str:
 
 def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
-    is no string.
+    is no string. `name` itself is never proposed: a file of that name may be there, but of another type.
     """
-    near = difflib.get_close_matches(name[:100] if isinstance(name, str) else "", list(known), n=1, cutoff=cutoff)
+    if not isinstance(name, str):
+        return ""
+    others = [each for each in known if each != name]
+    near = difflib.get_close_matches(name[:100], others, n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

@@ -24,6 +24,7 @@ from mm_ldlm.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.store.needs import FROM_ENCODER, needed_stores
+from mm_ldlm.store.paths import MISSING, problem
 
 SECTIONS = {
     "tracking": "mm_ldlm.tracking.config:TrackingConfig",
@@ -226,8 +227,8 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             its parameter.
     """
     missing = [
-        f"parameter '{key}': {show(path)} does not exist (looked from {Path.cwd()}).{_nearest_file(path)} Correct it "
-        "or put the file there."
+        f"parameter '{key}': {show(path)} {problem(path) or MISSING} (looked from {Path.cwd()}).{_nearest_file(path)} "
+        "Correct it or put the file there."
         for key, path in _named_files(typed, read)
         if not _exists(path)
     ]

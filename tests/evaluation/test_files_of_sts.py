@@ -256,7 +256,10 @@ def test_text_of_another_encoding_is_refused_with_its_place(tmp_path: Path) -> N
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError) as raised:
         load_sts(StsSource(format="stsb", name="mine", path=str(tmp_path)))
-    assert str(raised.value) == f"{tmp_path}: expected a file that can be read (Is a directory)."
+    assert (
+        str(raised.value)
+        == f"{tmp_path}: expected a file that can be read, found that it is a folder. Correct the path."
+    )
 
 
 def test_files_of_the_parameters_follow_the_sets_in_the_format_of_sts_b() -> None:

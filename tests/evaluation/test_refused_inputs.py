@@ -131,6 +131,45 @@ def test_a_result_that_is_no_mapping_is_refused_with_its_file(
     assert str(tmp_path / place) in str(caught.value)
 
 
+COSTS = pd.DataFrame({"id": ["a", "b"], "tokens": [3, 4], "nll": [1.5, 2.0]})
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        (COSTS.drop(columns="id"), "has no column id"),
+        (COSTS.drop(columns=["tokens", "nll"]), "has no column tokens, nll"),
+        (COSTS.assign(nll="cheap"), "has no numbers in its column nll"),
+        (pd.concat([COSTS, COSTS]), "has the id 'a' more than once"),
+        (b"PAR1", r"cannot be read \(.+\)"),
+        (None, "is a folder"),
+    ],
+)
+def test_a_table_that_cannot_be_compared_is_refused_with_its_file(table: Any, fault: str, tmp_path: Path) -> None:
+    compare.keep(compare.Result("x", {}, None, table if isinstance(table, pd.DataFrame) else None), tmp_path)
+    path = tmp_path / "evaluation" / "likelihood_rows.parquet"
+    if isinstance(table, bytes):
+        path.write_bytes(table)
+    elif table is None:
+        path.mkdir()
+    message = rf"^Expected a table .* found that {path} {fault}\. Evaluate that run again, or remove it from "
+    with pytest.raises(EvaluationError, match=message):
+        compare.load_result(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["l2t.exact_match", "l2t.bleu.low", "nll.exact"])
+def test_a_headline_that_is_no_number_is_refused_with_its_key(key: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(f'{{"{key}": "<b>"}}')
+    with pytest.raises(EvaluationError, match=f"a number for '{key}' in .*metrics.json, found '<b>'"):
+        compare.load_result(str(tmp_path))
+
+
+@pytest.mark.parametrize("reference", ["x" * 5000, "a\0b"], ids=["long", "nul"])
+def test_a_reference_that_cannot_be_a_path_is_no_result(reference: str) -> None:
+    with pytest.raises(EvaluationError, match=r"expected the result of a run at .*found no metrics\.json"):
+        compare.load_result(reference, from_tracking=lambda _: None)
+
+
 def test_a_result_is_read_from_its_folder_its_run_its_file_or_the_tracking(tmp_path: Path) -> None:
     run = tmp_path / "run-a"
     rows = pd.DataFrame({"id": ["a"], "tokens": [3], "nll": [1.5]})

@@ -16,6 +16,7 @@ from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.compare import Result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.headline import flat_metrics, slug, sts_headlines
+from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
 
 OPTIONS: dict[str, Any] = {"bootstrap": BootstrapConfig(replicates=40, level=0.8), "seed": 3}
 COUNT = 40
@@ -112,7 +113,7 @@ def test_a_result_in_the_working_directory_has_a_name(
 
 
 def test_a_kept_result_has_the_tables_that_it_was_given_and_no_others(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"id": ["a"], "exact": [True]})
+    rows = pd.DataFrame({"id": ["a"], "exact": [True], **dict.fromkeys(("matches", "positions", *BLEU_COLUMNS), 1)})
     assert compare.keep(Result("x", {"a": 1.0}, rows, costs(1.0)), tmp_path / "whole") == tmp_path / "whole/evaluation"
     compare.keep(Result("x", {"a": 1.0}, rows.head(0)), tmp_path / "empty")
     listed = {name: sorted(file.name for file in (tmp_path / name / "evaluation").iterdir()) for name in

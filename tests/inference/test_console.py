@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -82,6 +84,41 @@ def test_bad_input_is_one_message(
     assert message in result.output
     assert result.output.startswith("Error: ")
     assert len(result.output.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("a.txt", "'a.txt' exists and is no .npy file, so it would be lost"),
+        ("./b/../a.txt", "so it would be lost"),
+        ("link", "so it would be lost"),
+        ("b", "expected a file, found that it is a folder"),
+        ("a.txt/x.npy", "'a.txt/x.npy' cannot be written (File exists). Choose another file"),
+        ("x" * 300, "cannot be written (File name too long). Choose another file"),
+    ],
+)
+def test_a_file_that_is_no_earlier_output_is_never_replaced(
+    output: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the run is loaded: `mm-ldlm embed texts.txt texts.txt` lost the texts."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("w1\n")
+    Path("b").mkdir()
+    Path("link").symlink_to("a.txt")
+    result = call("embed", "a.txt", output, "--run", "no run")
+    assert (result.exit_code, Path("a.txt").read_text()) == (1, "w1\n")
+    assert message in result.output
+
+
+def test_an_output_that_cannot_be_written_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mm_ldlm.inference.MMLDLM", Asked())
+    monkeypatch.setattr(console.click, "echo", full)
+    with pytest.raises(click.ClickException) as caught:
+        console.commands.main(["invert", "l.npy", "--run", "R"], standalone_mode=False)
+    assert caught.value.message == "the output cannot be written (No space left on device). Write it elsewhere."
 
 
 def test_a_command_that_does_not_exist_is_no_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -201,6 +201,29 @@ def test_a_copy_is_independent_and_writes_the_same(run_folder, parts, unit_laten
         assert model.invert(unit_latents(2), steps=2).tokens == before.tokens
 
 
+def test_a_masked_number_is_no_number(model):
+    with pytest.raises(SamplingError, match=r"latents: expected numbers alone, found 2 that are masked\. Remove"):
+        model.invert(np.ma.masked_greater(LATENTS, 0.5))
+    assert len(model.invert(np.ma.masked_greater(LATENTS, 2.0))) == 2
+
+
+def test_another_default_type_of_torch_changes_no_result(run_folder):
+    """A notebook may compute in float64; its own default stays."""
+
+    def results():
+        model = MMLDLM.from_run(run_folder)
+        texts = model.generate(2, order="together"), model.invert(LATENTS)
+        return str((texts, model.embed(["w1 w2"]).latents.tolist(), model.score(["w1 w2"]).token_nll.tolist()))
+
+    expected = results()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert results() == expected
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_pickling_is_refused_with_what_to_do_instead(model):
     with pytest.raises(SamplingError, match=r"Give the other process the path .* MMLDLM\.from_run"):
         pickle.dumps(model)

@@ -81,7 +81,7 @@ def test_a_folder_that_is_no_run_is_named_with_its_whole_path(tmp_path: Path) ->
     }
     with pytest.raises(CheckpointError) as error:
         loading.load_run(tmp_path / "away" / "run-2")
-    assert str(error.value) == f"'{tmp_path / 'away' / 'run-2'}': no such run folder."
+    assert str(error.value) == f"'{tmp_path / 'away' / 'run-2'}': no such run folder.{loading.ELSEWHERE}"
     with pytest.raises(CheckpointError) as error:
         loading.run_config(tmp_path / "run-1", tmp_path / "run-1" / "checkpoints" / "step-00000001")
     assert str(error.value) == (

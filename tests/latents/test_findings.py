@@ -103,6 +103,14 @@ def test_collapsed_dimensions(most: float, severity: str) -> None:
     assert (entry.severity, entry.count, entry.examples, rows) == (severity, 2, ("1", "2"), {})
 
 
+@pytest.mark.parametrize(
+    ("digests", "remedy"), [([5, 5, 5], "give more texts that differ"), ([5, 6, 5], "check its po")]
+)
+def test_a_single_vector_is_no_fault_of_the_encoder(digests: list[int], remedy: str) -> None:
+    found, _ = findings(measured(3, digest_n=np.array(digests, np.uint64), std_d=np.zeros(4)), collapsed_std=0.01)
+    assert remedy in found["collapsed dimensions"].remedy
+
+
 def test_drift_above_its_limit_names_its_shard() -> None:
     held = Findings()
     drift = [("one", 0.5), ("two", 0.51), ("three", 0.2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.errors import StoreError
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.store.paths import is_taken
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +49,51 @@ def test_no_write_leaves_a_file_open(tmp_path: Path) -> None:
         with atomic.new_directory(tmp_path / "d") as new:
             (new / "file").write_text("x")
     assert opened() == before
+
+
+def thing(kind: str, path: Path) -> Path:
+    """Put something that is no folder at `path`: renaming would replace even a device."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("x")
+    else:
+        path.symlink_to("nothing" if kind == "link to nothing" else path.name)
+    return path
+
+
+KINDS = ("pipe", "file", "link to nothing", "link to itself")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_folder_is_replaced_by_a_folder(kind: str, tmp_path: Path) -> None:
+    before = os.lstat(thing(kind, tmp_path / "d"))
+    with (
+        pytest.raises(StoreError, match=r"d: expected a folder, found that it is .+\. Choose another place"),
+        atomic.new_directory(tmp_path / "d") as new,
+    ):
+        (new / "file").write_text("x")
+    assert os.lstat(tmp_path / "d") == before
+    assert [each.name for each in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_place_is_nothing_or_an_empty_folder(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert [is_taken(tmp_path / name) for name in ("nothing", "empty")] == [False, False]
+    assert is_taken(thing(kind, tmp_path / "empty" / "x"))
+    assert is_taken(tmp_path / "empty")
+
+
+def test_a_link_to_a_folder_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "old").mkdir(parents=True)
+    (tmp_path / "d").symlink_to("disk/old")
+    with atomic.new_directory(tmp_path / "d") as new:
+        (new / "file").write_text("x")
+    assert (tmp_path / "d").is_symlink()
+    assert sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*")) == [
+        "d", "disk", "disk/old", "disk/old/file"
+    ]  # fmt: skip
 
 
 def test_a_directory_appears_complete_or_not_at_all(tmp_path: Path) -> None:

@@ -191,8 +191,7 @@ def test_a_folder_replaces_nothing_but_a_folder(tmp_path: Path) -> None:
                          ("gone", "is a symbolic link to a file that does not exist")):  # fmt: skip
         make = lambda name=name: atomic.new_directory(tmp_path / name).__enter__()  # noqa: E731
         assert refused(StoreError, make) == (
-            f"{tmp_path / name}: expected a folder or nothing, found that it {reason}. Remove it, or choose another "
-            "folder."
+            f"{tmp_path / name}: expected a folder, found that it {reason}. Choose another place."
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "file").read_text() == "kept"

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.messages import show
 from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.store.lines import lines_of
 from mm_ldlm.store.paths import problem
 
 EMBEDDED_NAME = "bert-base-uncased"
@@ -38,11 +40,27 @@ def from_package() -> Any:
 
 
 def from_vocabulary(path: Path, *, lowercase: bool) -> Any:
-    """Build a BERT wordpiece tokenizer from a vocab.txt."""
+    """Build a BERT wordpiece tokenizer from a vocab.txt, in which the number of a line is the id of its token.
+
+    Raises:
+        ConfigurationError: it is not UTF-8, has a token twice, or has no [UNK].
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    words = path.read_text(encoding="utf-8").splitlines()
+    try:
+        words = lines_of(path.read_bytes())
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path}: expected UTF-8, found the byte {error.object[error.start]:#04x} at byte {error.start}. Correct "
+            "'tokenizer.path'."
+        ) from None
     vocabulary = {word: index for index, word in enumerate(words)}
+    twice = next((word for index, word in enumerate(words) if vocabulary[word] != index), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"{path}: expected each token once, found {show(twice, 60)} in the lines {words.index(twice) + 1} and "
+            f"{vocabulary[twice] + 1}. Correct the file."
+        )
     if "[UNK]" not in vocabulary:
         raise ConfigurationError(
             f"{path}: expected a wordpiece vocabulary with the token [UNK], found {len(words)} tokens without it. "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,17 @@ from mm_ldlm.evaluation.bootstrap import (
 )
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.headline import sts_headlines
-from mm_ldlm.evaluation.inversion import bleu_of_counts
+from mm_ldlm.evaluation.inversion import BLEU_COLUMNS, bleu_of_counts
+from mm_ldlm.messages import shorten, show
 from mm_ldlm.store import atomic
 from mm_ldlm.store.atomic import write_bytes, write_json
+from mm_ldlm.store.paths import MISSING, problem
 
 METRICS, FOLDER = "metrics.json", "evaluation"
 INVERSION_ROWS, LIKELIHOOD_ROWS = "inversion_rows.parquet", "likelihood_rows.parquet"
+
+_COLUMNS = {INVERSION_ROWS: ("exact", "matches", "positions", *BLEU_COLUMNS), LIKELIHOOD_ROWS: ("tokens", "nll")}
+"""Columns of numbers that every table with rows has, beside its ids"""
 
 FromTracking = Callable[[str], Mapping[str, float] | None]
 """Function from a run id to its metrics, or None if tracking has no such run."""
@@ -76,12 +82,13 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
     """Load a result by run folder, folder, metrics file, or MLflow run id.
 
     Raises:
-        EvaluationError: there is no result; the message lists the paths that were searched.
+        EvaluationError: there is no result, or a damaged one; the message lists the paths that were searched, or names
+            the file.
     """
     path = Path(reference)
-    candidates = [path] if path.is_file() else [path / METRICS, path / FOLDER / METRICS]
+    candidates = [path] if problem(path) is None else [path / METRICS, path / FOLDER / METRICS]
     for place in candidates:
-        if place.is_file():
+        if problem(place) is None:
             try:
                 metrics = atomic.read_json(place)
             except ValueError as error:
@@ -93,19 +100,64 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
                 raise EvaluationError(
                     f"Expected a mapping of numbers in {place}, found {metrics!r:.60}. Evaluate that run again."
                 )
-            tables = [place.with_name(name) for name in (INVERSION_ROWS, LIKELIHOOD_ROWS)]
-            rows = [pd.read_parquet(table) if table.is_file() else None for table in tables]
-            return Result(_name(path), metrics, *rows)
-    if from_tracking is not None and not path.exists():
+            _check_numbers(metrics, place)
+            return Result(_name(path), metrics, *(_read_rows(place.with_name(name)) for name in _COLUMNS))
+    if from_tracking is not None and problem(path) == MISSING:
         metrics = from_tracking(reference)
         if metrics:
             return Result(reference[:8], metrics)
     raise EvaluationError(
         f"reporting.compare: expected the result of a run at '{reference}', found no {METRICS} at "
         f"{', '.join(map(str, candidates))}"
-        + ("" if path.exists() else ", and no MLflow run of that id with metrics")
+        + (", and no MLflow run of that id with metrics" if problem(path) == MISSING else "")
         + ". Evaluate that run first (`kedro run --pipelines=evaluation,reporting`)."
     )
+
+
+def _check_numbers(metrics: Mapping[str, Any], place: Path) -> None:
+    """Refuse a headline that is no number; null is a number that the run does not have."""
+    keys = [f"{key}{part}" for key in (*HEADLINES, "nll.exact") for part in PARTS.values()]
+    wrong = [key for key in keys if not isinstance(metrics.get(key), (int, float, NoneType))]
+    if wrong:
+        raise EvaluationError(
+            f"Expected a number for '{wrong[0]}' in {place}, found {show(metrics[wrong[0]], 60)}. "
+            "Evaluate that run again."
+        )
+
+
+def _read_rows(path: Path) -> pd.DataFrame | None:
+    """Read a table of held-out sentences; None if the result has none.
+
+    Raises:
+        EvaluationError: it cannot be read, lacks a column or numbers, or has an id twice, which no pair could be of.
+    """
+    fault = problem(path)
+    if fault is not None and fault.startswith(MISSING):
+        return None
+    if fault is None:
+        try:
+            rows = pd.read_parquet(path)
+        except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …
+            fault = f"cannot be read ({shorten(' '.join(str(error).split()), 200)})"
+        else:
+            fault = _fault_of_rows(rows, _COLUMNS[path.name]) if len(rows) else None
+            if fault is None:
+                return rows
+    raise EvaluationError(
+        f"Expected a table of one row for each held-out sentence, found that {path} {fault}. "
+        "Evaluate that run again, or remove it from reporting.compare."
+    )
+
+
+def _fault_of_rows(rows: pd.DataFrame, columns: Sequence[str]) -> str | None:
+    """Return why a table cannot be compared, as the end of a sentence about it."""
+    if missing := [name for name in ("id", *columns) if name not in rows]:
+        return f"has no column {', '.join(missing)}"
+    if words := [name for name in columns if not pd.api.types.is_numeric_dtype(rows[name])]:
+        return f"has no numbers in its column {', '.join(words)}"
+    if not rows["id"].is_unique:
+        return f"has the id {show(rows['id'][rows['id'].duplicated()].iloc[0], 60)} more than once"
+    return None
 
 
 # -- the table -------------------------------------------------------------------------------------------------------

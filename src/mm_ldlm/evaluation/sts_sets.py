@@ -343,6 +343,8 @@ def _starter(name: str, seed: int) -> StsSet:
 
 
 def _read(path: Path) -> str:
+    if (fault := problem(path)) is not None:
+        raise EvaluationError(f"{path}: expected a file that can be read, found that it {fault}. Correct the path.")
     try:
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

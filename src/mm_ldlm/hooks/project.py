@@ -35,6 +35,7 @@ from mm_ldlm.hooks.refusals import (
     refuse_beyond_samples,
     refuse_concurrent,
     refuse_on_other_hosts,
+    refuse_other_json,
     trains,
 )
 from mm_ldlm.hooks.seconds import PipelineSeconds
@@ -106,8 +107,11 @@ class ProjectHooks:
         self._catalog, self._tracked, self._reported = catalog, None, set()
         self._unmeasured, EXPECTED.training = None, None
         self.loading = TIMINGS
-        self._seconds = PipelineSeconds(catalog.load(TIMINGS) if catalog.exists(TIMINGS) else None)
+        earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else None
         self.loading = None
+        if earlier is not None:
+            refuse_other_json(TIMINGS, earlier, catalog.get(TIMINGS))
+        self._seconds = PipelineSeconds(earlier)
 
         if hosts().is_first and (folders := self._folders()) is not None:
             self._locks.take(pipeline, folders)
@@ -244,6 +248,8 @@ class ProjectHooks:
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
         self.loading = None
+        if self._catalog is not None:
+            refuse_other_json(dataset_name, data, self._catalog.get(dataset_name))
         if self._tracked is not None:
             self._tracked.loaded(dataset_name, data)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks.names import PIPELINES, TRAINING_SPEC
+from mm_ldlm.errors import ConfigurationError, StoreError
+from mm_ldlm.hooks.names import PIPELINES, TIMINGS, TRAINING_SPEC
+from mm_ldlm.messages import show
 
 if TYPE_CHECKING:
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
 
+_LISTS = frozenset({"comparison_outcomes", "sanity_report"})
+"""JSON artifacts that are lists; all others are mappings."""
 _ON_HOSTS = {"embedding", "training"}
 """Pipelines that several hosts run together."""
 
@@ -77,3 +80,27 @@ def refuse_on_other_hosts(pipeline: Pipeline) -> None:
             f"{', '.join(others)}. Run the others on one host, before or after: `NNODES=1 kedro run --pipelines=…`; "
             "ingestion also runs on a Ray cluster (docs/ray.md)."
         )
+
+
+def refuse_other_json(name: str, data: Any, entry: Any) -> None:
+    """Refuse a JSON artifact of another form than the project writes, which was edited or replaced by hand.
+
+    Args:
+        name: of the catalog entry `entry`, from which `data` was loaded.
+
+    Raises:
+        StoreError: it is no mapping (or no list), or the seconds of the pipelines are no numbers.
+    """
+    from kedro_datasets.json import JSONDataset
+
+    if not isinstance(entry, JSONDataset):
+        return
+    expected, kind = ("a list", list) if name in _LISTS else ("a mapping", dict)
+    if isinstance(data, kind):
+        if name != TIMINGS or all(type(value) in (int, float) for value in dict(data).values()):
+            return
+        expected = "seconds by pipeline"
+    raise StoreError(
+        f"'{name}' ({entry._describe()['filepath']}): expected {expected}, found {show(data, 200)}. Remove the file, "
+        "and run the pipeline that writes it again."
+    )

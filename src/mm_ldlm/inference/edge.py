@@ -17,6 +17,7 @@ from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import inputs
 from mm_ldlm.latents.normaliser import norms
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.default_dtype import float32_by_default
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,8 @@ class Edge:
         """
         dim = self.dim
         if self.loaded is None and self.load_encoder is not None:
-            self.loaded = self.load_encoder()
+            with float32_by_default():
+                self.loaded = self.load_encoder()
         if self.loaded is None:
             raise SamplingError(
                 f"expected the encoder that made the latents, but {self.no_encoder} In Python, pass "
@@ -149,7 +151,7 @@ class Edge:
 
     def encoded(self, texts: Sequence[str]) -> Floats:
         """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text."""
-        with self._one_at_a_time:
+        with self._one_at_a_time, float32_by_default():
             raw_nd = inputs.check_latents(self.encoder.encode(texts), dim=self.dim, what="encoder")
         if len(raw_nd) != len(texts):
             raise SamplingError(f"expected a vector for each of {len(texts)} texts, the encoder made {len(raw_nd)}.")

@@ -17,6 +17,7 @@ from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
+from mm_ldlm.store.lines import lines_of
 from mm_ldlm.store.paths import problem
 
 Floats = npt.NDArray[np.float32]
@@ -56,11 +57,11 @@ def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Read the non-empty lines of a UTF-8 text file."""
+    """Read the lines of a UTF-8 text file that are not blank."""
     if (fault := problem(check_path(path))) is not None:
         raise SamplingError(f"{show(str(path))} {fault}. Give a UTF-8 file with one text per line.")
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = lines_of(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}). Save it as UTF-8.") from None
     return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
@@ -192,7 +193,14 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()
             values = (values.float() if values.is_floating_point() else values).numpy()
+        if np.ma.is_masked(values):
+            raise SamplingError(
+                f"{what}: expected numbers alone, found {int(np.ma.getmaskarray(values).sum())} that are masked. "
+                "Remove these vectors, or fill them."
+            )
         array = np.asarray(values)
+    except SamplingError:
+        raise
     except ValueError:
         raise SamplingError(f"{what}: expected vectors, found rows of unequal length.") from None
     except Exception as error:

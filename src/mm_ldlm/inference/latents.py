@@ -76,7 +76,7 @@ class LatentWriter:
 
     def _draw(self, ids: Sequence[Sequence[int]], *, config: Any, seed: int, unknown: bool) -> Drawn:
         shape, device = self.model.shape, self.model.device
-        draws_Knd = torch.empty(config.draws, len(ids), self.model.dim, device=device)
+        draws_Knd = torch.empty(config.draws, len(ids), self.model.dim, dtype=torch.float32, device=device)
         calls = np.zeros(len(ids), dtype=np.int64)
 
         def draw(batch: list[int]) -> LatentSample:
@@ -95,7 +95,7 @@ class LatentWriter:
         shape, device = self.model.shape, self.model.device
         tokens: list[tuple[int, ...]] = [()] * len(lengths)
         log_probs, calls = np.zeros(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
-        latents_nd = torch.empty(len(lengths), self.model.dim, device=device)
+        latents_nd = torch.empty(len(lengths), self.model.dim, dtype=torch.float32, device=device)
 
         def draw(batch: list[int]) -> JointSample:
             canvas_BL = pad(self._canvases([lengths[row] for row in batch]), shape.pad_id, device)

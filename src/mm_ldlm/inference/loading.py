@@ -27,6 +27,7 @@ from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.default_dtype import float32_by_default
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import BuildsOnModel
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -61,6 +62,7 @@ class Parts:
     """Fingerprints of the inputs of the run, by name"""
 
 
+@float32_by_default()
 def load_run(
     path: str | Path,
     *,

@@ -341,7 +341,9 @@ def _check_dimensions(found: Findings, measured: statistics.Statistics, *, confi
             count=len(dead),
             examples=dead,
             remedy=(
-                "The encoder is constant in these dimensions: check its pooling and truncation. The normaliser maps "
-                "them to 0."
+                "There is only one vector, and one alone does not vary: give more texts that differ."
+                if len(np.unique(measured.digest_n[measured.finite_n])) == 1
+                else "The encoder is constant in these dimensions: check its pooling and truncation. The normaliser "
+                "maps them to 0."
             ),
         )

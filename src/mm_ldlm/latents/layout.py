@@ -23,6 +23,7 @@ from mm_ldlm.corpus.tokenizer import TextTokenizer
 from mm_ldlm.errors import StoreError
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import ShardStore
+from mm_ldlm.store.paths import is_taken
 
 _ROWS = 4096
 
@@ -77,7 +78,7 @@ def write_layout(
         StoreError: the path exists and is not an empty folder, or the latents belong to other records.
     """
     path = Path(path)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    if is_taken(path):
         raise StoreError(
             f"{path}: expected a new or empty folder, or a new .zip file, for the export, found one with contents. "
             "Nothing was changed. Remove it, or choose another place: `--params export.path=PLACE`."

@@ -18,6 +18,7 @@ from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.default_dtype import float32_by_default
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
@@ -74,7 +75,7 @@ class GenerativeModel(ABC):
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode():
+            with float32_by_default(), torch.inference_mode():
                 yield
         finally:
             self.model.train(was_training)

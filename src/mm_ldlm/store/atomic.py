@@ -80,18 +80,18 @@ def _refuse_deep(value: Any) -> None:
 def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
 
-    An existing folder is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
-    time, so temporary directories for this `path` are those of killed writers and are removed first.
+    An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
+    time, so temporary directories for this `path` are those of killed writers and are removed first. A link to a folder
+    stays, and that folder is replaced.
 
     Raises:
-        StoreError: the path is that of a file, a pipe or a device.
+        StoreError: `path` exists and is no folder. The two renames would replace even a device.
     """
     path = Path(path)
-    if os.path.lexists(path) and (found := problem(path)) != FOLDER:
-        raise StoreError(
-            f"{path}: expected a folder or nothing, found that it {found or 'is a file'}. Remove it, or choose another "
-            "folder."
-        )
+    if os.path.lexists(path) and (reason := problem(path)) != FOLDER:
+        raise StoreError(f"{path}: expected a folder, found that it {reason or 'is a file'}. Choose another place.")
+    if path.is_symlink():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{_TEMPORARY}*"):
         if left.name[len(_TEMPORARY) :].partition("-")[2].removeprefix("old-") == path.name:

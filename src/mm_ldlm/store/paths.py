@@ -99,6 +99,16 @@ def refuse_no_file(path: str | Path) -> None:
         raise StoreError(f"{path}: expected a file, found that it {reason}. Remove it, or put the file in its place.")
 
 
+def is_taken(path: str | Path) -> bool:
+    """Return whether a path is no place for a new folder or archive: anything but nothing or an empty folder is there.
+
+    Raises:
+        OSError: the file system accepts no such name.
+    """
+    folder = Path(path).is_dir()
+    return any(Path(path).iterdir()) if folder else os.path.lexists(path)
+
+
 def _check_target(root: str | Path, name: str, path: Path) -> None:
     try:
         target = os.path.realpath(path, strict=True)

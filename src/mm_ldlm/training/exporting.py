@@ -14,6 +14,7 @@ from mm_ldlm.checkpoints.reference import CONFIG
 from mm_ldlm.errors import CheckpointError
 from mm_ldlm.inference.loading import run_config
 from mm_ldlm.store import atomic
+from mm_ldlm.store.paths import is_taken
 
 _COUNTERS = ("step", "epoch", "batch_in_epoch", "examples", "tokens")
 
@@ -55,7 +56,7 @@ def export_checkpoint(run: Path, target: Path, *, checkpoint: str = "latest", us
 def refuse_existing(target: Path) -> None:
     """Raise CheckpointError if a folder that is to be written exists, or cannot exist."""
     try:
-        taken = target.is_file() or (target.is_dir() and any(target.iterdir()))
+        taken = is_taken(target)
     except OSError as error:
         raise CheckpointError(
             f"{str(target)[:200]!r} cannot be a folder ({error.strerror}). Choose another name."

@@ -18,6 +18,7 @@ from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.objectives.capabilities import Use
+from mm_ldlm.store.lines import lines_of
 from mm_ldlm.store.paths import problem
 
 PARTS: dict[str, Use] = {"unconditional": "score", "given_latent": "score_given_latent"}
@@ -130,7 +131,7 @@ def read_lines(source: TextFile) -> list[str]:
             "Correct the file, or remove the entry."
         ) from error
     try:
-        return [line for line in raw.decode("utf-8").splitlines() if line.strip()]
+        return [line for line in lines_of(raw) if line.strip()]
     except UnicodeDecodeError as error:
         raise EvaluationError(
             f"The text '{source.name}' of evaluation.likelihood.other_texts: expected UTF-8 in {path}, found another "
