@@ -266,7 +266,7 @@ def test_a_file_is_named_by_its_whole_path(tmp_path: Path) -> None:
         (lambda: inputs.read_texts(absent), f"'{absent}' does not exist. Give a UTF-8 file with one text per line."),
         (lambda: inputs.read_texts(lines), f"{lines}: expected at least one text, found none."),
         (lambda: inputs.read_texts(3), "expected a path, found 3."),  # type: ignore[arg-type]
-        (lambda: inputs.read_npy(tmp_path / "d.npy", dim=2), 
+        (lambda: inputs.read_npy(tmp_path / "d.npy", dim=2),
          f"'{tmp_path / 'd.npy'}' does not exist. Give a .npy file of vectors."),
         (lambda: inputs.read_npy(short, dim=2),
          f"{short}: expected vectors of dim 2, found shape (2, 3). Use vectors of the encoder that the model was "
