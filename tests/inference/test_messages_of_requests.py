@@ -154,7 +154,7 @@ def test_targets_in_a_file_are_read_by_either_kind_of_path(tmp_path: Path) -> No
         assert (sources, found.tolist()) == ([None, None], raw.tolist())
     assert edge.targets("w1 zebra.npz")[0] == ["w1 zebra.npz"]
     (tmp_path / "c.npy").write_text("w1")
-    for path, message in ((tmp_path / "c.npy", r"is not a \.npy file"), ("absent.npy", "no such file")):
+    for path, message in ((tmp_path / "c.npy", r"is not a \.npy file"), ("absent.npy", "does not exist")):
         with pytest.raises(SamplingError, match=message):
             edge.targets(path)
 
