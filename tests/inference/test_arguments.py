@@ -142,8 +142,8 @@ def test_a_file_of_vectors_that_the_host_does_not_give_is_named(error, words, tm
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
-    for path in (tmp_path / "latin.txt", tmp_path):
-        with pytest.raises(SamplingError, match=r"cannot be read as UTF-8 text"):
+    for path, fault in ((tmp_path / "latin.txt", "cannot be read as UTF-8 text"), (tmp_path, "is a folder")):
+        with pytest.raises(SamplingError, match=fault):
             read_texts(path)
 
 
