@@ -100,7 +100,9 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 if hidden or name.endswith(_IGNORED) or _is_read(name):
                     continue
                 stem = Path(name).parts[0].split(".")[0]
-                hint = nearest(stem, [*_STEMS, "globals"], cutoff=0.4).replace("'?", ".yml'?")
+                known = (*_STEMS, "globals")
+                hint = f" Did you mean '{stem}'?" if stem in known else nearest(stem, known, cutoff=0.4)
+                hint = hint.replace("'?", ".yml'?")
                 raise ConfigurationError(
                     f"environment '{layer}': no command reads its file {show(name)}.{hint} Expected {_GLOBALS}, or "
                     "YAML or JSON whose name or folder begins with parameters, catalog or credentials. Rename it, or "

@@ -48,6 +48,7 @@ def test_a_tokenizer_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: 
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe/tokenizer.json").write_text("{")
     (tmp_path / "twice.txt").write_text("a\nb\na\n")
+    (tmp_path / "without.txt").write_text("a\nb\nc\n")
 
     def found(path: str) -> str:
         return refused(ConfigurationError, lambda: load_tokenizer(TokenizerConfig(path=path, max_length=3)))
@@ -57,7 +58,10 @@ def test_a_tokenizer_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: 
         "use 'tokenizer.name'."
     )
     assert found("twice.txt") == (
-        "twice.txt: expected a wordpiece vocabulary with the token [UNK], found 3 tokens without it. Correct "
+        "twice.txt: expected each token once, found 'a' in the lines 1 and 3. Correct the file."
+    )
+    assert found("without.txt") == (
+        "without.txt: expected a wordpiece vocabulary with the token [UNK], found 3 tokens without it. Correct "
         "'tokenizer.path'."
     )
     message = found("pipe")

@@ -175,7 +175,7 @@ def test_a_rank_that_no_signal_ended_is_reported_with_its_exit_code(code: int, t
     error = SimpleNamespace(failures={5: item}, get_first_failure=lambda: (5, item))
     found = launch._worker_failed(error, tmp_path, 0.0, LaunchConfig(max_restarts=1))
     assert str(found) == (
-        f"rank 5 ended with exit code {code}.\nThe logs of all ranks are in {tmp_path}\n(after 1 restarts)"
+        f"rank 5 ended with exit code {code}.\nThe logs of all ranks are in {tmp_path}\n(after 1 restart)"
     )
 
 

@@ -14,16 +14,20 @@ from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation import bootstrap, classification, compare, retrieval, samples, sts
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig, LikelihoodConfig
+from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
 from mm_ldlm.evaluation.sts_sets import from_pairs
 from mm_ldlm.evaluation.suites import generation, images
 
 ROWS = pd.DataFrame({"id": ["c", "a", "b"], "tokens": [3, 1, 2], "nll": [0.5, 1.5, 2.5]}, index=[7, 3, 9])
+REBUILT = ROWS.assign(
+    **{name: [place, 1, 0] for place, name in enumerate(("exact", "matches", "positions", *BLEU_COLUMNS))}
+)
 
 
 def test_a_kept_table_is_numbered_from_zero_in_its_own_order(tmp_path: Path) -> None:
-    compare.keep(compare.Result("x", {"a": 1.0}, ROWS, ROWS[::-1]), tmp_path)
+    compare.keep(compare.Result("x", {"a": 1.0}, REBUILT, ROWS[::-1]), tmp_path)
     found = compare.load_result(str(tmp_path))
-    for table, expected in ((found.inversion_rows, ROWS), (found.likelihood_rows, ROWS[::-1])):
+    for table, expected in ((found.inversion_rows, REBUILT), (found.likelihood_rows, ROWS[::-1])):
         assert table is not None
         pd.testing.assert_frame_equal(table, expected.reset_index(drop=True))
     compare.keep(compare.Result("y", {"b": 2.0}, None, ROWS[:1]), tmp_path)
