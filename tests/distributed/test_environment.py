@@ -90,3 +90,24 @@ def test_contradictory_and_non_numeric_variables_are_refused() -> None:
         rank_info({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(ConfigurationError, match="NNODES, found 'two'"):
         hosts({"NNODES": "two"})
+
+
+TORCHRUN = {
+    "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "7",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+}  # fmt: skip
+SLURM = {
+    "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1", "MASTER_PORT": "7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["", "two", "1.5", "0x1"])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [*((TORCHRUN, name) for name in TORCHRUN), *((SLURM, name) for name in SLURM if name != "SLURM_STEP_NODELIST")],
+)  # fmt: skip
+def test_a_variable_of_a_rank_that_is_no_whole_number_is_named(given: dict[str, str], name: str, value: str) -> None:
+    words = rf"^expected a whole number in the environment variable {name}, found '{value}'\. Correct or unset it\.$"
+    with pytest.raises(ConfigurationError, match=words):
+        rank_info({**given, name: value})

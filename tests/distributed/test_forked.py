@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import multiprocessing.process
 import os
 import random
@@ -173,3 +174,28 @@ def test_a_process_that_cannot_be_started_is_reported_and_the_others_end(monkeyp
         run_forked(lambda process: time.sleep(60), processes=2, seconds=50)
     with pytest.raises(ChildProcessError):
         os.waitpid(made[0], os.WNOHANG)
+
+
+def _raises(process: Process) -> None:
+    raise ValueError("no such text")
+
+
+def _is_lost(process: Process) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(("work", "words"), [(_raises, "no such text"), (_is_lost, "exit code 3")])
+def test_an_error_of_a_rank_that_is_kept_keeps_no_file_open(work: Any, words: str) -> None:
+    """An error refers to the frames that it passed, and those to the process."""
+
+    def fail() -> WorkerFailed:
+        with pytest.raises(WorkerFailed, match=words) as caught:
+            run_forked(work, processes=1, seconds=60)
+        return caught.value
+
+    fail()  # opens what stays open once
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [fail() for _ in range(2)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(kept) == 2

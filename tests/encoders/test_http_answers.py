@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 import threading
+from http.client import HTTPMessage
 from typing import Any
 
 import numpy as np
@@ -199,3 +200,69 @@ def test_requests_have_at_most_ten_bytes_and_four_texts(
     parameters = config(service, batch_rows=4, batch_bytes=10)
     prepared = type(encoder)(encoder.located, parameters).prepare(texts)
     assert (prepared.rows, prepared.batches) == (len(texts), batches)
+
+
+class Blocks:
+    """An answer in blocks of 64 KiB that breaks off after the last one; it stands for its connection too."""
+
+    def __init__(self, status: int, count: int, headers: dict[str, str]) -> None:
+        self.status, self.left, self.headers, self.closed = status, count, HTTPMessage(), 0
+        for name, value in headers.items():
+            self.headers[name] = value
+
+    def request(self, *_: Any) -> None:
+        return None
+
+    def getresponse(self) -> Blocks:
+        return self
+
+    def read1(self, size: int) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise TimeoutError
+        return b"x" * size
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error", "words"),
+    [
+        (400, {}, EncoderError, r"status 400 \(x{300}\)\. Check encoder\.name"),
+        (401, {}, EncoderError, r"status 401 \(x{300}\)\. Check the key"),
+        (404, {}, EncoderError, r"status 404 \(x{300}\)\. Check encoder\.url"),
+        (413, {}, EncoderError, r"status 413 \(x{300}\)\. Set encoder\.batch_rows"),
+        (302, {"Location": "https://other/v1"}, EncoderError, r"redirect to https://other \(status 302\)"),
+        (302, {}, EncoderError, r"redirect \(status 302\)"), (302, {"Location": "/v2"}, EncoderError, r"redirect \("),
+        (503, {}, http_client._Transient, "status 503"), (429, {}, http_client._Transient, "status 429"),
+        (200, {}, http_client._Transient, r"no complete answer within 7 s"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("max_bytes", [10, 1 << 24])
+def test_two_blocks_of_a_refusal_suffice_whatever_an_answer_may_have(
+    status: int, headers: dict[str, str], error: type[Exception], words: str, max_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A refusal that never ends is reported at once, and is not repeated as an answer that came too late."""
+    answer, made = Blocks(status, 2, headers), client("https://host/v1")
+    monkeypatch.setattr(Client, "_connection", lambda self: answer)
+    made._local.connection = answer
+    if status == 200 and max_bytes == 10:
+        error, words = EncoderError, "expected an answer of at most 10 bytes, found a larger one"
+    with pytest.raises(error, match=words):
+        made._attempt(b"{}", max_bytes)
+    assert answer.closed == 1, "what is left on the connection is not read as the next answer"
+    assert answer.left == (-1 if status == 200 and max_bytes > 10 else 1 if status == 200 else 0)
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    ["~AAAAAA==", "AAAA~AA==", "AAAA AA==", "AAAAAA==\n", "--AAAAAA==", "AAAA_AA==", "AAAAAA", "AAAAAA=",
+     "AAAAAA==AAAA", "AAAAéAA==", "=", "AAA"],
+)  # fmt: skip
+def test_base64_with_other_characters_or_a_wrong_end_is_no_vector(embedding: str) -> None:
+    """Without the other characters most of them are the four bytes of one number."""
+    answer = {"data": [{"index": 0, "embedding": embedding}]}
+    with pytest.raises(EncoderError, match=r"list of numbers or base64 of float32, found '"):
+        vectors_of(answer, rows=1, dim=None, service="s")

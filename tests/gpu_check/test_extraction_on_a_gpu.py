@@ -91,3 +91,38 @@ def test_the_store_of_the_extraction_is_that_of_the_defaults(tmp_path: Path, mon
     assert how["config"] == ExtractConfig(shard_rows=1024, progress=False)
     assert encoded == (plan, [0, 1, 2])
     assert options == {"located": "located", "rank": 0, "encoder": "encoder"}
+
+
+@pytest.mark.parametrize(
+    ("difference", "faults"), [(0.0, 0), (1e-4, 0), (2e-4, 0), (-2e-4, 0), (2.01e-4, 1), (-2.01e-4, 1)]
+)
+def test_a_small_extraction_compares_all_of_its_vectors_within_the_tolerance(
+    difference: float, faults: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last entry of the last vector differs."""
+
+    def extract(encoder: Any, located: Any, records: Any, workspace: Path) -> float:
+        workspace.mkdir()
+        table = latent_store.table(["x"] * 96, np.zeros((96, 3), np.float32), dtype="float32")
+        write_shard(workspace, shard_name(0), table)
+        return 0.5
+
+    def encode(texts: list[str]) -> Any:
+        reference = np.zeros((len(texts), 3))
+        reference[-1, -1] = difference
+        return reference
+
+    devices: list[Any] = []
+    monkeypatch.setattr(extraction, "extract", extract)
+    monkeypatch.setattr(
+        extraction, "encoder", lambda device, *, small: devices.append((device, small)) or (
+            SimpleNamespace(name="e"), SimpleNamespace(encode=encode))
+    )  # fmt: skip
+    found = extraction.extraction(Setting("cpu", tmp_path))
+    assert devices == [("cpu", True)] * 2
+    assert found.numbers == {
+        "encoder": "e", "sentences": 96, "error": abs(difference), "tolerance": 2e-4, "repeated bytes": True,
+        "sentences per second": 192.0,
+    }  # fmt: skip
+    assert len(found.faults) == faults
+    assert all("expected vectors within 0.0002 of those on the CPU" in fault for fault in found.faults)

@@ -14,6 +14,7 @@ from mm_ldlm.corpus.vectors import VectorStore, vector_table
 from mm_ldlm.encoders import EncoderConfig, parse_encoder
 from mm_ldlm.errors import FingerprintError, StoreError
 from mm_ldlm.latents import given as module
+from mm_ldlm.latents import plan
 from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
 from mm_ldlm.latents.extract import extract
 from mm_ldlm.latents.findings import Findings
@@ -136,3 +137,21 @@ def test_texts_that_were_decoded_from_tokens_are_not_embedded_again(pristine: An
     first, second = found.findings
     assert first.message == "30 of 40 rows were not encoded again: their texts were decoded from tokens."
     assert second.message.startswith("10 rows were encoded again")
+
+
+@pytest.mark.parametrize(("chosen", "rows"), [(None, [100, 100, 30]), (60, [60, 60, 60, 50]), (500, [230])])
+def test_shards_have_the_default_size_for_the_number_of_records_unless_one_is_set(
+    chosen: int | None, rows: list[int], pristine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given vectors and those of an encoder are divided alike."""
+    for each in (module, plan):
+        monkeypatch.setattr(each, "default_shard_rows", {230: 100}.__getitem__)
+    given = vectors_of(pristine.records, tmp_path / "v")
+    manifest = take(pristine, given, tmp_path / "l", shard_rows=chosen)
+    assert [shard.rows for shard in manifest.shards] == rows
+    assert manifest.meta["shard_rows"] == (chosen or 100)
+    made = plan.make_plan(
+        pristine.records, pristine.encoder.locate(), encoder=pristine.encoder, config=ExtractConfig(shard_rows=chosen),
+        workspace=tmp_path / "w",
+    )  # fmt: skip
+    assert (made.shard_rows, made.num_shards) == (manifest.meta["shard_rows"], len(rows))
