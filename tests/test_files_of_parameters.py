@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +98,17 @@ def test_names_that_no_file_system_accepts_are_refused(
     typed = changed("training", {"resume": path})
     with pytest.raises(ConfigurationError, match=r"'training\.resume'"):
         check_files(typed, read={"training"}, runs=tmp_path)
+
+
+@pytest.mark.parametrize("beneath", ["", "/b", "/*.npy"])
+@pytest.mark.parametrize("name", ["a\0", "\ud800", "a" * 5000], ids=["nul", "no unicode", "too long"])
+def test_a_name_that_no_file_system_accepts_is_a_missing_file(name: str, beneath: str) -> None:
+    name += beneath
+    sampling = SimpleNamespace(l2t=SimpleNamespace(files=[name]), t2l=SimpleNamespace(files=[]))
+    typed = {"sampling": sampling, "reporting": SimpleNamespace(compare=[name])}
+    for section, key in (("sampling", "sampling.l2t.files.0"), ("reporting", "reporting.compare.0")):
+        with pytest.raises(ConfigurationError, match=f"^parameter '{re.escape(key)}': "):
+            check_files(typed, read={section})
 
 
 def test_a_folder_without_a_checkpoint_is_none(changed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -141,6 +141,34 @@ def test_a_solver_of_the_flow_takes_the_steps_of_its_paper(
         assert found == pytest.approx(reference(some), abs=1e-5), f"{count - 1} steps, no noise"
 
 
+@SCHEDULES
+@pytest.mark.parametrize(
+    ("kind", "keys", "draws"),
+    [("ddpm", {}, [0, 1]), ("ddim", {"eta": 1.0}, [0, 1]), ("ddim", {"eta": 0.0}, []), ("dpmpp_2m", {}, [])],
+)
+def test_the_last_step_returns_the_estimate_itself_and_draws_no_noise(
+    kind: str, keys: dict[str, float], draws: list[int], name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def fresh(generator: Any, step: int, like_Bd: Tensor) -> Tensor:
+        drawn.append(step)
+        return torch.ones_like(like_Bd)
+
+    monkeypatch.setattr(gaussian, "_fresh", fresh)
+    schedule = GaussianSchedule(name=name)
+    x0_Bd = torch.linspace(-3, 3, 64, dtype=torch.float64)[None]
+    denoise = LatentDenoiser(predict=lambda x, t, previous: x0_Bd, parameterisation="x0", schedule=schedule)
+    points = grid(schedule, steps=3, t_max=0.9)
+    found = latent_sampler(kind, steps=3, **keys).solve(
+        torch.full_like(x0_Bd, START), points, Estimator(denoise, 1.0), RowGenerator(0, torch.arange(1))
+    )
+    assert drawn == draws
+    if kind != "dpmpp_2m":
+        assert torch.equal(found, x0_Bd)
+    assert torch.allclose(found, x0_Bd, rtol=1e-12)
+
+
 def test_rounding_leaves_no_negative_variance() -> None:
     """A step between almost equal points, and a variance that is all of the noise, are just below 0 in float64."""
     assert posterior_std(Point(0.5, 0.6, 0.8), Point(0.4, 0.6, 0.8 + 1e-9)) == 0.0

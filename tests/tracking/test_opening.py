@@ -215,6 +215,32 @@ def test_lines_that_a_server_never_took_are_counted_at_the_end(
     ], "one warning until it answers again"
 
 
+@pytest.mark.parametrize("answers", ["-+-", "--+--", "+-+", "-++--+-", "-+-+-"])
+def test_every_time_that_a_server_is_away_is_reported_once(
+    answers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`-` is an attempt without an answer, and `+` one with an answer; the attempts are a minute apart."""
+    minute, sent = [0], list[int]()
+
+    def log_lines(uri: str, run_id: str, lines: Any) -> None:
+        if answers[minute[0]] == "-":
+            raise ConnectionError(f"away in minute {minute[0]}")
+        sent.extend(line["step"] for line in lines)
+
+    monkeypatch.setattr(tracking, "log_lines", log_lines)
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=lambda: 500.0 + 60 * minute[0]))
+    sink = tracking.MlflowSink("uri", "run")
+    for number in range(len(answers)):
+        minute[0] = number
+        sink.take([{"step": number}])
+    first = [number for number in range(len(answers)) if answers[number] == "-" and answers[:number][-1:] != "-"]
+    assert caplog.messages == [
+        f"MLflow does not answer (ConnectionError: away in minute {number}); the run goes on, and its log is sent later"
+        for number in first
+    ]
+    assert sent == list(range(answers.rfind("+") + 1))
+
+
 def test_every_number_is_sent_once_and_at_most_a_thousand_together(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[tuple[str, float, int]]] = []
     tags: list[tuple[str, str]] = []

@@ -241,3 +241,29 @@ def test_a_step_that_is_not_diagnosed_is_not_observed() -> None:
         assert not any(module._forward_hooks for module in root.modules())
         watch.after_update(1, applied=False)
     assert hooked[0] == hooked[1] > 0
+
+
+def test_a_line_has_only_what_its_own_step_showed() -> None:
+    """The second step has smaller maxima and no gradient, and nothing is observed in the third."""
+    root = tiny()
+    watch = Diagnostics(1, root, compiled=False, scaler=None, device=torch.device("cpu"))
+    seen: list[dict[str, float]] = []
+    kinds: list[set[str]] = []
+    for step, largest in enumerate((4.0, 0.5, None), start=1):
+        for parameter in root.parameters():
+            parameter.grad = torch.ones_like(parameter) if step == 1 else None
+        if largest is not None:
+            watch._activation(2)(None, (), torch.full((3,), -largest))
+            q = torch.full((1, 1, 1, 1), largest)
+            watch._attention("blocks.1.attention")(None, (q, torch.ones(1, 1, 1, 1), q, None), q)
+        watch.before_update()
+        watch.after_update(step, applied=True)
+        line = watch.take()
+        seen.append({name: value for name, value in line.items() if name.startswith(("activation_", "attention_"))})
+        kinds.append({name.partition("/")[0] for name in line} - {name.partition("/")[0] for name in seen[-1]})
+    assert seen == [
+        {"activation_rms/block2": 4.0, "attention_logit_max/block1": 4.0},
+        {"activation_rms/block2": 0.5, "attention_logit_max/block1": 0.5},
+        {},
+    ]
+    assert kinds == [{*PER_PART, "memory_peak_gib"}, *[{"param_norm", "memory_peak_gib"}] * 2]

@@ -68,6 +68,10 @@ def test_a_run_to_resume_that_is_not_there_is_a_fault_of_its_parameter(tmp_path:
         ({"step": 4, "fingerprint": "other"}, True),
         ({"step": 2}, True),
         ({"step": "2"}, True),
+        ({"step": "2", "fingerprint": "mine"}, True),
+        ({"step": 2.0, "fingerprint": "mine"}, True),
+        ({"step": None, "fingerprint": "mine"}, True),
+        ({"step": [2], "fingerprint": "mine"}, True),
         ({"step": 2, "fingerprint": "other"}, True),
         ({"step": 2, "fingerprint": "mine"}, False),
     ],
@@ -81,7 +85,7 @@ def test_a_run_goes_back_once_with_the_same_parameters(record: Any, back: bool, 
         found = {key: spec.fingerprint if value == "mine" else value for key, value in record.items()}
         (path.parent / "went_back.json").write_text(json.dumps(found))
     assert resuming.back_to(spec, tmp_path) == (path if back else None)
-    known = bool(record) and record["step"] == 2 and "fingerprint" in record
+    known = bool(record) and type(record["step"]) is int and record["step"] == 2 and "fingerprint" in record
     assert resuming.went_back(path) is known
     assert resuming.went_back(path.with_name("step-00000006")) is False
     for other in ("auto", "never", "elsewhere/checkpoints/step-00000002", "run"):

@@ -131,6 +131,24 @@ def test_parts_that_no_step_must_train_are_not_missed(parts: Any, monkeypatch: p
     assert found["optimizer state"] == Check("optimizer state", "on cpu")
 
 
+def test_the_first_names_of_a_list_are_the_same_in_every_process(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the alphabet: the order of a set differs between processes."""
+    root = parts.stepper.root
+    root.eval()
+    kinds = sorted({type(module).__name__ for module in root.modules()})
+    assert len(kinds) > 5
+    assert sanity.train_mode(parts).found.endswith(f" modules are in evaluation mode: {', '.join(kinds)}")
+    names = sorted(name for name, _ in root.named_parameters())
+    assert len(names) > 20
+    given = batch(parts)
+    monkeypatch.setattr(sanity, "_loss", lambda *_: sum(p.sum() for p in root.parameters()) * torch.inf)
+    found = {check.name: check for check in sanity.learning(parts, given, SanityConfig(max_steps=1))}
+    assert found["finite gradients"] == Check(
+        "finite gradients", f"{', '.join(names[:4])} and {len(names) - 4} more has had a non-finite gradient",
+        "see anomaly mode",
+    )  # fmt: skip
+
+
 def test_a_backward_pass_that_fails_is_reported_and_the_groups_are_listed_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
