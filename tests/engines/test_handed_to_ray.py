@@ -156,3 +156,35 @@ def test_the_connection_says_how_large_the_cluster_is(
     with caplog.at_level("INFO"), RayEngineConfig().started() as engine:
         assert engine.gpus == 3
     assert caplog.messages == ["connected to a Ray cluster of 2 node(s), 12.5 CPUs, 3 GPUs"]
+
+
+ORDERS = ("first to last", "last to first", "all at once")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ["failed", "lost"])
+@pytest.mark.parametrize("place", range(4))
+def test_a_task_is_named_by_its_own_number_in_whatever_order_tasks_end(
+    place: int, kind: str, order: str, ordered: bool
+) -> None:
+    """The nodes of a cluster differ in speed: a later task may end before the ones that results wait for."""
+    ray = Ray()
+    error = {"failed": ray.exceptions.RayTaskError, "lost": ray.exceptions.RayError}[kind]("gone")
+    error.cause = KeyError("a")
+
+    def wait(running: list[int], *, num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        if order == "all at once":
+            return running, []
+        return [min(running) if order == "first to last" else max(running)], []
+
+    def get(reference: int) -> Any:
+        if reference == place:
+            raise error
+        return reference
+
+    ray.wait, ray.get = wait, get  # type: ignore[assignment, method-assign]
+    found: list[Any] = []
+    with pytest.raises(WorkerFailed, match=rf"^task {place} (failed|was lost 4 times) on the Ray cluster"):
+        found.extend(RayEngine(ray, RayEngineConfig()).run(str, range(4), ordered=ordered))
+    assert all(position == value != place for position, value in found)

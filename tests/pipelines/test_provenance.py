@@ -84,6 +84,49 @@ def test_samples_of_other_weights_are_refused_by_every_suite_that_reads_them(oth
         assert metrics[MADE_BY]["parameters"]["bootstrap"]
 
 
+SUITES_OF_SAMPLES = {
+    "inversion": ["samples_l2t"],
+    "generation": ["samples_unconditional"],
+    "latents": ["samples_t2l", "samples_unconditional"],
+    "images": ["samples_caption_to_image", "samples_image_to_caption", "samples_image_text"],
+}
+"""The tables of samples that a suite reads, in the order of its arguments."""
+
+
+@pytest.mark.parametrize("suite", SUITES_OF_SAMPLES)
+@pytest.mark.parametrize("found", ["another step", "no weights"])
+def test_the_advice_about_stale_samples_makes_them_again(suite: str, found: str, tmp_path: Path) -> None:
+    """The command has every pipeline from the one that writes the table on; without it, the message would come back."""
+    mine = write_checkpoint(tmp_path, "B", 100)
+    own, wrong = samples(mine), samples(write_checkpoint(tmp_path, "B", 20))
+    theirs = "run B, step-00000020, averaged weights"
+    if found == "no weights":
+        wrong.attrs, theirs = {}, "weights that it does not name"
+    for bad in SUITES_OF_SAMPLES[suite]:
+        given = [wrong if name == bad else own for name in SUITES_OF_SAMPLES[suite]]
+        with pytest.raises(EvaluationError) as error:
+            getattr(evaluation, f"evaluate_{suite}")(model(mine), "dataset", *given, {}, 0)
+        assert str(error.value) == (
+            f"{bad}: expected results of run B, step-00000100, averaged weights, found those of {theirs}. Run `kedro "
+            "run --pipelines=sampling,evaluation,reporting`, with the same checkpoint and use_ema in the sections "
+            "sampling and evaluation."
+        )
+
+
+def test_the_advice_of_the_report_evaluates_again(tmp_path: Path) -> None:
+    mine, other = write_checkpoint(tmp_path, "B", 100), write_checkpoint(tmp_path, "A", 100)
+    right, wrong = ({MADE_BY: weights_of(path, use_ema=True)} for path in (mine, other))
+    expected = (
+        "expected results of run B, step-00000100, averaged weights, found those of run A, step-00000100, averaged "
+        "weights. Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
+    )
+    for suite in SUITES:
+        given = {**dict.fromkeys(SUITES, right), suite: wrong}
+        with pytest.raises(EvaluationError) as error:
+            reporting.collect_metrics(**given, timings={}, run={"name": "B"}, runs=tmp_path, evaluation={})
+        assert str(error.value) == f"metrics_{suite}: {expected}"
+
+
 def test_samples_that_name_no_weights_are_refused(tmp_path: Path) -> None:
     mine = write_checkpoint(tmp_path, "B", 100)
     table = samples(mine)

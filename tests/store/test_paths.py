@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm.errors import UnsafePathError
-from mm_ldlm.store.paths import inside, problem
+from mm_ldlm.store.paths import check_name, inside, is_taken, problem, refuse_no_file
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,40 @@ def test_a_name_never_leads_out(root: Path, name: str) -> None:
         return
     assert ".." not in path.parts
     assert Path(os.path.realpath(path)).is_relative_to(root.resolve())
+
+
+ROOTS = ("link to the folder", "link to a link", "relative link", "link in the path", "name with ..")
+"""Ways to reach the same folder by another path."""
+
+
+def reached(root: Path, way: str, folder: Path) -> Path:
+    """Another path of `root`, by links that are made in `folder`."""
+    if way == "name with ..":
+        return root / "a" / ".."
+    links = {
+        "link to the folder": {"link": root},
+        "link to a link": {"first": root, "link": folder / "first"},
+        "relative link": {"link": os.path.relpath(root, folder)},
+        "link in the path": {"link": root.parent},
+    }  # fmt: skip
+    for name, target in links[way].items():
+        (folder / name).symlink_to(target)
+    return folder / "link" / root.name if way == "link in the path" else folder / "link"
+
+
+@pytest.mark.parametrize("way", ROOTS)
+def test_a_folder_that_is_reached_by_a_link_has_the_same_names(root: Path, way: str, tmp_path: Path) -> None:
+    """A data folder may lie on another disk behind a link; only links below it can lead out of it."""
+    other = reached(root, way, tmp_path)
+    for name in (*FINE, "again", "again/b/file", "again/good", "again/none"):
+        assert inside(other, name) == other / name
+        assert str(check_name(other, name)) == name
+        assert problem(other / name) == problem(root / name)
+    for name in ("out", "out/secret", "beside/secret", "a/leak", "a/nothing", "a/up/x", "again/leak", "again/up"):
+        with pytest.raises(UnsafePathError, match="symbolic link that leads out of the folder"):
+            inside(other, name)
+    assert is_taken(other)
+    refuse_no_file(other / "again/good")
 
 
 @pytest.mark.parametrize("name", [None, 5, ["a"], b"a"])

@@ -17,7 +17,7 @@ from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.errors import WorkerFailed
 from mm_ldlm.tracking.jsonl import read_events
-from mm_ldlm.training import worker
+from mm_ldlm.training import status, worker
 from mm_ldlm.training.worker import Result, train
 
 CPU = torch.device("cpu")
@@ -141,6 +141,52 @@ def test_a_rank_that_does_not_hold_the_lock_ends_with_the_first(
                 with worker._alone(tmp_path, "run", rank(number)):
                     assert (tmp_path / ".run.lock").exists()
         assert asked == [0.0, 0.0]
+
+
+PLACES = ("_open_folder", "build", "start", "loop.run", "folder.newest_whole", "a failed status")
+"""Parts of a session, in the order in which they run; the last one is that of a session that fails."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_second_training_of_a_folder_is_refused_from_the_start_to_the_end_of_the_first(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of another name trains meanwhile, and the folder is free when the first training has ended."""
+    monkeypatch.setattr(status, "LOCK_SECONDS", 0.0)
+    fails = place == "a failed status"
+    *owner, name = ("write_status" if fails else place).split(".")
+    module = getattr(worker, owner[0]) if owner else worker
+    real, refused, run = getattr(module, name), list[str](), worker.loop.run
+    one, data = helpers.spec(model={"depth": 1}, max_steps=2), helpers.data()
+    other = helpers.spec(model={"depth": 1}, max_steps=2, run_name="other")
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(module, name, real)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(WorkerFailed) as second:
+            train(one, root=tmp_path, data=data)
+        refused.append(str(second.value))
+        assert sorted(tmp_path.rglob("*")) == before, "the second one changes nothing"
+        assert train(other, root=tmp_path, data=data).ending == "finished"
+        return real(*given, **named)
+
+    def breaks(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(worker.loop, "run", run)
+        monkeypatch.setattr(module, name, meanwhile)
+        raise WorkerFailed("no room")
+
+    if fails:
+        monkeypatch.setattr(worker.loop, "run", breaks)
+        with pytest.raises(WorkerFailed, match="no room"):
+            train(one, root=tmp_path, data=data)
+    else:
+        monkeypatch.setattr(module, name, meanwhile)
+        train(one, root=tmp_path, data=data)
+    assert refused == [
+        f"another training is writing to {tmp_path / 'run'} (it holds the lock .run.lock). Wait for it, stop it, or "
+        "set training.run_name to another name."
+    ]
+    assert train(one, root=tmp_path, data=data).step == 2
 
 
 def test_the_other_ranks_are_waited_for_when_everything_is_written(
