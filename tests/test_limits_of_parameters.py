@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import math
 import operator
 from typing import Any
 
@@ -15,6 +16,9 @@ from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.parameters import SECTIONS
 
+TINY = 5e-324
+"""The smallest positive number."""
+BELOW_1, ABOVE_1 = math.nextafter(1, 0), math.nextafter(1, 2)
 LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("evaluation.bootstrap.replicates", [20, 100_000], [19, 100_001]),
     ("evaluation.bootstrap.level", [0.5, 0.999], [0.499, 1.0]),
@@ -76,6 +80,20 @@ LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("sampling.images.length", ["argmax", "sample", 5], ["top-2", 0]),
     ("sampling.images.joint_count", [1], [0]),
     ("sampling.images.joint_steps", [1, 10_000], [0, 10_001]),
+    ("training.optimizer.name", ["adamw", "muon"], ["sgd", None]),
+    ("training.optimizer.lr", [TINY, 1e30], [0, -TINY, 1.001e30]),
+    ("training.optimizer.betas", [[0, 0], [BELOW_1, BELOW_1]],
+     [[1, 0.95], [0.9, 1], [-TINY, 0.95], [0.9, -TINY], [0.9, 2], [0.9], [0.9, 0.95, 0.99], [], 0.9, None]),
+    ("training.optimizer.eps", [TINY, 1e30], [0, -TINY, 1.001e30]),
+    ("training.optimizer.weight_decay", [0, 1e30], [-TINY, 1.001e30]),
+    ("training.optimizer.muon_lr", [TINY, 1e30], [0, -TINY, 1.001e30]),
+    ("training.optimizer.muon_momentum", [0, BELOW_1], [1, -TINY]),
+    ("training.optimizer.schedule", ["cosine", "linear", "constant"], ["step", None]),
+    ("training.optimizer.warmup_steps", [0, base()["training"]["max_steps"]],
+     [-1, base()["training"]["max_steps"] + 1]),
+    ("training.optimizer.min_lr_ratio", [0, 1], [-TINY, ABOVE_1]),
+    ("training.optimizer.clip", [None, TINY, 1e30], [0, -TINY, 1.001e30]),
+    ("training.ema.decay", [0, BELOW_1], [1, -TINY]),
     ("comparison.jobs", [1, 4096], [0, 4097]),
     ("comparison.seeds", [[0], [2**63 - 1], [1, 2]], [[], [1, 1], [-1], [2**63]]),
     ("comparison.budget", [None, {"tokens": 1}, {"seconds": 0.5}], [{}, {"tokens": 0}, {"seconds": 0}]),

@@ -66,6 +66,40 @@ def test_the_user_of_any_scheme_is_masked(scheme: str) -> None:
     )
 
 
+FORMS = {
+    "https://me:{}@host": "https://***@host",
+    "https://{}@host": "https://***@host",
+    "https://me:a/{}@host/x": "https://***@host/x",
+    "https://host/x?token={}": "https://host/x?token=***",
+    "https://host/x?a=1#sig={}": "https://host/x?a=1#sig=***",
+    "https://me:{}@host/x?api_key={}&secret={}": "https://***@host/x?api_key=***&secret=***",
+    "Bearer {}": "Bearer ***",
+    "Basic {}": "Basic ***",
+}
+"""Text with a credential in each place where one is known → the text that is shown"""
+
+
+@pytest.mark.parametrize("second", FORMS)
+@pytest.mark.parametrize("first", FORMS)
+def test_each_of_several_credentials_of_a_text_is_masked(first: str, second: str) -> None:
+    text = f"from https://host {first} to {second} or {first}".replace("{}", SECRET)
+    shown = f"from https://host {FORMS[first]} to {FORMS[second]} or {FORMS[first]}"
+    assert mask(text) == shown
+    assert mask_values({"a": [text], text: 1}) == {"a": [shown], shown: 1}
+
+
+@pytest.mark.parametrize("separator", ["&", ";", "#"])
+def test_every_credential_of_one_query_is_masked(separator: str) -> None:
+    for written in (IN_QUERIES + LONGER, ("token",) * 5, ("a", "sig", "b", "key", "c")):
+        text = "https://host/x?" + separator.join(f"{name}={SECRET}{place}" for place, name in enumerate(written))
+        expected = "https://host/x?" + separator.join(
+            f"{name}={SECRET}{place}" if name in ("a", "b", "c") else f"{name}={MASK}"
+            for place, name in enumerate(written)
+        )
+        assert mask(text) == expected
+        assert holds_credentials(text)
+
+
 @pytest.mark.parametrize(("length", "hidden"), [(7, False), (8, True), (400, True)])
 def test_a_header_has_a_credential_of_eight_characters_or_more(length: int, hidden: bool) -> None:
     value = "aB3.~+/=-_"[:1] + "x" * (length - 1)

@@ -142,6 +142,30 @@ def test_options_to_set_are_listed_with_what_they_are(change: dict[str, Any], wo
     assert str(refused.value) == f"theirs.pt: expected the options of {DDIT.what}. Set {words}."
 
 
+@pytest.mark.parametrize("lacking", [(), *((name,) for name in DDIT.zeros), DDIT.zeros])
+def test_what_is_zero_in_a_format_is_made_where_the_model_has_it_alone(lacking: tuple[str, ...]) -> None:
+    """A checkpoint of one block of dimension 4, for models with and without learned positions and a length prior."""
+    D, C = 4, 3
+    norms = dict.fromkeys(("blocks.0.norm1.weight", "blocks.0.norm2.weight", "output_layer.norm_final.weight"), (D,))
+    matrices = {"vocab_embed.embedding": (5, D), "blocks.0.attn_qkv.weight": (3 * D, D),
+                "blocks.0.attn_out.weight": (D, D)}  # fmt: skip
+    for name, shape in (("sigma_map.mlp.0", (C, 8)), ("sigma_map.mlp.2", (C, C)), ("blocks.0.mlp.0", (8, D)),
+                        ("blocks.0.mlp.2", (D, 8)), ("blocks.0.adaLN_modulation", (6 * D, C)),
+                        ("output_layer.adaLN_modulation", (2 * D, C)), ("output_layer.linear", (5, D))):  # fmt: skip
+        matrices |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    found = {name: torch.ones(shape) for name, shape in (norms | matrices).items()}
+    rows = {"text_embedding.weight": (5, D), "text_head.linear.weight": (5, D), "text_head.linear.bias": (5,)}
+    sizes = {"positions.weight": (9, D), "length_prior.logits_N": (9,)}
+    here = {name: size for name, size in sizes.items() if name not in lacking}
+    targets = {name: torch.Size(size) for name, size in (rows | here).items()}
+    options = {**OPTIONS, "dim": D, "heads": 2}
+    made = converting.convert(found, targets, options=options, source=SOURCE)
+    assert (made.format, made.left_out, len(made.tensors)) == ("ddit", [], 17 + len(here))
+    zeros = {name: tuple(value.shape) for name, value in made.tensors.items() if not value.any()}
+    assert zeros.items() >= here.items()
+    assert not set(lacking) & set(made.tensors)
+
+
 def test_a_mapping_keeps_names_values_and_what_it_leaves_out() -> None:
     found = {"z.1": torch.tensor([1.0]), "a": torch.tensor([2.0]), "m.7.n.8": torch.tensor([3.0]), "y": torch.ones(9)}
     targets = {name: torch.Size([1]) for name in ("a", "n.8.m.7", "w", "kept.3")}

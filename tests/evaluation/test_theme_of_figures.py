@@ -65,6 +65,18 @@ def test_the_legend_of_a_panel_has_five_names_in_a_line() -> None:
     assert training_figures.Panel("one", "x", "", ["loss"], "linear").legend() == "one"
 
 
+@pytest.mark.parametrize("count", range(2, 17))
+def test_every_line_of_a_panel_is_named_once_and_in_order(count: int) -> None:
+    """Also a last name that stands alone in its line, as the 6th, 11th and 16th."""
+    names = list("abcdefghijklmnop"[:count])
+    panel = training_figures.Panel("norms", "norm", "norm/", [f"norm/{name}" for name in names], "log")
+    _, *lines = panel.legend().split("<br>")
+    found = [re.sub(r"<[^>]*>", "", line).split(" · ") for line in lines]
+    assert [name for line in found for name in line] == names
+    full, rest = divmod(count, 5)
+    assert [len(line) for line in found] == [5] * full + [rest] * bool(rest)
+
+
 def test_panels_have_room_for_the_names_of_their_lines() -> None:
     keys = [f"grad_norm/part{i}" for i in range(11)]
     log = [{"step": step, "attention_logit_max/block0": 1.0, **dict.fromkeys(keys, 2.0)} for step in (1, 2)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from parts import ALONE, Heard
 
-from mm_ldlm.training import loop
+from mm_ldlm.training import loop, throughput
 from mm_ldlm.training.build import build
 
 
@@ -218,6 +218,50 @@ def test_the_ranks_send_their_flags_with_the_precision_of_the_sums(monkeypatch: 
     assert found.losses == {"text": (1.0, 2.0**25 + 1)}
     assert [numbers.dtype for numbers in seen] == [torch.float64]
     assert (found.loss, found.grad_norm, found.bad_ranks) == (2.0, 4.0, [])
+
+
+@pytest.mark.parametrize(
+    "actions",
+    ["apply apply apply apply apply apply", "skip apply apply apply skip skip", "apply skip apply skip apply apply",
+     "skip skip skip skip skip skip", "apply rollback skip apply apply skip"],
+)  # fmt: skip
+def test_the_numbers_of_a_line_are_those_of_applied_and_skipped_steps(
+    actions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lines of three steps of 16, 16 and 8 texts; a step takes 1/64 s for each padded token."""
+    now = [100.0]
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loop, "roll_back", lambda parts, verdict: None)
+    spec = helpers.spec(
+        max_steps=6, log_every=3, model={"depth": 1}, batch={"examples": 16, "length_multiple": 4},
+    )  # fmt: skip
+    parts: Any = build(spec, root=tmp_path, data=helpers.data(40), process=ALONE, tracker=Heard())
+    verdicts = [loop.Verdict(action, "why") for action in actions.split()]  # type: ignore[arg-type]
+    each = iter(verdicts)
+    parts.guard.judge = lambda **_: next(each)
+    plan, forward = parts.loader.plan, parts.stepper.forward_backward
+    steps = [batch for epoch in (0, 1) for batch in plan.epoch(epoch)]
+    assert [len(examples) for examples, _ in steps] == [16, 16, 8] * 2
+    padded = [len(examples) * length for examples, length in steps]
+    tokens = [int(plan.lengths[examples].sum()) for examples, _ in steps]
+
+    def passes(*given: Any, step: int, **more: Any) -> Any:
+        now[0] += padded[step] / 64
+        return forward(*given, step=step, **more)
+
+    parts.stepper.forward_backward = passes
+    assert loop.run(parts) == "finished"
+    assert [step for step, _ in parts.tracker.lines] == [3, 6]
+    for first, (step, line) in zip((0, 3), parts.tracker.lines, strict=True):
+        seconds = sum(padded[first:step]) / 64
+        expected = {
+            "tokens_per_second": sum(tokens[first:step]) / seconds, "seconds_per_step": seconds / 3,
+            "padding_fraction": 1 - sum(tokens[first:step]) / sum(padded[first:step]),
+            "tokens": sum(tokens[:step]), "seconds": sum(padded[:step]) / 64,
+            "skipped": sum(verdict.action != "apply" for verdict in verdicts[:step]),
+            "seconds_left": (6 - step) * sum(padded[first:step]) / 3 / 64,
+        }  # fmt: skip
+        assert {name: line[name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_diagnosed_step_that_is_skipped_has_no_update(tmp_path: Path) -> None:
