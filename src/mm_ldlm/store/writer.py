@@ -24,8 +24,8 @@ def encode_shard(table: pa.Table) -> pa.Buffer:
     """Encode a table as the bytes of a shard; equal tables give equal bytes."""
     if table.num_rows == 0:
         raise StoreError("expected at least one row for a shard, found none. An empty store has no shards.")
-    # A slice at offset 0 would keep the bytes of the rows after it; concatenation with nothing copies only its rows.
-    columns = [pa.concat_arrays([*column.chunks, column.chunks[0].slice(0, 0)]) for column in table.columns]
+    # A chunk of a slice at offset 0 would keep the bytes of later rows; combined chunks hold only their own rows.
+    columns = [column.combine_chunks() for column in table.columns]
     batch = pa.RecordBatch.from_arrays(columns, schema=table.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
