@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from scripted import ABLE, MASK, Scripted, Shift, Words, engine
@@ -178,6 +180,35 @@ def test_the_tensor_that_is_not_finite_stands_after_the_rows_that_it_spoiled() -
         "the model returned numbers that are not finite for 2 of 3 inputs (rows 0, 2): the tensor 'weight' of this run "
         "contains 4 numbers that are not finite. Choose another checkpoint."
     )
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "table",
+    [pd.DataFrame({"text": ["a"]}), pa.table({"text": ["a"]}), np.array([["a"]])],
+    ids=["pandas", "arrow", "numpy"],
+)
+def test_a_table_is_refused_whose_items_would_be_the_names_of_its_columns(table: Any) -> None:
+    with pytest.raises(SamplingError) as error:
+        inputs.check_texts(table)
+    found = type(table).__name__
+    assert str(error.value) == f"texts: expected a text or a list of texts, found {found}. Give one column."
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series(["a", "b c"], index=[4, 2]),
+        pa.array(["a", "b c"]),
+        pa.chunked_array([["a"], ["b c"]]),
+        np.array(["a", "b c"]),
+    ],
+    ids=["pandas", "arrow", "chunks of arrow", "numpy"],
+)
+def test_a_column_is_a_list_of_texts(column: Any) -> None:
+    assert inputs.check_texts(column) == ["a", "b c"]
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

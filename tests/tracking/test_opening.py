@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import sqlite3
@@ -59,7 +60,7 @@ def opened(uri: str, root: Path) -> tuple[str, str] | None:
     return open_somewhere(uri, root=root, **RUN)
 
 
-@pytest.mark.parametrize("kind", ["silent", "refusing", "no database", "locked"])
+@pytest.mark.parametrize("kind", ["silent", "refusing", "no database", "locked", "pipe"])
 def test_a_store_that_does_not_answer_is_replaced_by_a_local_one(
     kind: str, silent_server: str, refusing_server: str, empty_database: Path, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -70,8 +71,9 @@ def test_a_store_that_does_not_answer_is_replaced_by_a_local_one(
     (tmp_path / "broken.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     uri = {
         "silent": silent_server, "refusing": refusing_server, "no database": "sqlite:///broken.db",
-        "locked": "sqlite:///locked.db",
+        "locked": "sqlite:///locked.db", "pipe": "sqlite:///pipe.db",
     }[kind]  # fmt: skip
+    os.mkfifo(tmp_path / "pipe.db")
     lock = sqlite3.connect(tmp_path / "locked.db")
     lock.execute("begin exclusive")
     with caplog.at_level(logging.WARNING, logger="mm_ldlm"):
@@ -83,6 +85,7 @@ def test_a_store_that_does_not_answer_is_replaced_by_a_local_one(
     ours = [record.message for record in caplog.records if record.name.startswith("mm_ldlm")]
     assert len(ours) == 1
     assert uri in ours[0]
+    assert ("the database is a named pipe" in ours[0]) == (kind == "pipe")
     assert "\n" not in ours[0]
 
 

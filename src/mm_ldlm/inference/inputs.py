@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from mm_ldlm.errors import SamplingError
@@ -35,7 +36,13 @@ ENCODED = "the encoder reads them, but the model cannot write them"
 
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
-    """Return a list of non-empty strings; a single string becomes a list of one."""
+    """Return a list of non-empty strings; a single string becomes a list of one, and a column of Arrow a list."""
+    if isinstance(texts, (pa.Array, pa.ChunkedArray)):
+        texts = texts.to_pylist()
+    if isinstance(texts, pa.Table) or getattr(texts, "ndim", 1) == 2:  # a data frame, whose items are names of columns
+        raise SamplingError(
+            f"{what}: expected a text or a list of texts, found {type(texts).__name__}. Give one column."
+        )
     if not isinstance(texts, (str, Iterable)) or isinstance(texts, (bytes, Mapping, set, frozenset)):
         raise SamplingError(f"{what}: expected a text or a list of texts, found {type(texts).__name__}.")
     try:

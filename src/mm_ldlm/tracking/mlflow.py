@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.credentials import mask
-from mm_ldlm.errors import ConfigurationError, MMLDLMError
+from mm_ldlm.errors import ConfigurationError, MMLDLMError, TrackingError
 from mm_ldlm.messages import escape, shorten
+from mm_ldlm.store.paths import problem
 from mm_ldlm.tracking import names
 from mm_ldlm.tracking.description import without_paths
 
@@ -33,10 +34,18 @@ _KIND = "mlflow.experimentKind"
 
 
 def resolve_uri(uri: str, *, root: Path) -> str:
-    """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged."""
-    if not uri.startswith(_SQLITE) or uri.startswith(_SQLITE + "/"):
+    """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged.
+
+    Raises:
+        TrackingError: the database exists and is no regular file: opening a pipe may never end.
+    """
+    if not uri.startswith(_SQLITE):
         return uri
-    path = root.resolve() / uri.removeprefix(_SQLITE)
+    path = root.resolve() / uri.removeprefix(_SQLITE)  # an absolute path stays
+    if path.exists() and (fault := problem(path)) is not None:
+        raise TrackingError(f"the database {fault}")
+    if uri.startswith(_SQLITE + "/"):
+        return uri
     path.parent.mkdir(parents=True, exist_ok=True)
     return f"{_SQLITE}{path.as_posix()}"
 
