@@ -18,8 +18,8 @@ from mm_ldlm.comparison import results, sessions
 from mm_ldlm.comparison.config import ComparisonConfig
 from mm_ldlm.comparison.members import Session
 from mm_ldlm.config import parse
-from mm_ldlm.evaluation.compare import Result
 from mm_ldlm.evaluation.config import BootstrapConfig
+from mm_ldlm.evaluation.run_result import Result
 
 
 def a_session(root: Path, *, seed: int = 0) -> Session:

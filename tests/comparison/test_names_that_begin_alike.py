@@ -19,7 +19,7 @@ from mm_ldlm.comparison.members import Session, fixed, nested
 from mm_ldlm.comparison.sessions import Outcome
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 
 FINGERPRINT = "0123456789abcdef" * 4
@@ -38,7 +38,7 @@ def finished(session: Session, nats: float) -> Session:
     run.mkdir(parents=True)
     Path(session.paths["run"]).write_text(json.dumps({"name": "run-a", "step": 7}))
     rows = pd.DataFrame({"id": [f"i{i}" for i in range(31)], "tokens": 2, "nll": 2 * nats + np.arange(31) / 100})
-    compare.keep(compare.Result("x", {"perplexity": nats}, None, rows), run)
+    run_result.keep(run_result.Result("x", {"perplexity": nats}, None, rows), run)
     lines = [{"step": 1, "tokens": 10, "loss": 3, "text_nll": 0}, {"step": 2, "tokens": 20, "loss": 2.5}]
     (run / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return session
@@ -81,7 +81,7 @@ def test_means_over_seeds_are_of_the_numbers_and_the_tables_that_all_seeds_have(
             metrics = {"perplexity": 2.0 + seed, "perplexity.low": 1.0, "l2t.bleu" if seed else "l2t.cosine": 9.0}
             facts: dict[str, float | None] = {"steps": 10.0 * seed, "tokens": None if seed else 5.0, "parameters": 0.0}
             session = Session("m", seed, "e", {}, "f", {}, "folder", {})
-            made.append(results.Finished(session, compare.Result("r", metrics, None, table), facts, {}))
+            made.append(results.Finished(session, run_result.Result("r", metrics, None, table), facts, {}))
         return made
 
     means = {"steps": 5.0, "parameters": 0.0, "perplexity": 2.5}

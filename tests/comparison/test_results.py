@@ -17,7 +17,7 @@ from mm_ldlm.comparison.members import Session
 from mm_ldlm.comparison.results import collect, table
 from mm_ldlm.comparison.sessions import Outcome
 from mm_ldlm.config import parse
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.report import comparison_page
 
@@ -53,7 +53,7 @@ def a_session(root: Path, member: str, seed: int, rows: pd.DataFrame | None, *, 
             "nll.exact": float(exact), "nll.per_token": cost, "nll.per_token.low": cost - 0.1,
             "nll.per_token.high": cost + 0.1, "unconditional.entropy_sample": 2.0 + seed,
         }  # fmt: skip
-        compare.keep(compare.Result("run-a", metrics, None, rows), run)
+        run_result.keep(run_result.Result("run-a", metrics, None, rows), run)
         lines: list[dict[str, Any]] = [{"event": "trains", "step": 0, "parameters": 1234}]
         lines += [
             {"step": s, "tokens": 100 * s, "seconds": 2.0 * s, "text_nll": 3.0 / s, "loss": "nan"} for s in (10, 20)

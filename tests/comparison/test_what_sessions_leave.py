@@ -21,7 +21,7 @@ from mm_ldlm.comparison.sessions import Outcome
 from mm_ldlm.config import parse
 from mm_ldlm.config_loader import merge
 from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import score_rows
 
@@ -49,7 +49,7 @@ def finished(session: Session, lines: list[dict[str, Any]], *, step: Any = 20, e
         own if text == output else [0] for own, text, output in zip(ids, texts, outputs, strict=True)
     ])  # fmt: skip
     costs = pd.DataFrame({"id": rows["id"], "tokens": 3, "nll": [float(i) for i in range(31)]})
-    compare.keep(compare.Result("other", {"perplexity": 2.0 + exact}, rows, costs), run)
+    run_result.keep(run_result.Result("other", {"perplexity": 2.0 + exact}, rows, costs), run)
     (run / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return session
 
@@ -258,7 +258,7 @@ def test_each_seed_is_paired_with_itself(tmp_path: Path) -> None:
         made = []
         for seed in seeds:
             costs = pd.DataFrame({"id": [f"i{i}" for i in range(31)], "tokens": 3, "nll": 3 * (seed + more)})
-            result = compare.Result(member, {}, None, costs)
+            result = run_result.Result(member, {}, None, costs)
             made.append(results.Finished(a_session(tmp_path, member, seed=seed), result, {}, {}))
         return made
 

@@ -6,6 +6,7 @@ import pytest
 
 from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import compare as cmp
+from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import corpus_bleu, score_rows
 from mm_ldlm.evaluation.report.cards import cards
@@ -31,9 +32,9 @@ def costs(nats, *, count=200, noise=0.1, seed=0):
 def test_a_result_is_kept_in_its_run_folder_and_found_there(tmp_path):
     run = tmp_path / "runs" / "run-a"
     run.mkdir(parents=True)
-    cmp.keep(cmp.Result("run-a", {"l2t.exact_match": 0.5}, rows(0.5), costs(1.0)), run)
+    run_result.keep(run_result.Result("run-a", {"l2t.exact_match": 0.5}, rows(0.5), costs(1.0)), run)
     for reference in (run, run / "evaluation", run / "evaluation" / "metrics.json"):
-        found = cmp.load_result(str(reference))
+        found = run_result.load_result(str(reference))
         assert found.name == "run-a"
         assert found.metrics["l2t.exact_match"] == 0.5
         assert len(found.inversion_rows) == 200
@@ -42,10 +43,10 @@ def test_a_result_is_kept_in_its_run_folder_and_found_there(tmp_path):
 
 def test_paired_differences_on_the_sentences_that_both_have(tmp_path):
     better, worse = rows(0.9), rows(0.6).sample(frac=0.8, random_state=0)
-    ours = cmp.Result(
+    ours = run_result.Result(
         "ours", {"l2t.exact_match": 0.9, "l2t.exact_match.low": 0.85, "l2t.exact_match.high": 0.94}, better
     )
-    found = cmp.compare(ours, [cmp.Result("theirs", {"l2t.exact_match": 0.6}, worse)], bootstrap=FEW, seed=0)
+    found = cmp.compare(ours, [run_result.Result("theirs", {"l2t.exact_match": 0.6}, worse)], bootstrap=FEW, seed=0)
     paired = found["paired"]["theirs"]["inversion"]
     assert paired["sentences"] == 160
     assert paired["differences"]["exact_match"]["clear"]
@@ -58,26 +59,28 @@ def test_paired_differences_on_the_sentences_that_both_have(tmp_path):
 
 def test_equal_runs_do_not_differ():
     same = rows(0.7)
-    found = cmp.compare(cmp.Result("a", {}, same), [cmp.Result("a", {}, same.copy())], bootstrap=FEW, seed=0)
+    found = cmp.compare(
+        run_result.Result("a", {}, same), [run_result.Result("a", {}, same.copy())], bootstrap=FEW, seed=0
+    )
     assert found["runs"] == ["a", "a (2)"]
     assert not found["paired"]["a (2)"]["inversion"]["differences"]["exact_match"]["clear"]
 
 
 def test_metrics_of_an_mlflow_run_will_do(tmp_path):
-    found = cmp.load_result("0123456789abcdef", from_tracking=lambda run_id: {"l2t.bleu": 80.0})
+    found = run_result.load_result("0123456789abcdef", from_tracking=lambda run_id: {"l2t.bleu": 80.0})
     assert found.name == "01234567"
     assert found.inversion_rows is None
     assert found.likelihood_rows is None
     with pytest.raises(EvaluationError, match="no MLflow run of that id"):
-        cmp.load_result("0123456789abcdef", from_tracking=lambda run_id: {})
+        run_result.load_result("0123456789abcdef", from_tracking=lambda run_id: {})
     with pytest.raises(EvaluationError, match="Evaluate that run first"):
-        cmp.load_result(str(tmp_path))
+        run_result.load_result(str(tmp_path))
 
 
 def test_runs_without_shared_sentences_are_refused():
     other = rows(0.5).assign(id=[f"x{i}" for i in range(200)])
     with pytest.raises(EvaluationError, match="fewer than two"):
-        cmp.compare(cmp.Result("a", {}, rows(0.5)), [cmp.Result("b", {}, other)], bootstrap=FEW, seed=0)
+        cmp.compare(run_result.Result("a", {}, rows(0.5)), [run_result.Result("b", {}, other)], bootstrap=FEW, seed=0)
 
 
 # -- likelihood ------------------------------------------------------------------------------------------------------
@@ -88,8 +91,8 @@ def text_runs():
     exact = {"nll.exact": 1.0, "nll.per_token": 2.0, "nll.per_token.low": 1.9, "nll.per_token.high": 2.1}
     bounded = {"nll.exact": 0.0, "nll.per_token": 2.3, "perplexity": 9.9}
     return (
-        cmp.Result("ar", exact, inversion_rows=rows(0.5).head(0), likelihood_rows=costs(2.0)),
-        cmp.Result("mdlm", bounded, likelihood_rows=costs(2.3, seed=1).sample(150, random_state=0)),
+        run_result.Result("ar", exact, inversion_rows=rows(0.5).head(0), likelihood_rows=costs(2.0)),
+        run_result.Result("mdlm", bounded, likelihood_rows=costs(2.3, seed=1).sample(150, random_state=0)),
     )
 
 
@@ -129,7 +132,9 @@ def test_a_cost_given_the_latent_is_compared_only_where_both_runs_have_one():
 @pytest.mark.parametrize(("count", "verdict"), [(2, "too few"), (29, "too few"), (30, "significant")])
 def test_a_comparison_on_few_sentences_says_so(count, verdict):
     """On two sentences every resample of a constant difference is equal: it would be clear with a p-value of 0."""
-    one, two = (cmp.Result(name, {}, None, costs(nats, count=count, noise=0)) for name, nats in (("a", 2), ("b", 1)))
+    one, two = (
+        run_result.Result(name, {}, None, costs(nats, count=count, noise=0)) for name, nats in (("a", 2), ("b", 1))
+    )
     paired = cmp.compare(one, [two], bootstrap=FEW, seed=0)["paired"]["b"]["likelihood"]
     entry = paired["differences"]["nats_per_token"]
     assert (entry["verdict"], entry["clear"]) == (verdict, verdict == "significant")
@@ -140,8 +145,8 @@ def test_a_comparison_on_few_sentences_says_so(count, verdict):
 @pytest.mark.parametrize(("unknown", "headline"), [(None, True), (0.5, True), (0.51, False), (885 / 910, False)])
 def test_an_sts_set_of_other_words_is_no_headline(unknown, headline):
     metrics = {"sts.starter.spearman": 70.0} | ({} if unknown is None else {"sts.starter.unknown": unknown})
-    ours = cmp.Result("a", metrics)
-    labels = [line["label"] for line in cmp.compare(ours, [cmp.Result("b", {})], bootstrap=FEW, seed=0)["table"]]
+    ours = run_result.Result("a", metrics)
+    labels = [line["label"] for line in cmp.compare(ours, [run_result.Result("b", {})], bootstrap=FEW, seed=0)["table"]]
     assert labels == (["STS starter, Spearman × 100"] if headline else [])
     assert [card.label for card in cards(metrics)] == (["STS starter"] if headline else [])
 

@@ -12,7 +12,7 @@ import pytest
 
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, EvaluationError
-from mm_ldlm.evaluation import bootstrap, compare, generative, retrieval, sts
+from mm_ldlm.evaluation import bootstrap, generative, retrieval, run_result, sts
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
@@ -127,7 +127,7 @@ def test_a_result_that_is_no_mapping_is_refused_with_its_file(
     (tmp_path / "evaluation").mkdir()
     (tmp_path / place).write_text(text)
     with pytest.raises(EvaluationError, match=message) as caught:
-        compare.load_result(str(tmp_path))
+        run_result.load_result(str(tmp_path))
     assert str(tmp_path / place) in str(caught.value)
 
 
@@ -146,7 +146,7 @@ COSTS = pd.DataFrame({"id": ["a", "b"], "tokens": [3, 4], "nll": [1.5, 2.0]})
     ],
 )
 def test_a_table_that_cannot_be_compared_is_refused_with_its_file(table: Any, fault: str, tmp_path: Path) -> None:
-    compare.keep(compare.Result("x", {}, None, table if isinstance(table, pd.DataFrame) else None), tmp_path)
+    run_result.keep(run_result.Result("x", {}, None, table if isinstance(table, pd.DataFrame) else None), tmp_path)
     path = tmp_path / "evaluation" / "likelihood_rows.parquet"
     if isinstance(table, bytes):
         path.write_bytes(table)
@@ -154,36 +154,36 @@ def test_a_table_that_cannot_be_compared_is_refused_with_its_file(table: Any, fa
         path.mkdir()
     message = rf"^Expected a table .* found that {path} {fault}\. Evaluate that run again, or remove it from "
     with pytest.raises(EvaluationError, match=message):
-        compare.load_result(str(tmp_path))
+        run_result.load_result(str(tmp_path))
 
 
 @pytest.mark.parametrize("key", ["l2t.exact_match", "l2t.bleu.low", "nll.exact"])
 def test_a_headline_that_is_no_number_is_refused_with_its_key(key: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text(f'{{"{key}": "<b>"}}')
     with pytest.raises(EvaluationError, match=f"a number for '{key}' in .*metrics.json, found '<b>'"):
-        compare.load_result(str(tmp_path))
+        run_result.load_result(str(tmp_path))
 
 
 @pytest.mark.parametrize("reference", ["x" * 5000, "a\0b"], ids=["long", "nul"])
 def test_a_reference_that_cannot_be_a_path_is_no_result(reference: str) -> None:
     with pytest.raises(EvaluationError, match=r"expected the result of a run at .*found no metrics\.json"):
-        compare.load_result(reference, from_tracking=lambda _: None)
+        run_result.load_result(reference, from_tracking=lambda _: None)
 
 
 def test_a_result_is_read_from_its_folder_its_run_its_file_or_the_tracking(tmp_path: Path) -> None:
     run = tmp_path / "run-a"
     rows = pd.DataFrame({"id": ["a"], "tokens": [3], "nll": [1.5]})
-    compare.keep(compare.Result("x", {"nll.exact": 1.0}, None, rows), run)
+    run_result.keep(run_result.Result("x", {"nll.exact": 1.0}, None, rows), run)
     for reference in (run, run / "evaluation", run / "evaluation" / "metrics.json"):
-        found = compare.load_result(str(reference), from_tracking=lambda _: {"nll.exact": 9.0})
+        found = run_result.load_result(str(reference), from_tracking=lambda _: {"nll.exact": 9.0})
         assert (found.name, found.metrics, found.inversion_rows) == ("run-a", {"nll.exact": 1.0}, None)
         pd.testing.assert_frame_equal(found.likelihood_rows, rows)
     (tmp_path / "empty").mkdir()
     for reference, metrics in ((str(tmp_path / "empty"), {"nll.exact": 9.0}), ("0123456789", None), ("0123456789", {})):
         with pytest.raises(EvaluationError, match=r"found no metrics\.json at .*metrics\.json") as caught:
-            compare.load_result(reference, from_tracking=lambda _, given=metrics: given)
+            run_result.load_result(reference, from_tracking=lambda _, given=metrics: given)
         assert ("no MLflow run of that id" in str(caught.value)) == (reference == "0123456789")
-    found = compare.load_result("0123456789", from_tracking=lambda _: {"perplexity": 2.0})
+    found = run_result.load_result("0123456789", from_tracking=lambda _: {"perplexity": 2.0})
     assert (found.name, found.metrics, found.likelihood_rows) == ("01234567", {"perplexity": 2.0}, None)
 
 

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.adapters import EncoderAdapter
-from mm_ldlm.evaluation.compare import Result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.headline import flat_metrics, slug, sts_headlines
 from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
+from mm_ldlm.evaluation.run_result import Result
 
 OPTIONS: dict[str, Any] = {"bootstrap": BootstrapConfig(replicates=40, level=0.8), "seed": 3}
 COUNT = 40
@@ -55,12 +55,12 @@ def test_the_table_has_a_line_for_each_number_of_any_run_under_its_own_label() -
         for run in owners:
             value = 10.0 * place + run
             metrics[run] |= {key: value, f"{key}.low": value - 0.5}
-            note = ("exact", "NELBO")[run] if key in compare.LIKELIHOODS else ""
+            note = ("exact", "NELBO")[run] if key in run_result.LIKELIHOODS else ""
             values[run] = {"value": value, "low": value - 0.5, "high": None, "note": note}
         expected.append({"metric": key, "label": label, "values": values})
     found = compare.side_by_side([Result("one", metrics[0]), Result("two", metrics[1])])
     assert found == {"runs": ["one", "two"], "table": expected}
-    assert set(compare.LIKELIHOODS) == {"nll.per_token", "nll.given_latent.per_token", "perplexity"}
+    assert set(run_result.LIKELIHOODS) == {"nll.per_token", "nll.given_latent.per_token", "perplexity"}
 
 
 def test_a_comparison_with_nobody_has_no_table_and_one_without_rows_no_differences() -> None:
@@ -105,24 +105,26 @@ def test_the_mean_cost_is_of_the_sentences_that_all_runs_have() -> None:
 def test_a_result_in_the_working_directory_has_a_name(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare.keep(Result("x", {"perplexity": 2.0}), tmp_path)
+    run_result.keep(Result("x", {"perplexity": 2.0}), tmp_path)
     (tmp_path / "metrics.json").write_text('{"perplexity": 3.0}')
     monkeypatch.chdir(tmp_path)
-    found = compare.load_result(path)
+    found = run_result.load_result(path)
     assert (found.name, found.metrics["perplexity"]) == (path, 2.0 if "evaluation" in path else 3.0)
 
 
 def test_a_kept_result_has_the_tables_that_it_was_given_and_no_others(tmp_path: Path) -> None:
     rows = pd.DataFrame({"id": ["a"], "exact": [True], **dict.fromkeys(("matches", "positions", *BLEU_COLUMNS), 1)})
-    assert compare.keep(Result("x", {"a": 1.0}, rows, costs(1.0)), tmp_path / "whole") == tmp_path / "whole/evaluation"
-    compare.keep(Result("x", {"a": 1.0}, rows.head(0)), tmp_path / "empty")
+    assert (
+        run_result.keep(Result("x", {"a": 1.0}, rows, costs(1.0)), tmp_path / "whole") == tmp_path / "whole/evaluation"
+    )
+    run_result.keep(Result("x", {"a": 1.0}, rows.head(0)), tmp_path / "empty")
     listed = {name: sorted(file.name for file in (tmp_path / name / "evaluation").iterdir()) for name in
               ("whole", "empty")}  # fmt: skip
     assert listed == {
         "whole": ["inversion_rows.parquet", "likelihood_rows.parquet", "metrics.json"],
         "empty": ["inversion_rows.parquet", "metrics.json"],
     }
-    found = compare.load_result(str(tmp_path / "whole"))
+    found = run_result.load_result(str(tmp_path / "whole"))
     pd.testing.assert_frame_equal(found.inversion_rows, rows)
     pd.testing.assert_frame_equal(found.likelihood_rows, costs(1.0))
 

@@ -14,7 +14,7 @@ import pytest
 
 from mm_ldlm.data.sentences import Sentences
 from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import bootstrap, compare, generative, likelihood, retrieval, samples
+from mm_ldlm.evaluation import bootstrap, compare, generative, likelihood, retrieval, run_result, samples
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.config import BootstrapConfig, GenerationConfig, LatentsConfig, TextFile
 from mm_ldlm.evaluation.headline import most_important
@@ -231,7 +231,7 @@ def test_every_place_where_a_result_was_looked_for_is_named(tmp_path: Path) -> N
     run = tmp_path / "run"
     for exists in (False, True):
         with pytest.raises(EvaluationError) as refused:
-            compare.load_result(str(run))
+            run_result.load_result(str(run))
         assert str(refused.value) == (
             f"reporting.compare: expected the result of a run at '{run}', found no metrics.json at "
             f"{run / 'metrics.json'}, {run / 'evaluation' / 'metrics.json'}"
@@ -242,9 +242,9 @@ def test_every_place_where_a_result_was_looked_for_is_named(tmp_path: Path) -> N
 
 
 def test_runs_of_one_name_keep_their_own_differences() -> None:
-    def run(nats: float) -> compare.Result:
+    def run(nats: float) -> run_result.Result:
         rows = pd.DataFrame({"id": [f"i{i}" for i in range(31)], "tokens": 2, "nll": 2 * nats})
-        return compare.Result("same", {}, None, rows)
+        return run_result.Result("same", {}, None, rows)
 
     found = compare.compare(run(1.0), [run(1.5), run(4.0)], bootstrap=BOOTSTRAP, seed=0)
     values = {name: entry["likelihood"]["differences"]["nats_per_token"]["difference"]["value"]
@@ -258,7 +258,7 @@ def test_runs_of_one_name_keep_their_own_differences() -> None:
     (["b", "a", "b", "b", "a"], ["b", "a", "b (2)", "b (3)", "a (2)"]), ([], []),
 ])  # fmt: skip
 def test_no_two_runs_of_a_comparison_have_one_name(names: list[str], shown: list[str]) -> None:
-    results = [compare.Result(name, {}) for name in names]
+    results = [run_result.Result(name, {}) for name in names]
     assert compare.side_by_side(results)["runs"] == shown
 
 

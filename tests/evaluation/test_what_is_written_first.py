@@ -12,7 +12,7 @@ import pytest
 
 from mm_ldlm.config import parse
 from mm_ldlm.errors import ConfigurationError, EvaluationError
-from mm_ldlm.evaluation import bootstrap, classification, compare, retrieval, samples, sts
+from mm_ldlm.evaluation import bootstrap, classification, compare, retrieval, run_result, samples, sts
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig, LikelihoodConfig
 from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
 from mm_ldlm.evaluation.sts_sets import from_pairs
@@ -25,33 +25,33 @@ REBUILT = ROWS.assign(
 
 
 def test_a_kept_table_is_numbered_from_zero_in_its_own_order(tmp_path: Path) -> None:
-    compare.keep(compare.Result("x", {"a": 1.0}, REBUILT, ROWS[::-1]), tmp_path)
-    found = compare.load_result(str(tmp_path))
+    run_result.keep(run_result.Result("x", {"a": 1.0}, REBUILT, ROWS[::-1]), tmp_path)
+    found = run_result.load_result(str(tmp_path))
     for table, expected in ((found.inversion_rows, REBUILT), (found.likelihood_rows, ROWS[::-1])):
         assert table is not None
         pd.testing.assert_frame_equal(table, expected.reset_index(drop=True))
-    compare.keep(compare.Result("y", {"b": 2.0}, None, ROWS[:1]), tmp_path)
-    again = compare.load_result(str(tmp_path))
+    run_result.keep(run_result.Result("y", {"b": 2.0}, None, ROWS[:1]), tmp_path)
+    again = run_result.load_result(str(tmp_path))
     assert (again.metrics, again.likelihood_rows is not None and len(again.likelihood_rows)) == ({"b": 2.0}, 1)
 
 
 def test_the_metrics_are_written_after_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with metrics.json is a whole result."""
     written: list[str] = []
-    monkeypatch.setattr(compare, "write_bytes", lambda path, content: written.append(path.name))
-    monkeypatch.setattr(compare, "write_json", lambda path, content: written.append(path.name))
-    compare.keep(compare.Result("x", {}, ROWS, ROWS), tmp_path)
+    monkeypatch.setattr(run_result, "write_bytes", lambda path, content: written.append(path.name))
+    monkeypatch.setattr(run_result, "write_json", lambda path, content: written.append(path.name))
+    run_result.keep(run_result.Result("x", {}, ROWS, ROWS), tmp_path)
     assert written == ["inversion_rows.parquet", "likelihood_rows.parquet", "metrics.json"]
 
 
 def test_tables_without_rows_are_not_compared() -> None:
     """A run that cannot invert or score keeps an empty table."""
     options: dict[str, Any] = {"bootstrap": BootstrapConfig(replicates=20), "seed": 0}
-    empty = compare.Result("x", {}, ROWS[:0], ROWS[:0])
-    for theirs, ours in (([empty], [empty]), ([empty, empty], [empty, compare.Result("y", {}, ROWS, ROWS)])):
+    empty = run_result.Result("x", {}, ROWS[:0], ROWS[:0])
+    for theirs, ours in (([empty], [empty]), ([empty, empty], [empty, run_result.Result("y", {}, ROWS, ROWS)])):
         assert compare.paired_differences(theirs, ours, **options) == {}
         assert compare.paired_differences(ours, theirs, **options) == {}
-    costs = compare.Result("y", {"nll.exact": 1.0}, ROWS[:0], ROWS)
+    costs = run_result.Result("y", {"nll.exact": 1.0}, ROWS[:0], ROWS)
     assert set(compare.paired_differences([costs], [costs], **options)) == {"likelihood"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import datasets
 from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, load_sts, read_semeval, read_sick, read_stsb
 
 SICK = "sentence_A\tsentence_B\trelatedness_score"
@@ -138,7 +138,7 @@ def test_a_result_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -
     ):
         place.write_text(text)
         with pytest.raises(EvaluationError) as refused:
-            compare.load_result(str(tmp_path))
+            run_result.load_result(str(tmp_path))
         assert str(refused.value).startswith(message)
         assert str(refused.value).endswith("Evaluate that run again.")
     assert "line 1 column 2" in _reason(tmp_path)
@@ -147,5 +147,5 @@ def test_a_result_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -
 def _reason(folder: Path) -> str:
     (folder / "metrics.json").write_text("{")
     with pytest.raises(EvaluationError) as refused:
-        compare.load_result(str(folder))
+        run_result.load_result(str(folder))
     return str(refused.value)

@@ -30,7 +30,7 @@ from mm_ldlm.data import index as data_index
 from mm_ldlm.data import labels as data_labels
 from mm_ldlm.data import sentences
 from mm_ldlm.errors import EvaluationError, PreflightError
-from mm_ldlm.evaluation import compare, headline, sts_sets
+from mm_ldlm.evaluation import compare, headline, run_result, sts_sets
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import BootstrapConfig, EvaluationConfig
 from mm_ldlm.evaluation.report import figures as report_figures
@@ -814,7 +814,7 @@ def test_the_metrics_are_those_of_every_suite_and_of_the_runs_own_times(
 def test_a_run_is_compared_with_the_named_runs_and_kept_unless_it_was_chosen(
     chosen: bool, uri: str | None, calls: Calls, tmp_path: Path
 ) -> None:
-    calls.replace(compare, "keep")
+    calls.replace(run_result, "keep")
     calls.replace(compare, "compare", {"table": []})
     calls.replace(mlflow, "read_metrics", lambda uri, run_id: {uri: run_id})
     loaded: list[Any] = []
@@ -823,7 +823,7 @@ def test_a_run_is_compared_with_the_named_runs_and_kept_unless_it_was_chosen(
         loaded.append((reference, from_tracking("an id")))
         return f"result of {reference}"
 
-    calls.replace(compare, "load_result", load)
+    calls.replace(run_result, "load_result", load)
     run: dict[str, Any] = {"name": "x"} | ({CHOSEN: "a/path"} if chosen else {})
     inversion, likelihood = table("inversion"), table("likelihood")
     arguments: dict[str, Any] = {

@@ -15,7 +15,7 @@ from kedro_datasets.json import JSONDataset
 from mm_ldlm.checkpoints import folder
 from mm_ldlm.checkpoints.folder import Contents
 from mm_ldlm.checkpoints.provenance import MADE_BY, weights_of
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.report import cards, figures, inputs, page, theme
 from mm_ldlm.pipelines.reporting import nodes
 from mm_ldlm.pipelines.reporting.pipeline import create_pipeline
@@ -87,7 +87,7 @@ def test_the_folder_of_a_run_that_was_chosen_stays_as_it_is(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run is chosen with its newest checkpoint (None) or with one of its checkpoints."""
-    monkeypatch.setattr(compare, "keep", lambda *_: pytest.fail("a result was kept"))
+    monkeypatch.setattr(run_result, "keep", lambda *_: pytest.fail("a result was kept"))
     monkeypatch.setattr(compare, "compare", lambda ours, others, **_: {"of": ours.name})
     rows = pd.DataFrame()
     rows.attrs = made_by = {MADE_BY: {"run": "x"}}

@@ -20,7 +20,7 @@ from mm_ldlm.comparison.config import ComparisonConfig
 from mm_ldlm.comparison.members import Session
 from mm_ldlm.comparison.sessions import Outcome
 from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import compare
+from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.report.content import parameter_count
 from mm_ldlm.evaluation.report.inputs import training_events, training_log
@@ -53,7 +53,7 @@ class Finished:
     """A finished session with what it wrote. facts: parameters, steps, tokens, training_seconds, tokens_per_second."""
 
     session: Session
-    result: compare.Result
+    result: run_result.Result
     facts: dict[str, float | None]
     curves: dict[str, list[tuple[float, float]]]
     """Key of the training log → (tokens seen, value)"""
@@ -124,7 +124,7 @@ def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
     reference = atomic.read_json(Path(session.paths["run"]))
     folder = run_folder(Path(session.paths["runs"]), reference)
-    kept = compare.load_result(str(folder))
+    kept = run_result.load_result(str(folder))
     log = training_log(folder)
     last: dict[str, Any] = next((line for line in reversed(log) if "tokens" in line), {})
     tokens, seconds = (float(last[key]) if key in last else None for key in ("tokens", "seconds"))
@@ -141,7 +141,7 @@ def open_finished(session: Session) -> Finished:
         ]
         for key in CURVES
     }
-    result = compare.Result(session.label, kept.metrics, kept.inversion_rows, kept.likelihood_rows)
+    result = run_result.Result(session.label, kept.metrics, kept.inversion_rows, kept.likelihood_rows)
     return Finished(session, result, facts, {key: points for key, points in curves.items() if points})
 
 

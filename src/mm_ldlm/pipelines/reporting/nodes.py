@@ -92,8 +92,9 @@ def compare_runs(
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
     from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
-    from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
+    from mm_ldlm.evaluation.compare import compare
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+    from mm_ldlm.evaluation.run_result import Result, keep, load_result
 
     config = parse(ReportingConfig, reporting, at="reporting")
     bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
