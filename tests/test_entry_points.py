@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import runpy
+import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import click
@@ -20,7 +23,7 @@ from mm_ldlm.errors import StoreError
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        ([], "python -m mm_ldlm"),
+        (["--version"], "mm-ldlm"),
         (["--env", "test"], "python -m mm_ldlm"),
         (["-e", "test"], "python -m mm_ldlm"),
         (["invert", "a.npy"], "mm-ldlm"),
@@ -45,6 +48,39 @@ def test_a_first_word_is_a_command_and_options_alone_are_a_run(
         __main__.main()
     assert called == [command]
     assert configured == (["mm_ldlm"] if command.startswith("python") else [])
+
+
+def test_the_command_alone_shows_its_help_and_the_package_alone_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`mm-ldlm` alone began a training of minutes; `python -m` of a packaged project of Kedro runs it."""
+    monkeypatch.setattr(kedro_project, "configure_project", lambda name: None)
+    monkeypatch.setattr(cli.cli.commands["run"], "main", lambda *, prog_name: pytest.exit(prog_name))
+    monkeypatch.setattr(sys, "argv", ["bin/mm-ldlm"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: mm-ldlm [OPTIONS] COMMAND")
+    monkeypatch.setattr(sys, "argv", ["mm_ldlm/__main__.py"])
+    with pytest.raises(pytest.exit.Exception, match="python -m mm_ldlm"):
+        __main__.main()
+
+
+@pytest.mark.parametrize(("words", "expected"), [("mm-ldlm ", "embed"), ("mm-ldlm invert --ch", "--checkpoint")])
+def test_a_shell_completes_commands_and_their_options(words: str, expected: str) -> None:
+    """Click's request for completions began a run of all pipelines."""
+    asked = {"_MM_LDLM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "mm_ldlm"], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert f"plain,{expected}" in done.stdout.splitlines()
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        console.commands.main(["--version"], prog_name="mm-ldlm")
+    assert capsys.readouterr().out == f"mm-ldlm {metadata.version('mm-ldlm')}\n"
 
 
 @pytest.mark.parametrize(

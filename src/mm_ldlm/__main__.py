@@ -4,6 +4,7 @@ package.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,27 +13,40 @@ import click
 from mm_ldlm import console
 from mm_ldlm.messages import nearest, show
 
+COMPLETION = "_MM_LDLM_COMPLETE"
+"""Environment variable by which a shell asks click for its completions"""
+
 
 def main() -> None:
-    """Run a command of `console` if the first word names one, otherwise the pipelines, with options of `kedro run`."""
-    if sys.argv[1:] and not sys.argv[1].startswith("-"):  # `kedro run` has options only
-        if sys.argv[1] not in (known := console.commands.commands):
-            hint = nearest(sys.argv[1], known)
-            print(
-                f"Error: {show(sys.argv[1], 80)} is not a command.{hint} Choose one of: {', '.join(known)}; or give "
-                "options of `kedro run` alone, to run the pipelines.",
-                file=sys.stderr,
-            )
-            sys.exit(2)
+    """Run a command of `console` if the first word names one, otherwise the pipelines, with options of `kedro run`.
+
+    `python -m mm_ldlm` alone runs them too, like every packaged project of Kedro; `mm-ldlm` alone shows its help.
+    """
+    words, known = sys.argv[1:], console.commands.commands
+    if words and not words[0].startswith("-") and words[0] not in known:  # `kedro run` has options only
+        print(
+            f"Error: {show(words[0], 80)} is not a command.{nearest(words[0], known)} Choose one of: "
+            f"{', '.join(known)}; or give options of `kedro run` alone, to run the pipelines.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    if COMPLETION in os.environ or words[:1] == ["--version"] or (words and words[0] in known):
         console.commands.main(prog_name="mm-ldlm")
+    if not words and Path(sys.argv[0]).name != "__main__.py":
+        print(_help())
+        sys.exit(0)
     from kedro.framework.project import configure_project
 
     configure_project(Path(__file__).parent.name)
     from mm_ldlm.cli import cli
 
-    if "--help" in sys.argv[1:]:  # the help of the pipelines follows
-        print(console.commands.get_help(click.Context(console.commands, info_name="mm-ldlm")), end="\n\n", flush=True)
+    if "--help" in words:  # the help of the pipelines follows
+        print(_help(), end="\n\n", flush=True)
     cli.commands["run"].main(prog_name="python -m mm_ldlm")
+
+
+def _help() -> str:
+    return console.commands.get_help(click.Context(console.commands, info_name="mm-ldlm"))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
 
 
 @click.group()
+@click.version_option(package_name="mm-ldlm", message="%(prog)s %(version)s")
 def commands() -> None:
     """Use, import or export a run. With options alone, `mm-ldlm` runs the pipelines like `kedro run`."""
 

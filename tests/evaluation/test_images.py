@@ -24,7 +24,8 @@ from mm_ldlm.evaluation.report import page
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites import images as suite
 from mm_ldlm.latents.images import ImagesConfig, store_images
-from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+from mm_ldlm.latents.normaliser import NormaliserConfig
+from mm_ldlm.latents.normaliser_fit import fit
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.store import ShardStore

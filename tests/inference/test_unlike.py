@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents.normaliser import TYPICAL_MARGIN, TYPICAL_QUANTILES, Normaliser, norms
+from mm_ldlm.latents.normaliser import Normaliser, norms
+from mm_ldlm.latents.normaliser_fit import TYPICAL_MARGIN, TYPICAL_QUANTILES
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import normaliser as module
+from mm_ldlm.latents import normaliser_fit
 from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.latents.normaliser_fit import fit
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import ShardStore, StoreWriter
 
@@ -49,7 +50,7 @@ def fitted(
 
 
 def test_standard_is_mean_and_std_of_the_training_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_READ_ROWS", 64)
+    monkeypatch.setattr(normaliser_fit, "_READ_ROWS", 64)
     vectors = drawn()
     rows = np.arange(0, 1000, 3)
     found = fitted(tmp_path, vectors, "standard", rows=rows)
@@ -77,7 +78,7 @@ def test_the_column_is_the_named_one(kind: str, tmp_path: Path) -> None:
 
 def test_one_pass_is_accurate_far_from_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The textbook sum of squares loses everything here."""
-    monkeypatch.setattr(module, "_READ_ROWS", 10)
+    monkeypatch.setattr(normaliser_fit, "_READ_ROWS", 10)
     vectors = (1e4 + np.random.default_rng(1).normal(size=(500, 3)) * 1e-2).astype(np.float32)
     found = fitted(tmp_path, vectors, "standard")
     np.testing.assert_allclose(found.scale_d, vectors.astype(np.float64).std(0, ddof=1), rtol=1e-8)
@@ -102,7 +103,7 @@ def test_robust_looks_at_an_even_sample_of_many_rows(tmp_path: Path) -> None:
 
 
 def test_whitening_makes_the_covariance_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_READ_ROWS", 128)
+    monkeypatch.setattr(normaliser_fit, "_READ_ROWS", 128)
     vectors = drawn()
     z = fitted(tmp_path, vectors, "whitening").standardise(vectors.astype(np.float64))
     np.testing.assert_allclose(np.cov(z, rowvar=False), np.eye(6), atol=1e-8)
@@ -261,16 +262,16 @@ def test_the_range_of_norms_is_that_of_the_given_rows_and_is_saved(kind: str, tm
     vectors = drawn(3000)
     latents = store(tmp_path / "latents", vectors)
     plain = fit(latents, rows=np.arange(1000), config=NormaliserConfig(kind=kind), unit_norm=False)  # type: ignore[arg-type]
-    found = module.calibrated(plain, latents, rows=np.arange(1000, 2000))
+    found = normaliser_fit.calibrated(plain, latents, rows=np.arange(1000, 2000))
     by_hand = np.sqrt(np.square(plain.standardise(vectors[1000:2000]).astype(np.float64)).mean(1))
     low, high = np.quantile(by_hand, [0.001, 0.999])
     assert found.typical == pytest.approx((low / 1.15, high * 1.15), rel=1e-6)
-    fresh = module.norms(plain.standardise(vectors[2000:]))
+    fresh = norms(plain.standardise(vectors[2000:]))
     assert ((fresh >= found.typical[0]) & (fresh <= found.typical[1])).mean() >= 0.99  # type: ignore[index]
     found.save(tmp_path / "saved")
     assert Normaliser.load(tmp_path / "saved").typical == found.typical
     assert found.fingerprint == plain.fingerprint, "the range is no part of the transformation"
-    assert module.calibrated(plain, latents, rows=np.arange(0)).typical is None
+    assert normaliser_fit.calibrated(plain, latents, rows=np.arange(0)).typical is None
 
 
 @pytest.mark.parametrize("damage", ['"wide"', "[1.0]", "[2.0, 1.0]", "[0.1, Infinity]", "7", '["a", "b"]'])

@@ -15,12 +15,12 @@ import torch
 from mm_ldlm.corpus.record import DECODED
 from mm_ldlm.encoders import parse_encoder
 from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import figures, spot_check, statistics
-from mm_ldlm.latents import normaliser as normalisers
+from mm_ldlm.latents import figures, normaliser_fit, spot_check, statistics
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.config import ValidationConfig
 from mm_ldlm.latents.findings import Finding, Findings
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig
+from mm_ldlm.latents.normaliser_fit import fit
 from mm_ldlm.latents.statistics import Statistics
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import StoreWriter
@@ -175,7 +175,7 @@ def test_a_number_that_is_not_finite_is_found_in_its_row(
     bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows are read in pieces of three, and the rows 0 and 2 are not among them."""
-    monkeypatch.setattr(normalisers, "_READ_ROWS", 3)
+    monkeypatch.setattr(normaliser_fit, "_READ_ROWS", 3)
     vectors = np.ones((10, 2))
     vectors[0] = vectors[2] = vectors[bad, 1] = np.inf
     rows = np.array([9, 8, 7, 6, 5, 4, 3, 1])

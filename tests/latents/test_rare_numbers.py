@@ -18,7 +18,8 @@ from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.alignment import check_texts, check_tokens
 from mm_ldlm.latents.config import TokenClustersConfig, ValidationConfig
 from mm_ldlm.latents.findings import Findings, enforce
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit, norms
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.latents.normaliser_fit import fit
 from mm_ldlm.latents.rate import FIRST_SECONDS, Rate
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.latents.token_clusters import cluster, cluster_vocabulary

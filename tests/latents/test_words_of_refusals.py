@@ -22,7 +22,8 @@ from mm_ldlm.latents import hosts, images, layout, token_clusters, token_states,
 from mm_ldlm.latents import store as latent_store
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.latents.given import take_over
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, fit
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig
+from mm_ldlm.latents.normaliser_fit import fit
 from mm_ldlm.latents.plan import Plan
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens

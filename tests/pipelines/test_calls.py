@@ -39,7 +39,16 @@ from mm_ldlm.evaluation.report import page as report_page
 from mm_ldlm.evaluation.report import theme as report_theme
 from mm_ldlm.evaluation.suites import classification, generation, images, inversion, latents, likelihood, sts
 from mm_ldlm.inference import inputs as inference_inputs
-from mm_ldlm.latents import checks, extract, figures, given, normaliser, token_clusters, token_states, token_vectors
+from mm_ldlm.latents import (
+    checks,
+    extract,
+    figures,
+    given,
+    normaliser_fit,
+    token_clusters,
+    token_states,
+    token_vectors,
+)
 from mm_ldlm.latents import images as image_store
 from mm_ldlm.latents.config import ExtractConfig
 from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
@@ -244,7 +253,7 @@ def test_the_stores_of_validation(calls: Calls, tmp_path: Path) -> None:
     nodes.index_valid_examples({"r": 1}, *stores, TEXT_ONLY, tmp_path)
     assert calls["write_index"][0][2] is None, "latents that another configuration left"
 
-    calls.replace(normaliser, "fit", "fitted")
+    calls.replace(normaliser_fit, "fit", "fitted")
     calls.replace(data_index, "split_column", lambda index, split, column: np.array({"train": [1, 2]}[split]))
     pixels = {"kind": "one_scale"}
     assert nodes.fit_image_normaliser("images", "index", IMAGES, pixels) == "fitted"

@@ -16,7 +16,7 @@ from mm_ldlm.data import sentences
 from mm_ldlm.errors import FingerprintError
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents import normaliser
+from mm_ldlm.latents import normaliser_fit
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
 from mm_ldlm.pipelines.sampling import nodes as sampling_nodes
 from mm_ldlm.pipelines.validation import nodes as validation_nodes
@@ -214,8 +214,10 @@ def test_the_normaliser_is_fitted_to_the_training_split(
     seed: int, dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(normaliser, "fit", lambda store, **more: seen.update(more, store=store))
-    monkeypatch.setattr(normaliser, "calibrated", lambda fitted, found, *, rows: seen.update(calibrated=(found, rows)))
+    monkeypatch.setattr(normaliser_fit, "fit", lambda store, **more: seen.update(more, store=store))
+    monkeypatch.setattr(
+        normaliser_fit, "calibrated", lambda fitted, found, *, rows: seen.update(calibrated=(found, rows))
+    )
     store = SimpleNamespace(manifest=SimpleNamespace(meta={"encoder": {"normalised": bool(seed)}}))
     objective = {"kind": "multimodal", "mode": "mixed"}
     validation_nodes.fit_normaliser(store, dataset.index, objective, {"kind": "robust", "robust_rows": 3})  # type: ignore[arg-type]

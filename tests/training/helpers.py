@@ -124,7 +124,8 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
 
     from mm_ldlm.corpus.tokenizer import TextTokenizer
     from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig
+    from mm_ldlm.latents.normaliser_fit import fit
     from mm_ldlm.store.writer import StoreWriter
 
     rows = Rows(count)
@@ -193,7 +194,8 @@ def _write_token_states(directory: Path, ids: Any) -> None:
     import pyarrow as pa
 
     from mm_ldlm.latents import token_states
-    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig
+    from mm_ldlm.latents.normaliser_fit import fit
     from mm_ldlm.store import ShardStore, StoreWriter
 
     schema = pa.schema([(token_states.COLUMN, pa.list_(pa.float32(), STATE_DIM))])

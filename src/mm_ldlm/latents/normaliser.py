@@ -1,7 +1,7 @@
 """Latent normaliser: standardises an encoder's vectors to the scale of unit Gaussian noise.
 
-It is fitted on the training split in one streaming pass with float64 accumulators, saved as a separate artifact, and
-inverted after sampling. Shapes: n rows, d dimensions.
+It is fitted on the training split (`normaliser_fit`), saved as a separate artifact, and inverted after sampling.
+Shapes: n rows, d dimensions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from mm_ldlm.config import Rows, config
 from mm_ldlm.errors import StoreError
-from mm_ldlm.store import ShardStore, atomic
+from mm_ldlm.store import atomic
 from mm_ldlm.store.paths import refuse_no_file
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ Kind = Literal["standard", "robust", "whitening", "one_scale"]
 Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
 Matrix = npt.NDArray[np.float64]
 FORMAT_VERSION = 1
-_NORMAL_IQR = 1.3489795003921634  # of a unit normal
-_READ_ROWS = 16_384
 
 
 @config
@@ -38,9 +35,10 @@ class NormaliserConfig:
 
     Attributes:
         kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349),
-            "whitening" (mean, and the full covariance turned into the identity) or "one_scale" (mean per dimension, and
-            for all dimensions the root mean square of their standard deviations). Images need "one_scale": pixels that
-            hardly vary would be scaled up to noise by the others.
+            "whitening" (mean, and the full covariance turned into the identity; it is shrunk where there are fewer than
+            10 rows for each dimension) or "one_scale" (mean per dimension, and for all dimensions the root mean square
+            of their standard deviations). Images need "one_scale": pixels that hardly vary would be scaled up to noise
+            by the others.
         robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
     """
 
@@ -205,54 +203,10 @@ class Normaliser:
         return torch.as_tensor(array, dtype=x.dtype, device=x.device)
 
 
-def fit(
-    latents: ShardStore,
-    *,
-    rows: npt.NDArray[np.int64],
-    config: NormaliserConfig,
-    unit_norm: bool,
-    column: str = "latent",
-) -> Normaliser:
-    """Fit a normaliser on these rows of a store of vectors (those of the training split).
-
-    Raises:
-        StoreError: There are no rows, or a number is not finite.
-    """
-    if not len(rows):
-        raise StoreError(
-            "expected rows to fit the normaliser on, found none: the training split of the index is empty. "
-            "Add training text."
-        )
-    if config.kind == "robust":
-        return _fit_robust(latents, rows, config, unit_norm, column)
-    mean_d, moments = _moments(_pieces(latents, rows, column), full=config.kind == "whitening")
-    count = len(rows)
-    if config.kind == "whitening":
-        return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
-    std = np.sqrt(moments / max(count - 1, 1))
-    if config.kind == "one_scale":
-        return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
-    return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
-
-
-TYPICAL_QUANTILES = (0.001, 0.999)
-TYPICAL_MARGIN = 1.15
-"""Quantiles of the norms of the validation split, and the factor by which the range is wider on both sides"""
-
-
 def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
     """Compute the root mean square (n,) of the coordinates of standardised latents; about 1 for training data."""
     found: Matrix = np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1))
     return found
-
-
-def calibrated(normaliser: Normaliser, latents: ShardStore, *, rows: npt.NDArray[np.int64]) -> Normaliser:
-    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are any."""
-    if not len(rows):
-        return normaliser
-    found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(latents, rows, "latent")])
-    low, high = np.quantile(found, TYPICAL_QUANTILES)
-    return dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
 
 
 def _range(value: Any) -> tuple[float, float] | None:
@@ -267,73 +221,3 @@ def _range(value: Any) -> tuple[float, float] | None:
     if not 0 <= low <= high < np.inf:
         raise ValueError(f"expected an increasing range of norms, found {value}")
     return low, high
-
-
-def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64], name: str) -> Iterator[Matrix]:
-    column = latents.fixed(name)
-    rows = np.sort(rows)
-    for start in range(0, len(rows), _READ_ROWS):
-        piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
-        if not np.isfinite(piece).all():
-            bad = rows[start + int(np.flatnonzero(~np.isfinite(piece).all(1))[0])]
-            raise StoreError(
-                f"{latents.directory}: row {bad} contains a number that is not finite. Validate before fitting."
-            )
-        yield piece
-
-
-def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
-    """Compute mean and sum of squared deviations (or of their outer products) in one pass (Chan et al. 1983)."""
-    count = 0
-    mean_d: Matrix = np.zeros(1)
-    moments: Matrix = np.zeros(1)
-    for piece in pieces:
-        own_mean = piece.mean(0)
-        centred = piece - own_mean
-        own = centred.T @ centred if full else np.einsum("nd,nd->d", centred, centred)
-        if count == 0:
-            count, mean_d, moments = len(piece), own_mean, own
-            continue
-        delta = own_mean - mean_d
-        total = count + len(piece)
-        between = np.outer(delta, delta) if full else delta * delta
-        moments = moments + own + between * (count * len(piece) / total)
-        mean_d = mean_d + delta * (len(piece) / total)
-        count = total
-    return mean_d, moments
-
-
-def _fit_robust(
-    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool, column: str
-) -> Normaliser:
-    chosen = (
-        rows if len(rows) <= config.robust_rows else rows[np.linspace(0, len(rows) - 1, config.robust_rows).astype(int)]
-    )
-    values = np.concatenate(list(_pieces(latents, chosen, column)))
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-    return _per_dimension("robust", median, (high - low) / _NORMAL_IQR, rows=len(rows), unit_norm=unit_norm)
-
-
-def _per_dimension(kind: str, centre_d: Matrix, scale_d: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
-    # Below this threshold a dimension contains only float32 rounding errors, which scaling would turn into noise.
-    constant = scale_d <= 1e-6 * max(float(scale_d.max()), 1e-300)
-    safe = np.where(constant, 1.0, scale_d)
-    return Normaliser(kind, centre_d, safe, unit_norm, rows, constant=tuple(np.flatnonzero(constant).tolist()))
-
-
-def _one_scale(mean_d: Matrix, std_d: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
-    """Scale so that the variance of a dimension is 1 on average; vectors without any variation keep their scale."""
-    scale = float(np.sqrt(np.square(std_d).mean())) or 1.0
-    return Normaliser("one_scale", mean_d, np.full_like(mean_d, scale), unit_norm, rows)
-
-
-def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
-    """Compute W = V diag(1/√λ): principal axes with unit variance. Axes without variance keep their scale."""
-    values, axes = np.linalg.eigh(covariance_dd)
-    values, axes = values[::-1], axes[:, ::-1]
-    flat = values <= 1e-10 * max(float(values.max()), 1e-300)
-    std = np.sqrt(np.where(flat, 1.0, values))
-    return Normaliser(
-        "whitening", mean_d, np.ones_like(mean_d), unit_norm, rows,
-        matrix_dd=axes / std, inverse_dd=(axes * std).T.copy(),
-    )  # fmt: skip

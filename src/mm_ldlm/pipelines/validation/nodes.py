@@ -100,7 +100,8 @@ def fit_normaliser(
     if (found := _field("latents", latents, objective)) is None:
         return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents.normaliser import NormaliserConfig, calibrated, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig
+    from mm_ldlm.latents.normaliser_fit import calibrated, fit
 
     unit_norm = bool(found.manifest.meta["encoder"]["normalised"])
     config = parse(NormaliserConfig, normaliser, at="normaliser")
@@ -116,7 +117,8 @@ def fit_state_normaliser(
         return not_needed("normaliser of token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.latents import token_states as states
-    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig
+    from mm_ldlm.latents.normaliser_fit import fit
 
     starts = states.starts(tokens.ints("length").take(slice(None)))
     rows = states.rows_of_tokens(starts, split_column(index, "train", "row"))
@@ -131,7 +133,8 @@ def fit_image_normaliser(
     if (found := _field("images", images, objective)) is None:
         return not_needed("normaliser of images", f"the objective '{objective['kind']}' reads no images")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents.normaliser import NormaliserConfig, fit
+    from mm_ldlm.latents.normaliser import NormaliserConfig
+    from mm_ldlm.latents.normaliser_fit import fit
 
     config = parse(NormaliserConfig, image_normaliser, at="image_normaliser")
     return fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=False)
