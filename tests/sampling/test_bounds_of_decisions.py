@@ -213,7 +213,7 @@ def test_log_probabilities_are_float32_whatever_the_model_returns(dtype: torch.d
     logits_V = torch.linspace(-2, 2, 12).to(dtype)
     denoise = constant(lambda tokens, t: logits_V.expand(*tokens.shape, 12).clone())
     tokens, every = torch.full((1, 2), MASK), torch.ones(1, 2, dtype=torch.bool)
-    found = word_log_probs(denoise, tokens, torch.ones(1), torch.arange(1), every)
+    found = word_log_probs(denoise, tokens, torch.ones(1), torch.arange(1), every, guidance=1.0)
     assert found.dtype == torch.float32
     assert found.shape == (2, V), "ids beyond the vocabulary are cut off"
     assert torch.isneginf(found[:, [MASK, PAD]]).all()

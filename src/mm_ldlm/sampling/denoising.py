@@ -226,7 +226,7 @@ def word_log_probs(
     rows_A: Tensor,
     evaluated_AL: Tensor,
     *,
-    guidance: float = 1.0,
+    guidance: float,
 ) -> Tensor:
     """Compute log-probabilities (M, vocab_size), float32, at masked positions: SUBS, then guidance.
 
