@@ -91,6 +91,18 @@ def test_a_copied_folder_disturbs_no_run_and_can_be_named(name: str, tmp_path: P
     assert folder.step_of(folder.find(copy)) == 60
 
 
+def test_a_copy_under_the_name_of_another_step_is_no_checkpoint_of_that_step(tmp_path: Path) -> None:
+    """It counted as the newest one, so the checkpoints of the training that followed were removed in its favour."""
+    shutil.copytree(folder.write(tmp_path, 6, contents()), copy := tmp_path / "step-00000099")
+    newest = folder.write(tmp_path, 12, contents())
+    assert [folder.step_of(path) for path in folder.all_in(tmp_path)] == [6, 12]
+    assert folder.find(tmp_path) == newest
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 99; there are 6, 12"):
+        folder.find(tmp_path, which="99")
+    assert folder.apply_retention(tmp_path, last=1, every=None) == [6]
+    assert folder.step_of(folder.find(copy)) == 6
+
+
 def test_the_record_of_verified_files_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")

@@ -16,7 +16,7 @@ import pytest
 from mm_ldlm.config import parse
 from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder, locate_encoder
 from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedWeights, _spec_of_folder, locate_weights
+from mm_ldlm.encoders.weights import LocatedWeights, _hub_folder, _spec_of_folder, locate_weights
 from mm_ldlm.errors import ConfigurationError, EncoderError
 
 Tiny = Callable[[str], Path]
@@ -409,3 +409,9 @@ def test_other_pooling_uses_sentence_transformers(sentence_folder: Folder) -> No
     assert json.loads((folder / "modules.json").read_text())[1]["path"] == "1_Pooling"
     encoder = load_encoder(LocalEncoderConfig(name="mine", path=str(folder), device="cpu"))
     np.testing.assert_allclose(encoder.encode(SENTENCES), _theirs(folder, SENTENCES), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["../folder", "/a/folder"])
+def test_a_path_in_place_of_a_name_is_no_model_to_download(name: str) -> None:
+    with pytest.raises(EncoderError, match=r"expected the name of a model .* Set encoder\.path for a folder"):
+        _hub_folder(name, name, None)

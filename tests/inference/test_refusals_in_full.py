@@ -211,6 +211,48 @@ def test_a_column_is_a_list_of_texts(column: Any) -> None:
     assert inputs.check_texts(column) == ["a", "b c"]
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["w1", "w2"],
+        pd.Series(["w1", "w2"], index=[4, 2]),
+        pa.array(["w1", "w2"]),
+        pa.chunked_array([["w1"], ["w2"]]),
+        np.array(["w1", "w2"]),
+        iter(["w1", "w2"]),
+    ],
+    ids=["list", "pandas", "arrow", "chunks of arrow", "numpy", "iterator"],
+)
+def test_a_column_of_texts_is_a_column_of_targets(column: Any) -> None:
+    assert edge(RAW).targets(column)[0] == ["w1", "w2"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [RAW, iter(RAW), pd.Series(list(RAW)), pd.Series(RAW.tolist()), pa.array(RAW.tolist())],
+    ids=["array", "iterator", "pandas of arrays", "pandas of lists", "arrow"],
+)
+def test_a_column_of_vectors_is_a_column_of_targets(column: Any) -> None:
+    sources, raw_nd = edge().targets(column)
+    assert sources == [None, None]
+    np.testing.assert_array_equal(raw_nd, RAW)
+
+
+def test_an_iterator_of_targets_that_fails_is_refused() -> None:
+    with pytest.raises(SamplingError) as error:
+        edge().targets(int(text) for text in ["a"])
+    assert str(error.value) == (
+        'expected texts or vectors, found an iterator that cannot be read ("invalid literal for int() with base 10: '
+        "'a'\")."
+    )
+
+
+def test_a_column_of_vectors_of_unequal_length_is_refused() -> None:
+    with pytest.raises(SamplingError) as error:
+        edge().targets(pd.Series([[1.0, 2.0], [3.0]]))
+    assert str(error.value) == "latents: expected vectors, found rows of unequal length."
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 NONE = "expected at least one"

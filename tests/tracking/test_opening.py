@@ -89,6 +89,19 @@ def test_a_store_that_does_not_answer_is_replaced_by_a_local_one(
     assert "\n" not in ours[0]
 
 
+@pytest.mark.parametrize("closed", ["project.db", "."], ids=["database", "folder"])
+def test_a_database_without_permission_is_refused_at_once(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow would repeat the attempt for two minutes. The answer of the system is replaced, because root may write."""
+    (tmp_path / "project.db").touch()
+    place = tmp_path / closed
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place)
+    with pytest.raises(TrackingError) as error:
+        tracking.resolve_uri("sqlite:///project.db", root=tmp_path)
+    assert str(error.value) == f"{place} has no permission to read and write"
+
+
 def test_without_any_store_the_run_goes_on_untracked(
     refusing_server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

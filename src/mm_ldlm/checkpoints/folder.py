@@ -55,8 +55,17 @@ def step_of(path: Path) -> int:
     Raises:
         CheckpointError: it has another name, and its marker is missing or damaged.
     """
-    match = NAME.fullmatch(path.name)
-    return int(match[1]) if match else int(_marker(path)["step"])
+    return int(path.name.removeprefix("step-")) if _has_own_name(path) else int(_marker(path)["step"])
+
+
+def _has_own_name(path: Path) -> bool:
+    """Return whether the name is that of a step, and of no other step than the marker, if that can be read."""
+    if (match := NAME.fullmatch(path.name)) is None:
+        return False
+    try:
+        return bool(_marker(path)["step"] == int(match[1]))
+    except CheckpointError:  # a damaged checkpoint, which is reported when it is read
+        return True
 
 
 def write(directory: Path, step: int, contents: Contents) -> Path:
@@ -194,7 +203,7 @@ def document(path: Path, name: str) -> Any:
 def all_in(directory: Path) -> list[Path]:
     """List the complete checkpoints (with a marker) under their own names, oldest first; a copy has another name."""
     found = (path.parent for path in directory.glob(f"step-*/{MARKER}"))
-    return sorted((path for path in found if NAME.fullmatch(path.name)), key=step_of)
+    return sorted(filter(_has_own_name, found), key=step_of)
 
 
 def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
@@ -259,7 +268,7 @@ def _of_step(path: Path, directory: Path, which: str) -> Path:
         raise CheckpointError(
             f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it."
         ) from None
-    if not (found / MARKER).is_file():
+    if not (found / MARKER).is_file() or not _has_own_name(found):
         steps = ", ".join(str(step_of(item)) for item in all_in(directory)) or "none"
         raise CheckpointError(
             f"{path}: no checkpoint of step {int(which)}; there are {steps}. Choose one of these steps."

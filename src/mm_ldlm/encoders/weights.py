@@ -14,6 +14,7 @@ from typing import Any
 from mm_ldlm.encoders.registry import REGISTRY
 from mm_ldlm.encoders.spec import EncoderSpec, Pooling
 from mm_ldlm.errors import EncoderError
+from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import file_sha256, fingerprint
 
@@ -145,6 +146,11 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    if source.startswith(("/", ".", "~")):
+        raise EncoderError(
+            f"encoder: expected the name of a model (owner/model), found the path {show(source)}. Set encoder.path for "
+            "a folder, or correct encoder.name."
+        )
     folder = None
     try:
         for weights in _WEIGHTS:

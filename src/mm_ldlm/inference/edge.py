@@ -139,8 +139,8 @@ class Edge:
         if isinstance(targets, Path) or (isinstance(targets, str) and targets.endswith(".npy")):
             raw_nd = inputs.read_npy(targets, dim=self.dim)
             return [None] * len(raw_nd), raw_nd
-        several = isinstance(targets, Sequence) and not isinstance(targets, (bytes, range))
-        if isinstance(targets, str) or (several and len(targets) > 0 and isinstance(targets[0], str)):
+        targets = inputs.read_once(targets)
+        if inputs.are_texts(targets):
             listed = inputs.check_texts(targets)
             if written:
                 ids = self.tokenizer.encode(listed)

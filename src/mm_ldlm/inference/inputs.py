@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,32 @@ def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]
         if not text.strip():
             raise SamplingError(f"{what}[{index}] is empty. Remove it, or add words.")
     return listed
+
+
+def read_once(values: Any) -> Any:
+    """Return a generator or another iterator as a list, and anything else unchanged: an iterator ends with its first
+    reader.
+
+    Raises:
+        SamplingError: the iterator raised an exception.
+    """
+    if not isinstance(values, Iterator):
+        return values
+    try:
+        return list(values)
+    except Exception as error:
+        reason = show(str(error), 100)
+        raise SamplingError(f"expected texts or vectors, found an iterator that cannot be read ({reason}).") from None
+
+
+def are_texts(values: Any) -> bool:
+    """Return whether a value is a text, or a list or a column (of pandas, numpy or Arrow) that begins with one."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    listed = isinstance(values, Sequence) and not isinstance(values, (bytes, range))
+    if isinstance(values, str) or not (listed or getattr(values, "ndim", 0) == 1):
+        return isinstance(values, str)
+    return isinstance(next(iter(values), None), str)
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -206,6 +232,8 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
                 "Remove these vectors, or fill them."
             )
         array = np.asarray(values)
+        if array.dtype == object and array.ndim == 1 and all(isinstance(row, (list, np.ndarray)) for row in array):
+            array = np.asarray(list(array))  # a column of pandas or Arrow with a vector in each row
     except SamplingError:
         raise
     except ValueError:

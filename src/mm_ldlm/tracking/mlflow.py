@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -37,13 +38,17 @@ def resolve_uri(uri: str, *, root: Path) -> str:
     """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged.
 
     Raises:
-        TrackingError: the database exists and is no regular file: opening a pipe may never end.
+        TrackingError: the database exists and is no regular file: opening a pipe may never end. Or nothing can be
+            written to it, or to its folder, in which SQLite writes too; MLflow would repeat the attempt for minutes.
     """
     if not uri.startswith(_SQLITE):
         return uri
     path = root.resolve() / uri.removeprefix(_SQLITE)  # an absolute path stays
     if path.exists() and (fault := problem(path)) is not None:
         raise TrackingError(f"the database {fault}")
+    for place in (path, path.parent):
+        if place.exists() and not os.access(place, os.R_OK | os.W_OK):
+            raise TrackingError(f"{place} has no permission to read and write")
     if uri.startswith(_SQLITE + "/"):
         return uri
     path.parent.mkdir(parents=True, exist_ok=True)
