@@ -99,7 +99,7 @@ def test_a_database_without_permission_is_refused_at_once(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place)
     with pytest.raises(TrackingError) as error:
         tracking.resolve_uri("sqlite:///project.db", root=tmp_path)
-    assert str(error.value) == f"{place} has no permission to read and write"
+    assert str(error.value) == f"{place} cannot be read and written (no permission)"
 
 
 def test_without_any_store_the_run_goes_on_untracked(

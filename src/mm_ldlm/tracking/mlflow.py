@@ -48,7 +48,7 @@ def resolve_uri(uri: str, *, root: Path) -> str:
         raise TrackingError(f"the database {fault}")
     for place in (path, path.parent):
         if place.exists() and not os.access(place, os.R_OK | os.W_OK):
-            raise TrackingError(f"{place} has no permission to read and write")
+            raise TrackingError(f"{place} cannot be read and written (no permission)")
     if uri.startswith(_SQLITE + "/"):
         return uri
     path.parent.mkdir(parents=True, exist_ok=True)
