@@ -143,6 +143,8 @@ OF_ENVIRONMENTS: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("mmdit_892m",), "model.gradient_checkpointing", True, "its activations do not fit one device"),
     (("gpu8", "multinode"), "training.launch.processes", 8, "a process for each GPU"),
     (("gpu8",), "training.precision.autocast", "bf16", "these GPUs have instructions for it"),
+    (("own_csv", "own_text", "own_vectors", "layout"), "evaluation.sts.sets", [],
+     "the starter set has words that other texts hardly contain, so its score measures unknown words"),
     (("multinode",), "training.launch.nodes", 2, "two hosts"),
     (("multinode",), "training.launch.max_restarts", 3, "a lost host does not end the run"),
     (("test", "digits", "classification", "compare_text"), "training.precision.autocast", "fp32",

@@ -1,4 +1,4 @@
-"""The report names the sampler and the search that wrote its reconstructions."""
+"""The report names the sampler and the search that wrote its reconstructions, and explains what its numbers compare."""
 
 from __future__ import annotations
 
@@ -78,3 +78,14 @@ def test_a_report_without_a_search_names_the_sampler_alone() -> None:
     assert EMBEDDED_AGAIN not in shown
     assert "Text sampler: confidence (steps 7, temperature 0.0). Search: none." in shown
     assert "scores without a search" not in shown
+
+
+def test_the_numbers_as_written_are_explained_where_they_are_shown() -> None:
+    number = {"value": 0.5, "low": 0.4, "high": 0.6, "level": 0.95}
+    as_written = {"value": 0.0, "low": 0.0, "high": 0.01, "level": 0.95}
+    with_them = text_of(inputs({"metrics": {"exact_match": number, "exact_match_as_written": as_written}}))
+    explained = with_them.index("“As written” compares with the sentence as its author wrote it")
+    assert with_them.index("Exact match, as written") < explained
+    assert "(an uncased one discards all capitals) counts as an error" in with_them
+    assert "this exact match can be 0 % although all tokens agree." in with_them
+    assert "As written" not in text_of(inputs({"metrics": {"exact_match": number}}))
