@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.latents.normaliser_fit import SHRUNK_BELOW, fit
+from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.latents.normaliser_fit import ENOUGH, fit, one_scale_part
 from mm_ldlm.latents.store import LatentStore
 from mm_ldlm.store import StoreWriter
 
@@ -36,45 +36,64 @@ def fitted(path: Path, vectors: np.ndarray, kind: Any = "whitening") -> Normalis
 
 
 @pytest.mark.parametrize("rows", [12, DIM, DIM + 1, DIM + 4, 2 * DIM, 5 * DIM])
-def test_other_texts_keep_about_unit_variance_however_few_rows_fit(rows: int, tmp_path: Path) -> None:
-    """Without shrinking, DIM + 1 rows give other texts a standard deviation of more than 10 along some axes."""
+def test_other_texts_have_about_unit_norm_however_few_rows_fit(rows: int, tmp_path: Path) -> None:
+    """By whitening alone, DIM + 1 rows give other texts a standard deviation of more than 10 along some axes."""
     vectors = drawn(rows + 2000)
     found = fitted(tmp_path / "a", vectors[:rows])
-    std_d = found.standardise(vectors[rows:].astype(np.float64)).std(0)
-    assert std_d.max() < 2
+    z = found.standardise(vectors[rows:].astype(np.float64))
+    assert 0.8 < np.median(norms(z)) < 1.25
+    of_one_scale = SPREAD.max() / np.sqrt(np.square(SPREAD).mean())
+    assert z.std(0).max() < 1.2 * of_one_scale
     np.testing.assert_allclose(found.invert(found.standardise(vectors)), vectors, atol=1e-3)
 
 
-def test_the_covariance_is_used_as_it_is_from_ten_rows_for_each_dimension_on(
+@pytest.mark.parametrize(
+    ("rows", "part"), [(1, 1), (DIM, 1), (2 * DIM, 4 / 9), (5 * DIM, 1 / 9), (10 * DIM, 0), (10**6, 0)]
+)
+def test_the_part_of_one_scale_falls_from_one_to_zero(rows: int, part: float) -> None:
+    assert one_scale_part(rows, DIM) == pytest.approx(part)
+
+
+def test_from_ten_rows_for_each_dimension_on_it_is_whitening_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vectors = drawn(SHRUNK_BELOW * DIM)
+    vectors = drawn(ENOUGH * DIM)
     with caplog.at_level(logging.INFO, logger="mm_ldlm.latents.normaliser_fit"):
         whole = fitted(tmp_path / "a", vectors)
         assert not caplog.records
-        fewer = fitted(tmp_path / "b", vectors[1:])
-    exact = np.cov(whole.standardise(vectors.astype(np.float64)).T)
-    np.testing.assert_allclose(exact, np.eye(DIM), atol=1e-4)
-    shrunk = np.cov(fewer.standardise(vectors[1:].astype(np.float64)).T)
-    assert 0.5 * DIM < np.trace(shrunk) < 0.99 * DIM
-    (record,) = caplog.records
-    assert record.getMessage().startswith("479 training vectors are few for a whitening of 48 dimensions, so their ")
-    assert record.getMessage().endswith("from 480 vectors on it is used as it is")
+        fewer = fitted(tmp_path / "b", vectors[:120])
+    covariance = np.cov(whole.standardise(vectors.astype(np.float64)).T)
+    np.testing.assert_allclose(covariance, np.eye(DIM), atol=1e-4)
+    assert [record.getMessage() for record in caplog.records] == [
+        "120 training vectors are few to whiten 48 dimensions: the normaliser is a mixture of 33 % one scale for all "
+        "dimensions and 67 % whitening; from 480 vectors on it is whitening alone"
+    ]
+    assert fewer.kind == "whitening"
 
 
-def test_the_shrunk_covariance_is_a_mixture_of_that_of_the_rows_and_of_equal_variances(tmp_path: Path) -> None:
-    vectors = drawn(100)
+def test_few_rows_have_unit_variance_on_average_along_uncorrelated_axes(tmp_path: Path) -> None:
+    """The axes are those of the rows; the variances are λ / (c · (⅔ λ + ⅓ mean)) with 120 rows for 48 dimensions."""
+    vectors = drawn(120)
     found = fitted(tmp_path / "a", vectors)
-    of_rows = np.cov(vectors.astype(np.float64).T)
-    equal = np.eye(DIM) * np.trace(of_rows) / DIM
-    inverse = cast(Any, found.inverse_dd)
-    used = inverse.T @ inverse
-    part = 1 - (used[0, 1] / of_rows[0, 1])
-    assert 0.01 < part < 0.9
-    np.testing.assert_allclose(used, part * equal + (1 - part) * of_rows, atol=1e-4)
+    covariance = np.cov(found.standardise(vectors.astype(np.float64)).T)
+    np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-4)
+    assert np.trace(covariance) == pytest.approx(DIM, rel=1e-4)
+    own = np.linalg.eigvalsh(np.cov(vectors.astype(np.float64).T))
+    expected = own / (2 / 3 * own + 1 / 3 * own.mean())
+    np.testing.assert_allclose(np.sort(np.diag(covariance)), expected / expected.mean(), rtol=1e-3)
 
 
-@pytest.mark.parametrize("rows", [100, SHRUNK_BELOW * DIM])
+def test_no_more_rows_than_dimensions_are_scaled_by_one_number(tmp_path: Path) -> None:
+    vectors = drawn(DIM)
+    ours = fitted(tmp_path / "a", vectors)
+    other = fitted(tmp_path / "b", vectors, "one_scale")
+    x = drawn(200)[DIM:].astype(np.float64)
+    np.testing.assert_allclose(
+        np.linalg.norm(ours.standardise(x), axis=1), np.linalg.norm(other.standardise(x), axis=1), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("rows", [100, ENOUGH * DIM])
 @pytest.mark.parametrize("kind", ["standard", "whitening"])
 def test_the_number_of_threads_changes_no_number(kind: str, rows: int, tmp_path: Path) -> None:
     """A run would otherwise begin anew where an earlier one had set OMP_NUM_THREADS."""

@@ -18,8 +18,8 @@ from mm_ldlm.store import ShardStore
 
 log = logging.getLogger(__name__)
 
-SHRUNK_BELOW = 10
-"""Rows for each dimension from which on "whitening" uses the covariance of the rows as it is"""
+ENOUGH = 10
+"""Rows for each dimension from which on "whitening" uses their covariance as it is"""
 TYPICAL_QUANTILES = (0.001, 0.999)
 TYPICAL_MARGIN = 1.15
 """Quantiles of the norms of the validation split, and the factor by which the range is wider on both sides"""
@@ -61,10 +61,7 @@ def _fit(
     mean_d, moments = _moments(_pieces(latents, rows, column), full=config.kind == "whitening")
     count = len(rows)
     if config.kind == "whitening":
-        covariance_dd = moments / max(count - 1, 1)
-        if 1 < count < SHRUNK_BELOW * len(mean_d):
-            covariance_dd = _shrunk(np.concatenate(list(_pieces(latents, rows, column))))
-        return _whitening(mean_d, covariance_dd, rows=count, unit_norm=unit_norm)
+        return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
     std = np.sqrt(moments / max(count - 1, 1))
     if config.kind == "one_scale":
         return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
@@ -138,29 +135,31 @@ def _one_scale(mean_d: Matrix, std_d: Matrix, *, rows: int, unit_norm: bool) -> 
     return Normaliser("one_scale", mean_d, np.full_like(mean_d, scale), unit_norm, rows)
 
 
-def _shrunk(values_nd: Matrix) -> Matrix:
-    """Estimate the covariance of few vectors: a mixture of theirs and of a multiple of the identity (Ledoit and Wolf,
-    A well-conditioned estimator for large-dimensional covariance matrices, 2004).
+def one_scale_part(rows: int, dim: int) -> float:
+    """Part of one scale for all dimensions in a whitening: 1 up to a row for each dimension, 0 from `ENOUGH` on.
 
-    With about as many vectors as dimensions, their own covariance has axes of almost no variance that only this sample
-    has. Whitening by it gives other texts standard deviations of 10 to 100 there.
+    With about as many rows as dimensions, their covariance has axes of almost no variance that only this sample has.
+    Whitening by it gives other texts standard deviations of 10 to 100 there.
     """
-    from sklearn.covariance import ledoit_wolf
-
-    covariance_dd, part = ledoit_wolf(values_nd)
-    count, dim = values_nd.shape
-    log.info(
-        "%s training vectors are few for a whitening of %s dimensions, so their covariance is shrunk by %.1f %% "
-        "towards equal variances; from %s vectors on it is used as it is",
-        f"{count:,}", f"{dim:,}", 100 * part, f"{SHRUNK_BELOW * dim:,}",
-    )  # fmt: skip
-    return np.asarray(covariance_dd) * (count / (count - 1))  # of a sample, as without shrinking
+    return float(np.clip((ENOUGH * dim / max(rows, 1) - 1) / (ENOUGH - 1), 0, 1))
 
 
 def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
-    """Compute W = V diag(1/√λ): principal axes with unit variance. Axes without variance keep their scale."""
+    """Compute W = V diag(1/√λ'): principal axes with unit variance. Axes without variance keep their scale.
+
+    With few rows, λ' is a mixture of the variances λ and of their mean, scaled so that the variance after it is still 1
+    on average.
+    """
     values, axes = np.linalg.eigh(covariance_dd)
-    values, axes = values[::-1], axes[:, ::-1]
+    values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
+    if (part := one_scale_part(rows, len(values))) > 0 and values.max() > 0:
+        log.info(
+            "%s training vectors are few to whiten %s dimensions: the normaliser is a mixture of %.0f %% one scale for "
+            "all dimensions and %.0f %% whitening; from %s vectors on it is whitening alone",
+            f"{rows:,}", f"{len(values):,}", 100 * part, 100 * (1 - part), f"{ENOUGH * len(values):,}",
+        )  # fmt: skip
+        mixed = (1 - part) * values + part * values.mean()
+        values = mixed * (values / mixed).mean()
     flat = values <= 1e-10 * max(float(values.max()), 1e-300)
     std = np.sqrt(np.where(flat, 1.0, values))
     return Normaliser(
