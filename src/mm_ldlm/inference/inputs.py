@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.messages import nearest, show
+from mm_ldlm.messages import nearest, shorten, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
@@ -242,7 +242,10 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
         reason = show(str(error), 100)
         raise SamplingError(f"{what}: expected an array, found {type(values).__name__} ({reason}).") from None
     if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
-        raise SamplingError(f"{what}: expected real numbers, found dtype {show(array.dtype, 60)}.")
+        raise SamplingError(
+            f"{what}: expected real numbers, found {type(values).__name__} with values of dtype "
+            f"{shorten(str(array.dtype), 60)}. Give an array of numbers; numpy.stack makes one of a column of vectors."
+        )
     return array
 
 
