@@ -35,6 +35,13 @@ ENCODED = "the encoder reads them, but the model cannot write them"
 """The same for texts whose latents are the targets."""
 
 
+_READERS_OF_TABLES = {
+    ".csv": "read_csv('FILE')", ".tsv": "read_csv('FILE', sep='\\t')", ".json": "read_json('FILE')",
+    ".jsonl": "read_json('FILE', lines=True)", ".parquet": "read_parquet('FILE')",
+}  # fmt: skip
+"""How pandas reads the files whose lines are no texts, by suffix"""
+
+
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
     """Return a list of non-empty strings; a single string becomes a list of one, and a column of Arrow a list."""
     if isinstance(texts, (pa.Array, pa.ChunkedArray)):
@@ -90,9 +97,15 @@ def are_texts(values: Any) -> bool:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank."""
+    """Read the lines of a UTF-8 text file that are not blank; a table or JSON, whose lines are no texts, is refused."""
     if (fault := problem(check_path(path))) is not None:
         raise SamplingError(f"{show(str(path))} {fault}. Give a UTF-8 file with one text per line.")
+    if (reader := _READERS_OF_TABLES.get((suffix := Path(path).suffix).lower())) is not None:
+        raise SamplingError(
+            f"{show(str(path))}: expected one text per line, found a {suffix} file, whose lines are no texts. Extract "
+            f"""a column, for example by `python -c "import pandas as pd; print(*pd.{reader}['COLUMN'].dropna().str"""
+            """.split().str.join(' '), sep='\\n')" > texts.txt`."""
+        )
     try:
         lines = lines_of(Path(path).read_bytes())
     except (OSError, ValueError) as error:
