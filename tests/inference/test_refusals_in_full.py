@@ -256,7 +256,7 @@ def test_a_column_of_vectors_of_unequal_length_is_refused() -> None:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 NONE = "expected at least one"
-NUMBERS = "Give an array of numbers; numpy.stack makes one of a column of vectors."
+NUMBERS = "Give an array of numbers or one column of vectors."
 ARGUMENTS: list[tuple[Any, str]] = [
     (lambda: inputs.check_texts(3, what="x"), "x: expected a text or a list of texts, found int."),  # type: ignore[arg-type]
     (lambda: inputs.check_texts({"a": "b"}), "texts: expected a text or a list of texts, found dict."),  # type: ignore[arg-type]
@@ -304,8 +304,6 @@ ARGUMENTS: list[tuple[Any, str]] = [
      "x: expected real numbers, found list with values of dtype <U1. " + NUMBERS),
     (lambda: inputs.check_array(pd.DataFrame({"id": [1], "vector": [[1.0]]}), what="x"),
      "x: expected real numbers, found DataFrame with values of dtype object. " + NUMBERS),
-    (lambda: inputs.check_array(pd.Series([np.ones(2)]), what="x"),
-     "x: expected real numbers, found Series with values of dtype object. " + NUMBERS),
     (lambda: inputs.check_latents(np.ones((2, 3)), dim=4, what="x"),
      "x: expected vectors of dim 4, found shape (2, 3). Use vectors of the encoder that the model was trained on."),
     (lambda: inputs.check_latents(np.ones((0, 4)), dim=4, what="x"), f"x: {NONE} vector, found none."),

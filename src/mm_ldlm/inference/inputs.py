@@ -257,7 +257,7 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
     if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
         raise SamplingError(
             f"{what}: expected real numbers, found {type(values).__name__} with values of dtype "
-            f"{shorten(str(array.dtype), 60)}. Give an array of numbers; numpy.stack makes one of a column of vectors."
+            f"{shorten(str(array.dtype), 60)}. Give an array of numbers or one column of vectors."
         )
     return array
 
