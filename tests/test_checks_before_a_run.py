@@ -244,6 +244,26 @@ def test_a_missing_file_is_named_with_the_place_it_was_looked_for_and_the_neares
     assert _nearest_file(str(tmp_path / "none" / "latentz.npy")) == _nearest_file("a\0/b") == ""
 
 
+@pytest.mark.parametrize(
+    ("made", "another"),
+    [((source("none.gz", "none.gz"), source(None)), ", or give another one by `--params ingestion.path=FILE`"),
+     ((source("none.gz", "none.gz"), source("b", ".")), "")],
+)  # fmt: skip
+def test_a_missing_file_of_the_only_source_can_be_replaced(
+    made: tuple[Any, ...], another: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new user of `tatoeba` has no such file."""
+    monkeypatch.chdir(tmp_path)
+    typed: Any = {"ingestion": ingestion(None, *made)}
+    typed["ingestion"].engine = SimpleNamespace(missing=lambda: None)
+    with pytest.raises(ConfigurationError) as error:
+        check_files(typed, read={"ingestion"})
+    assert str(error.value) == (
+        f"parameter 'ingestion.sources.0.path': 'none.gz' does not exist (looked from {tmp_path}). Correct it or put "
+        f"the file there{another}."
+    )
+
+
 def test_engines_and_encoders_are_asked_where_their_own_section_is_read() -> None:
     def engine(name: str) -> Any:
         return SimpleNamespace(engine=SimpleNamespace(missing=lambda: f"no {name}."))

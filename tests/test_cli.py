@@ -122,6 +122,19 @@ def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..
     assert re.search(message, result.stderr)
 
 
+def test_a_wrong_column_is_one_message_with_the_nearest_name(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
+    """Kedro logged the error of the node, and the command printed it again."""
+    names = ["id", "review", *(f"a_long_name_of_a_column_{number}" for number in range(9))]
+    (tmp_path / "reviews.csv").write_text("\n".join([",".join(names), *[",".join(["x"] * len(names))] * 9]))
+    given = f"ingestion.path={tmp_path}/reviews.csv,ingestion.text_column=reviw,data={tmp_path},tracking.enabled=false"
+    result = run_kedro("run", "--env=own_csv+test", "--pipeline=ingestion", f"--params={given}")
+    assert result.returncode == 1
+    (message,) = (line for line in result.stderr.splitlines() if "no column 'reviw'. Did you mean 'review'?" in line)
+    assert message.startswith("Error: 9 of 9 rows are damaged")
+    assert len(message) < 500 + len(str(tmp_path))
+    assert "delimiter" not in message
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -82,3 +84,13 @@ def test_a_module_that_tests_import_by_name_has_a_name_of_its_own() -> None:
         if names[name] > 1
     }
     assert not shared
+
+
+def test_the_package_lists_its_api_without_importing_torch() -> None:
+    """IPython completes the names of `dir` and of `__all__`."""
+    code = (
+        "import sys, mm_ldlm; print('MMLDLM' in dir(mm_ldlm), '__version__' in dir(mm_ldlm), mm_ldlm.__all__, "
+        "'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "True True ['MMLDLM'] False\n"

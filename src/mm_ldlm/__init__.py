@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM as MMLDLM
 
+__all__ = ["MMLDLM"]
 __version__ = "0.1.0"
 
 
@@ -18,3 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return MMLDLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -193,29 +193,37 @@ def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> Non
 
 
 def refuse_own_file(output: Path) -> None:
-    """Refuse to replace a file that is no earlier output, before the work: the texts themselves, or a file of a run.
+    """Refuse an output before the work: the texts themselves, a file of a run, or a name of another format.
 
     Raises:
-        SamplingError: it exists and does not begin like a .npy file, or its folder cannot be made or written to.
+        SamplingError: it exists and does not begin like a .npy file, its name does not end in .npy, or its folder
+            cannot be made or written to.
     """
     from mm_ldlm.errors import SamplingError
 
     try:
         atomic.refuse_no_file(output)
+        if output.exists() and _beginning(output) not in (_NPY, b""):
+            raise SamplingError(
+                f"{show(str(output))} exists and is no .npy file, so it would be lost. Choose another file, or remove "
+                "it."
+            )
+        if output.suffix.lower() != ".npy":
+            raise SamplingError(
+                f"{show(str(output))}: expected an output whose name ends in .npy, the format that is written. "
+                f"Give {show(str(output.with_suffix('.npy')))}."
+            )
         output.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(output.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if not output.exists():
-            return
-        with open(output, "rb") as file:
-            found = file.read(len(_NPY))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SamplingError(f"{show(str(output))} cannot be written ({reason}). Choose another file.") from None
-    if found not in (_NPY, b""):
-        raise SamplingError(
-            f"{show(str(output))} exists and is no .npy file, so it would be lost. Choose another file, or remove it."
-        )
+
+
+def _beginning(file: Path) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read(len(_NPY))
 
 
 def _load(*, run: str, checkpoint: str, device: str | None, seed: int) -> tuple[MMLDLM, int]:

@@ -228,7 +228,7 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
     """
     missing = [
         f"parameter '{key}': {show(path)} {problem(path) or MISSING} (looked from {Path.cwd()}).{_nearest_file(path)} "
-        "Correct it or put the file there."
+        f"Correct it or put the file there{_or_another(key, typed)}."
         for key, path in _named_files(typed, read)
         if not _exists(path)
     ]
@@ -277,6 +277,14 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
         for task in ("l2t", "t2l"):
             files = getattr(typed["sampling"], task).files
             yield from ((f"sampling.{task}.files.{place}", file) for place, file in enumerate(files))
+
+
+def _or_another(key: str, typed: Mapping[str, Any]) -> str:
+    """Return how the command line gives another file; an empty text for a file that no single parameter replaces."""
+    if not re.fullmatch(r"ingestion\.sources\.\d+\.path", key):
+        return ""
+    named = [source for source in typed["ingestion"].with_path_in_source().sources if source.paths]
+    return ", or give another one by `--params ingestion.path=FILE`" if len(named) == 1 else ""
 
 
 def _exists(path: str) -> bool:

@@ -57,7 +57,7 @@ def test_a_missing_column_is_named_beside_all_that_there_are(tmp_path: Path) -> 
         rows = read(kind=form, path=str(tmp_path / f"rows.{form}"), columns=["text", "titel"])
         assert [row.text for row in rows if isinstance(row, Row)] == ["a"]
         assert faults(rows) == [
-            ("missing_column", "no column 'titel'; found text, title, n. Did you mean 'title'?"),
+            ("missing_column", "no column 'titel'. Did you mean 'title'? Found text, title, n."),
         ]  # fmt: skip
 
 

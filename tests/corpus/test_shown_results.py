@@ -136,6 +136,11 @@ def test_a_missing_column_is_reported_with_the_first_twelve_that_there_are(tmp_p
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "t"} | {f"c{number:02d}": number for number in range(20)}))
     (bad,) = opened(kind="jsonl", path=str(tmp_path / "b.jsonl"), vector_column="v").rows()
     assert bad.detail == f"no column 'v'; found text, {there.removesuffix(', c11')}"
+    (tmp_path / "c.jsonl").write_text(json.dumps({f"column {number:02d} {'x' * 20}": number for number in range(12)}))
+    (bad,) = opened(kind="jsonl", path=str(tmp_path / "c.jsonl"), columns=["colum"]).rows()
+    assert bad.detail == (
+        f"no column 'colum'; found column 00 {'x' * 20}, column 01 {'x' * 8} … {'x' * 18}, column 11 {'x' * 20}."
+    )
 
 
 def test_a_glob_of_two_stars_leads_into_folders_of_any_depth(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ WHOLE = repr(FIELDS)
             "column 's' contains None, expected one of train, validation, test, valid, dev, val", WHOLE)]),
         ({"columns": ["n"]}, [BadRow("f", 7, "wrong_type", "column 'n' contains int, expected text", "1")]),
         ({"columns": ["txt"]}, [BadRow(
-            "f", 7, "missing_column", "no column 'txt'; found text, other, n, label. Did you mean 'text'?", WHOLE)]),
+            "f", 7, "missing_column", "no column 'txt'. Did you mean 'text'? Found text, other, n, label.", WHOLE)]),
         ({"vector_column": "n"},
          [BadRow("f", 7, "wrong_type", "column 'n' contains int 1, expected a list of numbers", "one")]),
         ({"vector_column": "v"},

@@ -251,3 +251,17 @@ def test_a_grammar_that_has_no_more_scenes_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sts, "_ATTEMPTS_PER_PAIR", 1)
     with pytest.raises(SourceError, match=r"no more '\w+' pairs: 5000 were asked for, \d+ are made"):
         generate_starter_sts(seed=0, num_pairs=5000)
+
+
+@pytest.mark.parametrize(("between", "lost"), [(6, "lines 4 to 10"), (0, "line 4")])
+def test_an_open_quote_names_the_lines_that_it_takes(between: int, lost: str, tmp_path: Path) -> None:
+    """A field of two lines soon after it has the quotation mark that ends its field."""
+    following = [*(f"{number},t{number}" for number in range(between)), '7,"of two', 'lines"', "8,last"]
+    (tmp_path / "a.csv").write_text("\n".join(["n,text", "0,first", '1,"never closed', *following]) + "\n")
+    first, *others = rows = read(kind="csv", path=str(tmp_path / "a.csv"))
+    assert [row.text for row in rows if isinstance(row, Row)] == ["first", "last"]
+    assert len(rows) == 2 + 1 + between + 2
+    bad = others[0]
+    assert isinstance(bad, BadRow)
+    assert bad.detail == f"',' expected after '\"'; a quotation mark that is open there takes {lost} too"
+    assert isinstance(first, Row)

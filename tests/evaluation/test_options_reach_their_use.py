@@ -126,7 +126,7 @@ class Digits:
     def encode(self, texts: Any) -> Any:
         return np.array([[1.0, float(text[1:]), 2.0] for text in texts])
 
-    def embed(self, texts: Any, *, sampler: Any, **_: Any) -> Any:
+    def embed_tokens(self, ids: Any, texts: Any, *, sampler: Any, **_: Any) -> Any:
         turn = 1.0 if sampler == "one_step" else 2.0
         return SimpleNamespace(latents=np.array([[turn, float(t[1:]) ** 0.5, np.sin(float(t[1:]))] for t in texts]))
 
@@ -152,8 +152,10 @@ def test_every_score_of_a_set_is_resampled_as_the_parameters_say(
     for name, pairs in sets.items():
         scores = {
             "encoder": score_encoder(pairs, model.encode, **OPTIONS),
-            "model": score_encoder(pairs, lambda texts: model.embed(texts, sampler="s").latents, **OPTIONS),
-            "one_step": score_encoder(pairs, lambda texts: model.embed(texts, sampler="one_step").latents, **OPTIONS),
+            "model": score_encoder(pairs, lambda texts: model.embed_tokens([], texts, sampler="s").latents, **OPTIONS),
+            "one_step": score_encoder(
+                pairs, lambda texts: model.embed_tokens([], texts, sampler="one_step").latents, **OPTIONS
+            ),
         }
         for source, score in scores.items():
             expected = sts.as_dict(score)

@@ -213,6 +213,22 @@ def test_a_set_of_mostly_unknown_words_is_named_once(model, tmp_path, monkeypatc
     assert caplog.text.count(words) == warned
 
 
+@pytest.mark.parametrize(("changed", "start"), [(40, "STS set 'tiny': "), (1, "1 of ")])
+def test_unknown_words_of_a_set_cause_one_warning_for_both_samplers(
+    model, tmp_path, monkeypatch, caplog, changed, start
+):
+    """The set is named where many of its sentences have such words, and these sentences where they are few."""
+    source = StsSource(format="stsb", name="tiny", path=sts_file(tmp_path))
+    pairs = sts.load_sts(source, seed=0)
+    first = tuple(f"{text} news" if row < changed else text for row, text in enumerate(pairs.first))
+    monkeypatch.setattr(sts, "load_sts", lambda *_, **__: dataclasses.replace(pairs, first=first))
+    monkeypatch.setattr(sts, "MOST_UNKNOWN", 0.1)
+    config = StsConfig(sets=(source,), sampler=latent_sampler("ddim", steps=1))
+    sts.evaluate(model, config=config, bootstrap=FEW, seed=0, progress=False)
+    (warning,) = [message for message in caplog.messages if "contain words outside" in message]
+    assert warning.startswith(start)
+
+
 def test_sts_sentences_that_are_too_long_are_cut_and_counted_or_refused(model, tmp_path):
     source = StsSource(format="stsb", name="long", path=sts_file(tmp_path, longest=14))
     config = StsConfig(sets=(source,), sampler=latent_sampler("ddim", steps=1))

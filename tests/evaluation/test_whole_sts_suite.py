@@ -42,8 +42,9 @@ class Model:
     def encode(self, texts: Any) -> Any:
         return self.vectors(texts, by=0.5)
 
-    def embed(self, texts: Any, *, sampler: Any, too_long: str, seed: int) -> Any:
-        self.asked.append((list(texts), sampler, too_long, seed))
+    def embed_tokens(self, ids: Any, texts: Any, *, sampler: Any, seed: int) -> Any:
+        assert ids == [row[: self.max_length] for row in self.tokens(texts)], "truncated, as encoders do"
+        self.asked.append((list(texts), sampler, seed))
         return SimpleNamespace(latents=self.vectors(texts, by=seed + (2 if sampler == "one_step" else 1)))
 
 
@@ -64,7 +65,7 @@ def test_the_whole_entry_of_a_set_with_subsets(monkeypatch: pytest.MonkeyPatch) 
     found = evaluated(pairs, model, monkeypatch)
     assert list(found) == ["sets"]
     assert model.asked == [
-        (pairs.sentences, SAMPLER, "truncate", 5), (pairs.sentences, "one_step", "truncate", 5)
+        (pairs.sentences, SAMPLER, 5), (pairs.sentences, "one_step", 5)
     ]  # fmt: skip
     entry = found["sets"]["mine"]
     assert set(entry) == {"pairs", "subsets", "too_long", "unknown", "scores", "scatter"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -95,6 +97,12 @@ def test_bad_input_is_one_message(
         ("b", "expected a file, found that it is a folder"),
         ("a.txt/x.npy", "'a.txt/x.npy' cannot be written (File exists). Choose another file"),
         ("x" * 300, "cannot be written (File name too long). Choose another file"),
+        (
+            "new/vec.txt",
+            "'new/vec.txt': expected an output whose name ends in .npy, the format that is written. Give "
+            "'new/vec.npy'.",
+        ),
+        ("old.txt", "'old.txt': expected an output whose name ends in .npy"),
     ],
 )
 def test_a_file_that_is_no_earlier_output_is_never_replaced(
@@ -105,9 +113,36 @@ def test_a_file_that_is_no_earlier_output_is_never_replaced(
     Path("a.txt").write_text("w1\n")
     Path("b").mkdir()
     Path("link").symlink_to("a.txt")
+    with open("old.txt", "wb") as file:
+        np.save(file, np.ones(2))
     result = call("embed", "a.txt", output, "--run", "no run")
     assert (result.exit_code, Path("a.txt").read_text()) == (1, "w1\n")
     assert message in result.output
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".TSV", ".json", ".jsonl", ".parquet"])
+def test_a_table_is_no_file_of_texts_and_its_column_can_be_extracted(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mm-ldlm embed reviews.csv o.npy` embedded the header and the raw lines."""
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame({"id": [1, 2, 3], "review": ["w1, w2", None, "w3\n w4"]})
+    write = {
+        ".csv": frame.to_csv,
+        ".TSV": lambda file: frame.to_csv(file, sep="\t"),
+        ".json": frame.to_json,
+        ".jsonl": lambda file: frame.to_json(file, lines=True, orient="records"),
+        ".parquet": frame.to_parquet,
+    }
+    write[suffix](f"reviews{suffix}")
+    result = call("embed", f"reviews{suffix}", "o.npy", "--run", "no run")
+    assert result.exit_code == 1
+    start = f"Error: 'reviews{suffix}': expected one text per line, found a {suffix} file, whose lines are no texts."
+    assert result.output.startswith(start)
+    command = result.output.split("`")[1].replace("FILE", f"reviews{suffix}").replace("COLUMN", "review")
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True)
+    assert Path("texts.txt").read_text() == "w1, w2\nw3 w4\n"
 
 
 def test_an_output_that_cannot_be_written_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,9 @@ def pixels(**places: float) -> Any:
          "expected images of shape (n, 2, 3, 1), as in training, found shape (2, 3, 1). Resize them, for example by "
          "mm_ldlm.latents.images.resize."),
         (lambda m: m.caption(np.zeros((0, *SIZE))), "images: expected at least one image, found none."),
-        (lambda m: m.caption("a picture"), "images: expected real numbers, found dtype dtype('<U9')."),
+        (lambda m: m.caption("a picture"),
+         "images: expected real numbers, found str with values of dtype <U9. Give an array of numbers or "
+         "one column of vectors."),
         (lambda m: m.caption(pixels(first=-0.25, last=1.5)),
          "expected pixels between 0 and 1, found values from -0.25 to 1.5. Divide grey levels of 8 bits by 255."),
         (lambda m: m.caption(pixels(last=-0.001)),

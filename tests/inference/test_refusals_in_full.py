@@ -256,6 +256,7 @@ def test_a_column_of_vectors_of_unequal_length_is_refused() -> None:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 NONE = "expected at least one"
+NUMBERS = "Give an array of numbers or one column of vectors."
 ARGUMENTS: list[tuple[Any, str]] = [
     (lambda: inputs.check_texts(3, what="x"), "x: expected a text or a list of texts, found int."),  # type: ignore[arg-type]
     (lambda: inputs.check_texts({"a": "b"}), "texts: expected a text or a list of texts, found dict."),  # type: ignore[arg-type]
@@ -299,7 +300,10 @@ ARGUMENTS: list[tuple[Any, str]] = [
      "x must be one of best, all, found 'bset'. Did you mean 'best'?"),
     (lambda: inputs.check_choice(3, ("best", "all"), name="x"), "x must be one of best, all, found 3."),
     (lambda: inputs.check_array([[1, 2], [3]], what="x"), "x: expected vectors, found rows of unequal length."),
-    (lambda: inputs.check_array(["a"], what="x"), "x: expected real numbers, found dtype dtype('<U1')."),
+    (lambda: inputs.check_array(["a"], what="x"),
+     "x: expected real numbers, found list with values of dtype <U1. " + NUMBERS),
+    (lambda: inputs.check_array(pd.DataFrame({"id": [1], "vector": [[1.0]]}), what="x"),
+     "x: expected real numbers, found DataFrame with values of dtype object. " + NUMBERS),
     (lambda: inputs.check_latents(np.ones((2, 3)), dim=4, what="x"),
      "x: expected vectors of dim 4, found shape (2, 3). Use vectors of the encoder that the model was trained on."),
     (lambda: inputs.check_latents(np.ones((0, 4)), dim=4, what="x"), f"x: {NONE} vector, found none."),

@@ -572,7 +572,7 @@ def test_each_task_is_refused_and_requested_by_its_own_name(node: str, tasks: li
         asked.append((use, order, length))
         return "no"
 
-    recording.capabilities = SimpleNamespace(refuse_task=refuse)
+    recording.capabilities = SimpleNamespace(refuse_task=refuse, reads_images=False)
     given_to = [recording, SAMPLING, 41] if node == "edit_texts" else [recording, None, SAMPLING, 41]
     found = getattr(sampling_nodes, node)(*given_to)
     lengths = {"l2t": 7, "interpolate": 7, "unconditional": 9, "image_to_caption": 5, "image_text": "sample"}

@@ -174,6 +174,9 @@ def test_what_the_run_was_not_trained_for_is_left_out_and_said(sample, caplog):
     assert len(tables["samples_t2l"]) == len(tables["samples_unconditional"]) == 0
     for task, words in (("t2l", "embed texts"), ("unconditional", "generate texts from noise")):
         assert f"task '{task}' is skipped: this run cannot {words} ({task}): it was trained with" in caplog.text
+    assert "image" not in caplog.text, "a run without images is not asked for any"
+    with pytest.raises(SamplingError, match=r"this run cannot generate images from captions \(caption_to_image\)"):
+        sample(name="run-l2t", tasks=["caption_to_image"])
 
 
 def test_a_listed_task_that_the_run_was_not_trained_for_is_refused(sample):

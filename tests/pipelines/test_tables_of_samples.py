@@ -142,6 +142,12 @@ def test_the_log_says_which_task_is_skipped_and_what_is_left_out_without_an_enco
     with pytest.raises(SamplingError, match="it cannot infill_given_latent"):
         sampling_nodes.edit_texts(refusing, {**given, "tasks": ["infill"]}, 41)
     caplog.clear()
+    for reads_images in (False, True):  # what a run without images could never do is no news
+        refusing.capabilities.reads_images = reads_images
+        sampling_nodes.sample_images(refusing, None, SAMPLING, 41)  # type: ignore[arg-type]
+    images = ("caption_to_image", "image_to_caption", "image_text")
+    assert caplog.messages == [f"task '{task}' is skipped: it cannot {task}" for task in images]
+    caplog.clear()
     alone = model(invert=lambda *_, **__: result(3))
     alone.no_encoder = "the service is gone."
     sampling_nodes.sample_l2t(alone, None, SAMPLING, 41)  # type: ignore[arg-type]

@@ -268,7 +268,8 @@ def _remedy(config: IngestionConfig, progress: Progress) -> str:
             "Name columns that the source has: that of the text by `--params ingestion.text_column=NAME`, others by "
             "the keys of the source."
         )
-        if not any(source.kind == "csv" for source in config.sources):
+        similar = "Did you mean" in progress.counts.examples["missing_column"]  # so the file is divided correctly
+        if similar or not any(source.kind == "csv" for source in config.sources):
             return columns
         return (
             f"{columns} Give a file with another delimiter, without a header or of another kind as a whole source, for "

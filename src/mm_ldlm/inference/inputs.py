@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.errors import SamplingError
-from mm_ldlm.messages import nearest, show
+from mm_ldlm.messages import nearest, shorten, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 from mm_ldlm.store import npy
@@ -33,6 +33,13 @@ EDITED = f"{READ}, and the result keeps those that are not rewritten"
 """The same for texts of which a part is rewritten."""
 ENCODED = "the encoder reads them, but the model cannot write them"
 """The same for texts whose latents are the targets."""
+
+
+_READERS_OF_TABLES = {
+    ".csv": "read_csv('FILE')", ".tsv": "read_csv('FILE', sep='\\t')", ".json": "read_json('FILE')",
+    ".jsonl": "read_json('FILE', lines=True)", ".parquet": "read_parquet('FILE')",
+}  # fmt: skip
+"""How pandas reads the files whose lines are no texts, by suffix"""
 
 
 def check_texts(texts: str | Sequence[str], *, what: str = "texts") -> list[str]:
@@ -90,9 +97,15 @@ def are_texts(values: Any) -> bool:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank."""
+    """Read the lines of a UTF-8 text file that are not blank; a table or JSON, whose lines are no texts, is refused."""
     if (fault := problem(check_path(path))) is not None:
         raise SamplingError(f"{show(str(path))} {fault}. Give a UTF-8 file with one text per line.")
+    if (reader := _READERS_OF_TABLES.get((suffix := Path(path).suffix).lower())) is not None:
+        raise SamplingError(
+            f"{show(str(path))}: expected one text per line, found a {suffix} file, whose lines are no texts. Extract "
+            f"""a column, for example by `python -c "import pandas as pd; print(*pd.{reader}['COLUMN'].dropna().str"""
+            """.split().str.join(' '), sep='\\n')" > texts.txt`."""
+        )
     try:
         lines = lines_of(Path(path).read_bytes())
     except (OSError, ValueError) as error:
@@ -242,7 +255,10 @@ def check_array(values: Any, *, what: str) -> npt.NDArray[Any]:
         reason = show(str(error), 100)
         raise SamplingError(f"{what}: expected an array, found {type(values).__name__} ({reason}).") from None
     if array.dtype == object or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
-        raise SamplingError(f"{what}: expected real numbers, found dtype {show(array.dtype, 60)}.")
+        raise SamplingError(
+            f"{what}: expected real numbers, found {type(values).__name__} with values of dtype "
+            f"{shorten(str(array.dtype), 60)}. Give an array of numbers or one column of vectors."
+        )
     return array
 
 

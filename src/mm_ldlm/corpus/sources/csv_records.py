@@ -80,7 +80,11 @@ class CsvRecords:
                 f"{self.file}: expected the end of the quoted field that begins in line {_number(first)}, found none "
                 f"in the next {lines.limit} characters. Close or remove the quotation mark."
             )
-        yield _bad_row(self.file, first, str(error))
+        if not rest:
+            yield _bad_row(self.file, first, str(error))
+            return
+        lost = f"line {_number(rest[0])}" if len(rest) == 1 else f"lines {_number(rest[0])} to {_number(rest[-1])}"
+        yield _bad_row(self.file, first, f"{error}; a quotation mark that is open there takes {lost} too")
         for line in rest:
             detail = f"belongs to the record of line {_number(first)}, whose quotation marks do not match"
             yield _bad_row(self.file, line, detail)

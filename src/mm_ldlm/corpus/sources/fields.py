@@ -10,7 +10,7 @@ from mm_ldlm.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.corpus.sources.config import SPLIT_WORDS, SourceConfig
 from mm_ldlm.corpus.sources.vectors import vector_of
 from mm_ldlm.errors import SourceError
-from mm_ldlm.messages import nearest
+from mm_ldlm.messages import nearest, shorten
 
 
 class Undecodable:
@@ -93,7 +93,8 @@ def rows_of(
             yield BadRow(file, line, "wrong_type", f"column '{column}' cannot be read: {value.detail}")
         elif column not in fields:
             there = list(fields)[:12]
-            detail = f"no column '{column}'; found {', '.join(there) or 'nothing'}.{nearest(column, there)}"
+            hint, found = nearest(column, there), shorten(", ".join(there), 100) or "nothing"
+            detail = f"no column '{column}'{f'.{hint} Found' if hint else '; found'} {found}."
             yield BadRow(file, line, "missing_column", detail, excerpt(dict(fields)))
         else:
             kind = type(value).__name__ if value is not None else "null"

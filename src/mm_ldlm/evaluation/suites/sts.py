@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
 from mm_ldlm.evaluation.suites.inversion import no_encoder
+from mm_ldlm.inference.inputs import warn_of_unknown
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
                     "the model are not among the headline numbers; evaluation.sts.sets=[] leaves all sets out",
                     source.name, f"{100 * entry['unknown']:.0f} %",
                 )  # fmt: skip
+            else:
+                tokenizer, sentences = model.tokenizer, pairs.sentences
+                warn_of_unknown(tokenizer.encode(sentences), sentences, unk_id=tokenizer.unk_id)
             scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
             scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
         entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
@@ -64,8 +69,16 @@ def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed:
 
 
 def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
-    """Wrap the model as an encoder: the mean of the sampler's draws; long sentences are truncated, as encoders do."""
-    return lambda texts: np.asarray(model.embed(list(texts), sampler=sampler, too_long="truncate", seed=seed).latents)
+    """Wrap the model as an encoder: the mean of the sampler's draws; long sentences are truncated, as encoders do.
+
+    Unknown words cause no warning here, because `evaluate` warns of them once for all samplers.
+    """
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        ids = [row[: model.max_length] for row in model.tokenizer.encode(list(texts))]
+        return np.asarray(model.embed_tokens(ids, list(texts), sampler=sampler, seed=seed).latents)
+
+    return encode
 
 
 def count_long(pairs: StsSet, model: Any, *, too_long: str) -> int:

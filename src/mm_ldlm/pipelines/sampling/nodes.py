@@ -48,6 +48,8 @@ CAPTION_COLUMNS = {
     "model_calls": "int64",
 }  # fmt: skip
 JOINT_COLUMNS = {"text": "string", "image": "object", "model_calls": "int64"}
+IMAGE_TASKS = ("caption_to_image", "image_to_caption", "image_text")
+"""Tasks that a run without images leaves out without a line in the log, unless they are listed."""
 NEIGHBOUR_CANDIDATES = 50_000
 """Number of training sentences among which the nearest neighbour of a sample is searched."""
 
@@ -166,7 +168,7 @@ def sample_images(
     config = _config(sampling)
     how = config.images
     drawn, written, both = [], [], []
-    tasks = [task for task in ("caption_to_image", "image_to_caption", "image_text") if _runs(model, config, task)]
+    tasks = [task for task in IMAGE_TASKS if _runs(model, config, task)]
     if tasks:
         from mm_ldlm.data import sentences
 
@@ -211,7 +213,7 @@ def _runs(model: MMLDLM, config: SamplingConfig, task: Any) -> bool:
     )
     if reason is not None and config.tasks is not None:
         raise SamplingError(reason)
-    if reason is not None:
+    if reason is not None and (task not in IMAGE_TASKS or model.capabilities.reads_images):
         log.info("task '%s' is skipped: %s", task, reason)
     return reason is None
 
