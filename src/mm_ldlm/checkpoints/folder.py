@@ -62,6 +62,8 @@ def _has_own_name(path: Path) -> bool:
     """Return whether the name is that of a step, and of no other step than the marker, if that can be read."""
     if (match := NAME.fullmatch(path.name)) is None:
         return False
+    if path.is_symlink():  # no copy; one that leads out of the folder is refused when it is read
+        return True
     try:
         return bool(_marker(path)["step"] == int(match[1]))
     except CheckpointError:  # a damaged checkpoint, which is reported when it is read
