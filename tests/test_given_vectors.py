@@ -86,7 +86,10 @@ def test_own_vectors_go_from_a_table_to_the_report_in_one_command(
     assert result.returncode == 0, result.stderr[-3000:]
     data = workshop / "data" / "own_vectors"
     ingested = json.loads((data / "08_reporting/ingestion_report.json").read_text())
-    assert ingested["conservation"] == f"{len(texts)} rows = {len(texts) - 2} accepted + 0 duplicates + 2 quarantined"
+    assert ingested["conservation"] == (
+        f"{len(texts)} rows read = {len(texts) - 2} accepted + 0 duplicates + 2 quarantined "
+        "(1 not_finite, 1 wrong_dimension)"
+    )
     assert ingested["quarantined_by_reason"] == {"not_finite": 1, "wrong_dimension": 1}
     metrics = json.loads((data / "08_reporting/metrics.json").read_text())
     assert metrics["l2t.sentences"] == 8
