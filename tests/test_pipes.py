@@ -23,6 +23,7 @@ from mm_ldlm.evaluation.sts_sets import read_semeval, read_sick, read_stsb
 from mm_ldlm.evaluation.suites.likelihood import read_lines
 from mm_ldlm.inference.inputs import read_npy, read_texts
 from mm_ldlm.store import verified
+from mm_ldlm.store.fingerprint import file_sha256
 from mm_ldlm.training.importing import read_yaml
 
 PATIENCE = 5
@@ -79,4 +80,13 @@ def test_a_pipe_as_the_record_of_digests_is_no_record(tmp_path: Path, pipe: Call
     pipe(verified.RECORD)
     began = time.monotonic()
     assert verified._lines(tmp_path) == set()
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_no_line_is_written_to_a_pipe_in_the_place_of_the_record(tmp_path: Path, pipe: Callable[[str], None]) -> None:
+    """Opening it for writing would wait for somebody who reads it."""
+    pipe(verified.RECORD)
+    (tmp_path / "a").write_bytes(b"1")
+    began = time.monotonic()
+    verified.verify_file(tmp_path, "a", sha256=file_sha256(tmp_path / "a"), remedy="")
     assert time.monotonic() - began < PATIENCE

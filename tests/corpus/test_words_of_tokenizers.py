@@ -173,6 +173,8 @@ def test_a_saved_tokenizer_that_was_changed_is_told_what_it_lacks(tmp_path: Path
         assert found(**changes) == f"{missing}{cause}). {again}"
     for kept in ("all", [2**70], [None], {"a": 1}):
         assert found(kept=kept).startswith(missing), kept
+    for length, shown in ((True, "True"), (1.5, "1.5"), (0, "0"), (None, "None"), ("\ud800", r"'\ud800'")):
+        assert found(max_length=length) == f"{missing}max_length is {shown}). {again}"
     assert found(kept=[99]) == "the vocabulary keeps base id 99, but the tokenizer has 6 tokens."
     (folder / "vocabulary.json").write_text("{")
     assert re.fullmatch(

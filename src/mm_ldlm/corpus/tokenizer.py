@@ -23,6 +23,7 @@ from mm_ldlm.config import InvalidValue, Size, config
 from mm_ldlm.corpus import pretrained
 from mm_ldlm.corpus.detokenising import detokenise
 from mm_ldlm.errors import ConfigurationError, StoreError
+from mm_ldlm.messages import show
 from mm_ldlm.store import atomic
 from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.store.paths import refuse_no_file
@@ -267,7 +268,9 @@ class TextTokenizer:
             )
         try:
             kept = None if document["kept"] is None else np.asarray(document["kept"], np.int64)
-            tokenizer, expected = cls(base, max_length=document["max_length"], kept=kept), document["fingerprint"]
+            if type(max_length := document["max_length"]) is not int or max_length < 1:
+                raise ValueError(f"max_length is {show(max_length, 60)}")
+            tokenizer, expected = cls(base, max_length=max_length, kept=kept), document["fingerprint"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreError(
                 f"{directory}: a field of vocabulary.json is missing or of another type ({error}). Run ingestion again."

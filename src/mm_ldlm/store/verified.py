@@ -44,8 +44,9 @@ def remember(directory: Path, line: str) -> None:
     """Add one line to the record of a folder."""
     _lines(directory).add(line)
     # One append of one short line: writers in other processes cannot mix with it, and a torn line matches no file.
+    # O_NONBLOCK: a pipe in its place would be opened only when somebody reads it.
     with contextlib.suppress(OSError):
-        descriptor = os.open(directory / RECORD, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(directory / RECORD, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
             os.write(descriptor, f"{line}\n".encode())
         finally:
