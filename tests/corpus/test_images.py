@@ -271,7 +271,7 @@ def test_tars_are_read_at_their_offsets_and_bad_samples_are_quarantined(tmp_path
     source = tar_of(tmp_path / "data.tar", [
         ("a.png", image), ("a.txt", b"first"),
         ("b.json", b'{"text": "second", "label": "two"}'), ("b.png", encoded(picture(1))),
-        ("../../outside.png", encoded(picture(2))), ("../../outside.txt", b"third"),
+        ("../../from_the_tar.png", encoded(picture(2))), ("../../from_the_tar.txt", b"third"),
         ("c.txt", b"no image"),
         ("d.png", b"broken"), ("d.txt", b"broken image"),
         ("e.png", image), ("e.json", b"{"),
@@ -286,7 +286,7 @@ def test_tars_are_read_at_their_offsets_and_bad_samples_are_quarantined(tmp_path
     assert report["quarantined_by_reason"] == {
         "missing_file": 2, "broken_image": 1, "broken_json": 1, "wrong_type": 3, "encoding": 1
     }  # fmt: skip
-    assert sorted(path.name for path in tmp_path.parent.rglob("outside*")) == []
+    assert sorted(path.name for path in tmp_path.parent.rglob("from_the_tar*")) == []
     for number, meta in enumerate(records.strings("meta").take(slice(None))):
         reference = json.loads(meta)["image"]
         assert np.array_equal(read_image(reference, limits=ImageLimits()), picture(number))
