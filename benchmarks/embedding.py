@@ -26,10 +26,10 @@ def run(*, sentences: int = SENTENCES, rounds: int = ROUNDS) -> list[dict[str, A
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from mm_ldlm.encoders import LocalEncoderConfig
-    from mm_ldlm.latents.config import ExtractConfig
-    from mm_ldlm.latents.extract import extract
-    from mm_ldlm.latents.store import LatentStore
+    from mm_ldlm.data.encoders import LocalEncoderConfig
+    from mm_ldlm.data.latents.config import ExtractConfig
+    from mm_ldlm.data.latents.extract import extract
+    from mm_ldlm.data.latents.store import LatentStore
 
     texts = _texts(sentences)
     folder = str(LocalEncoderConfig().locate().folder)
@@ -85,7 +85,7 @@ def _cpu_seconds() -> float:
 
 
 def _texts(count: int) -> list[str]:
-    from mm_ldlm.corpus.starter import generate_starter_corpus
+    from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 
     return [
         sentence.text for sentence in generate_starter_corpus(seed=0, num_train=count, num_validation=1, num_test=1)
@@ -93,8 +93,8 @@ def _texts(count: int) -> list[str]:
 
 
 def _records(texts: list[str], folder: Path) -> Any:
-    from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-    from mm_ldlm.store import ShardStore, StoreWriter
+    from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+    from mm_ldlm.data.store import ShardStore, StoreWriter
 
     writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA)
     count = len(texts)

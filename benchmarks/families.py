@@ -62,15 +62,15 @@ def _build(name: str, root: Path) -> Any:
     import numpy as np
     import torch
 
-    from mm_ldlm.config_loader import LayeredConfigLoader
+    from mm_ldlm.app.config_loader import LayeredConfigLoader
+    from mm_ldlm.app.parameters import check_parameters
     from mm_ldlm.distributed.environment import RankInfo
     from mm_ldlm.distributed.process import Process, choose_device
     from mm_ldlm.models.base import DataShape
-    from mm_ldlm.parameters import check_parameters
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
-    from mm_ldlm.tracking.jsonl import JsonlTracker
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
+    from mm_ldlm.training.jsonl import JsonlTracker
     from mm_ldlm.training.spec import TrainingSpec
 
     environment, process = FAMILIES[name]

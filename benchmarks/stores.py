@@ -41,8 +41,8 @@ def run() -> list[dict[str, Any]]:
 
 
 def _batches(folder: Path) -> dict[str, Any]:
-    from mm_ldlm.latents.store import LatentStore
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.latents.store import LatentStore
+    from mm_ldlm.data.store import ShardStore
 
     random = np.random.default_rng(0)
     vectors = random.standard_normal((ROWS, DIM)).astype(np.float32)
@@ -91,9 +91,9 @@ def _batches(folder: Path) -> dict[str, Any]:
 
 
 def _write_stores(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.NDArray[np.int32]]) -> None:
-    from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
-    from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.store import StoreWriter
+    from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
+    from mm_ldlm.data.latents import store as latent_store
+    from mm_ldlm.data.store import StoreWriter
 
     names = [f"{row:032x}" for row in range(ROWS)]
     writer = StoreWriter(
@@ -192,9 +192,9 @@ def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
 
     They are recorded as verified: 15 GB are hashed once in the life of a store, and not whenever it is opened.
     """
-    from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.store import Manifest, Shard, verified
-    from mm_ldlm.store.writer import shard_name
+    from mm_ldlm.data.latents import store as latent_store
+    from mm_ldlm.data.store import Manifest, Shard, verified
+    from mm_ldlm.data.store.writer import shard_name
 
     folder.mkdir(parents=True)
     shards = []

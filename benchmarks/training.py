@@ -78,9 +78,9 @@ def _parts(root: Path) -> tuple[Any, Any]:
     """A built run, and the same once more for the bare loop."""
     from mm_ldlm.distributed.environment import RankInfo
     from mm_ldlm.distributed.process import Process, choose_device
-    from mm_ldlm.tracking.jsonl import JsonlTracker
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
+    from mm_ldlm.training.jsonl import JsonlTracker
 
     data = Data(train=Sentences(), validation=None, shape=_shape(), folders={})
     process = Process(RankInfo(), choose_device("cpu"), None)

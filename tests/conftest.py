@@ -71,14 +71,14 @@ def _write_dataset(
     import numpy as np
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-    from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
-    from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
     from mm_ldlm.data import commit
+    from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+    from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
     from mm_ldlm.data.index import INDEX_SCHEMA
-    from mm_ldlm.latents.normaliser import Normaliser
-    from mm_ldlm.latents.store import schema
-    from mm_ldlm.store import StoreWriter
+    from mm_ldlm.data.latents.normaliser import Normaliser
+    from mm_ldlm.data.latents.store import schema
+    from mm_ldlm.data.store import StoreWriter
 
     words = {f"w{i}": i for i in range(20)} | {"[UNK]": 20, "[PAD]": 21, "[MASK]": 22}
     base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))

@@ -19,11 +19,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import MMLDLMError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.data.corpus.sources import Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.store import ShardStore, StoreWriter
 
 MEMORY_BYTES = 6 * 2**30
 ROWS = 60

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from mm_ldlm import api_keys
-from mm_ldlm.api_keys import ApiKey, read_key
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.extras.http_encoder import keys as api_keys
+from mm_ldlm.extras.http_encoder.keys import ApiKey, read_key
 
 
 def test_a_key_is_read_and_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

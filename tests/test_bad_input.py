@@ -10,7 +10,7 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError, purposeful
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SourceError, purposeful
 
 
 @pytest.fixture

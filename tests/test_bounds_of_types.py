@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm import config as module
-from mm_ldlm.config import InvalidValue, PositiveInt, config, parse, refuse_unwritable, to_dict
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core import config as module
+from mm_ldlm.core.config import InvalidValue, PositiveInt, config, parse, refuse_unwritable, to_dict
+from mm_ldlm.core.errors import ConfigurationError
 
 TINY = 5e-324
 """The smallest positive number."""

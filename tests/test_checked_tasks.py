@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import mm_ldlm.parameters
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.errors import ConfigurationError
+import mm_ldlm.app.parameters
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.parameters import check_files, check_machine, check_parameters, cross_checks, flatten
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.evaluation.config import EvaluationConfig
-from mm_ldlm.parameters import check_files, check_machine, check_parameters, cross_checks, flatten
 from mm_ldlm.sampling.config import TASKS, SamplingConfig
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
@@ -245,4 +245,4 @@ def test_parameters_are_flattened_to_their_leaves() -> None:
     assert flatten({"a": {"b": {}, "c": {"token": "x"}}, "d": [{"password": "y"}], "password": ["z"]}, prefix="p.") == {
         "p.a.b": {}, "p.a.c.token": "***", "p.d": [{"password": "***"}], "p.password": ["***"]
     }  # fmt: skip
-    assert mm_ldlm.parameters._load("mm_ldlm.sampling.config:TASKS") is TASKS
+    assert mm_ldlm.app.parameters._load("mm_ldlm.sampling.config:TASKS") is TASKS

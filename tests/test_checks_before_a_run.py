@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-import mm_ldlm.parameters
-from mm_ldlm.config import PositiveInt, config
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.parameters import (
+import mm_ldlm.app.parameters
+from mm_ldlm.app.parameters import (
     _named_files,
     _nearest_file,
     _texts_to_embed,
@@ -20,6 +17,9 @@ from mm_ldlm.parameters import (
     check_files,
     check_parameters,
 )
+from mm_ldlm.core.config import PositiveInt, config
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.encoders import parse_encoder
 
 # -- the sections ------------------------------------------------------------------------------------------------------
 
@@ -31,8 +31,8 @@ class Room:
 
 @pytest.fixture
 def rooms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"one": "here:Room", "two": "here:Room"})
-    monkeypatch.setattr(mm_ldlm.parameters, "_load", lambda path: Room)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"one": "here:Room", "two": "here:Room"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "_load", lambda path: Room)
 
 
 GOOD: dict[str, Any] = {"seed": 3, "one": {"size": 2}, "two": {}}

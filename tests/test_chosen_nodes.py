@@ -15,9 +15,10 @@ from kedro.framework import project as kedro_project
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm import cli, console
-from mm_ldlm.config_loader import LayeredConfigLoader, parse_yaml
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm import cli
+from mm_ldlm.app import console
+from mm_ldlm.app.config_loader import LayeredConfigLoader, parse_yaml
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 
@@ -158,7 +159,7 @@ def test_an_export_says_which_weights_it_wrote(
 ) -> None:
     if averages:
         (tmp_path / "ema.safetensors").touch()
-    monkeypatch.setattr("mm_ldlm.training.exporting.export_checkpoint", lambda *_, **__: tmp_path)
+    monkeypatch.setattr("mm_ldlm.extras.foreign_checkpoints.exporting.export_checkpoint", lambda *_, **__: tmp_path)
     result = CliRunner().invoke(console.commands, ["export-checkpoint", "R", "F", *(["--last"] if last else [])])
     which = "averaged" if averages and not last else "last"
     assert result.output == f"F/model.pt: the {which} weights of {tmp_path}\n"
@@ -174,7 +175,7 @@ def test_an_import_says_what_it_took_and_what_follows(
 ) -> None:
     made = SimpleNamespace(tensors={"x": 1, "y": 2}, format=form, left_out=left_out)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", lambda *_: made)
+    monkeypatch.setattr("mm_ldlm.extras.foreign_checkpoints.importing.import_checkpoint", lambda *_: made)
     result = CliRunner().invoke(console.commands, ["import-checkpoint", "S", "R"])
     assert result.stdout == f"{words}\n"
     assert result.stderr == (

@@ -16,8 +16,8 @@ from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm import cli
-from mm_ldlm.datasets import FolderDataset
-from mm_ldlm.errors import ConfigurationError, SourceError, StoreError, purposeful
+from mm_ldlm.app.datasets import FolderDataset
+from mm_ldlm.core.errors import ConfigurationError, SourceError, StoreError, purposeful
 
 
 def wrapped() -> Exception:

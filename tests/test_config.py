@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 import pytest
 
-import mm_ldlm.config
-import mm_ldlm.kinds
-from mm_ldlm.config import PositiveInt, config, parse, parse_kind, to_dict
-from mm_ldlm.config_errors import name_keys
+import mm_ldlm.core.config
+import mm_ldlm.core.kinds
+from mm_ldlm.core.config import PositiveInt, config, parse, parse_kind, to_dict
+from mm_ldlm.core.config_errors import name_keys
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.data.engines.base import ENGINES
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.engines.base import ENGINES
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.kinds import Kinds
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
@@ -155,7 +155,7 @@ WITHOUT_PYDANTIC = pytest.mark.parametrize("pydantic", [True, False], ids=["pyda
 def test_a_kind_is_resolved_wherever_it_stands(place: str, pydantic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a field, a nested configuration, lists, tuples, dictionaries, and where a value may be absent."""
     if not pydantic:
-        monkeypatch.setattr(mm_ldlm.config, "pydantic", None)
+        monkeypatch.setattr(mm_ldlm.core.config, "pydantic", None)
     value, expected = PLACES[place]
     assert getattr(parse(Drawing, {place: value}, at="drawing"), place) == expected
 
@@ -189,7 +189,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
         return [importlib.metadata.EntryPoint(*point, group) for point in points if group == SHAPES.group]
 
-    monkeypatch.setattr(mm_ldlm.kinds, "entry_points", entry_points)
+    monkeypatch.setattr(mm_ldlm.core.kinds, "entry_points", entry_points)
 
 
 def test_a_kind_of_another_package_comes_from_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_refusals_name_the_full_path(
     value: dict[str, Any], message: str, pydantic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not pydantic:
-        monkeypatch.setattr(mm_ldlm.config, "pydantic", None)
+        monkeypatch.setattr(mm_ldlm.core.config, "pydantic", None)
     with pytest.raises(ConfigurationError, match=f"parameter {message}"):
         parse(Drawing, value, at="drawing")
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kedro.config import MissingConfigException
 
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 Load = Callable[..., LayeredConfigLoader]

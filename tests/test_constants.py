@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import mm_ldlm
-from mm_ldlm.gpu_check.kernels import TOLERANCE
-from mm_ldlm.tracking.mlflow import MlflowSink
+from mm_ldlm.app.tracking.mlflow import MlflowSink
+from mm_ldlm.extras.gpu_check.kernels import TOLERANCE
 
 SOURCE = Path(mm_ldlm.__file__).parent
 TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8"))

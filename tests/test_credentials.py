@@ -12,12 +12,12 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
 from kedro_datasets.json import JSONDataset
 
-import mm_ldlm.parameters
-from mm_ldlm.config import refuse_unwritable
-from mm_ldlm.credentials import MASK, holds_credentials, mask, mask_values
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks
-from mm_ldlm.messages import show
+import mm_ldlm.app.parameters
+from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.core.config import refuse_unwritable
+from mm_ldlm.core.credentials import MASK, holds_credentials, mask, mask_values
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.messages import show
 
 SENTINEL = "sentinel-5PfQ"
 WITH_SECRETS = (
@@ -99,7 +99,7 @@ def test_nothing_that_a_run_writes_contains_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Credentials in the environment, and an error of a node whose message contains an address with a password."""
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"tracking": "mm_ldlm.app.tracking.config:TrackingConfig"})
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN"):
         monkeypatch.setenv(name, SENTINEL)
     section = {"enabled": True, "uri": "sqlite:///data/mlflow.db", "experiment": "e"}

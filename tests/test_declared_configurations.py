@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from mm_ldlm.config import PositiveInt, config, parse, to_dict
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import PositiveInt, config, parse, to_dict
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.engines.local import LocalEngineConfig
 
 
 @config

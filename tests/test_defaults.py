@@ -13,10 +13,10 @@ import pydantic
 import pytest
 import yaml
 
-from mm_ldlm.config import parse, parse_kind, to_dict
-from mm_ldlm.encoders import ENCODERS
-from mm_ldlm.kinds import MARK, Kinds
-from mm_ldlm.parameters import SECTIONS
+from mm_ldlm.app.parameters import SECTIONS
+from mm_ldlm.core.config import parse, parse_kind, to_dict
+from mm_ldlm.core.kinds import MARK, Kinds
+from mm_ldlm.data.encoders import ENCODERS
 
 TABLE = Path(__file__).with_name("parameters.yml")
 """Class of a configuration → its own parameters, with type and default; inherited ones are those of their class."""

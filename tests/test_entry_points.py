@@ -16,8 +16,9 @@ import pytest
 from kedro.framework import project as kedro_project
 from kedro.io import DatasetError
 
-from mm_ldlm import __main__, cli, console
-from mm_ldlm.errors import StoreError
+from mm_ldlm import __main__, cli
+from mm_ldlm.app import console
+from mm_ldlm.core.errors import StoreError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_ldlm.datasets import StoreDataset
+from mm_ldlm.app.datasets import StoreDataset
 
 CONF, TABLE = Path(__file__).parents[1] / "conf", Path(__file__).with_name("environments.yml")
 """The table: environment → key → value. The comments in conf/ give the reasons; tests/test_decisions.py, too."""
@@ -77,8 +77,8 @@ WITHOUT_ONE = {
 }  # fmt: skip
 """Stores that a dataset may lack, as its objective and its model need them or not."""
 SUFFIXES = {"json.JSONDataset": ".json", "plotly.JSONDataset": ".json", "text.TextDataset": ".html",
-            "pandas.CSVDataset": ".csv", "mm_ldlm.datasets.TableDataset": ".parquet",
-            "mm_ldlm.datasets.SamplesDataset": ".parquet", "mm_ldlm.datasets.RunDataset": ".json"}  # fmt: skip
+            "pandas.CSVDataset": ".csv", "mm_ldlm.app.datasets.TableDataset": ".parquet",
+            "mm_ldlm.app.datasets.SamplesDataset": ".parquet", "mm_ldlm.app.datasets.RunDataset": ".json"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -113,15 +113,15 @@ def test_files_are_written_as_they_are_read() -> None:
         given = entry.get("save_args", {})
         if entry["type"] == "pandas.CSVDataset":
             assert given == {"index": False}, name
-        if entry["type"] in ("json.JSONDataset", "mm_ldlm.datasets.RunDataset"):
+        if entry["type"] in ("json.JSONDataset", "mm_ldlm.app.datasets.RunDataset"):
             assert given["indent"] in (1, 2), name
         if given.get("ensure_ascii") is not None:
             assert given["ensure_ascii"] is False, name
     assert ENTRIES["samples_t2l"]["vectors"] == "latent", "the latents are also a file of their own"
     holders = {name: (entry["holds"], entry["marker"]) for name, entry in ENTRIES.items() if "holds" in entry}
-    normaliser = ("mm_ldlm.latents.normaliser:Normaliser", "normaliser.json")
+    normaliser = ("mm_ldlm.data.latents.normaliser:Normaliser", "normaliser.json")
     assert holders == {
-        "tokenizer_files": ("mm_ldlm.corpus.tokenizer:TextTokenizer", "vocabulary.json"),
+        "tokenizer_files": ("mm_ldlm.data.corpus.tokenizer:TextTokenizer", "vocabulary.json"),
         "normaliser": normaliser, "state_normaliser": normaliser, "image_normaliser": normaliser,
     }  # fmt: skip
 

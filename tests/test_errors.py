@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from mm_ldlm import errors
-from mm_ldlm.errors import MMLDLMError, UnsafePathError, WorkerFailed, purposeful
+from mm_ldlm.core import errors
+from mm_ldlm.core.errors import MMLDLMError, UnsafePathError, WorkerFailed, purposeful
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MMLDLMError)]
 

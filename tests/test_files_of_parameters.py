@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import mm_ldlm.settings
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.parameters import check_files, check_machine, check_parameters
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.parameters import check_files, check_machine, check_parameters
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 ABSENT = "/no/such/place"

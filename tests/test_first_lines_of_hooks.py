@@ -11,13 +11,13 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
-import mm_ldlm.parameters
-from mm_ldlm.datasets import RunDataset
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks, first_run, project, tracked
-from mm_ldlm.hooks.names import FILES, ORDER, PIPELINES
-from mm_ldlm.hooks.refusals import refuse_concurrent
-from mm_ldlm.hooks.seconds import PipelineSeconds
+import mm_ldlm.app.parameters
+from mm_ldlm.app.datasets import RunDataset
+from mm_ldlm.app.hooks import ProjectHooks, first_run, project, tracked
+from mm_ldlm.app.hooks.names import FILES, ORDER, PIPELINES
+from mm_ldlm.app.hooks.refusals import refuse_concurrent
+from mm_ldlm.app.hooks.seconds import PipelineSeconds
+from mm_ldlm.core.errors import ConfigurationError
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": None}
 
@@ -36,7 +36,7 @@ CHECK = step("check", "sanity", "params:training", "checked")
 
 @pytest.fixture
 def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectHooks:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"tracking": "mm_ldlm.app.tracking.config:TrackingConfig"})
     monkeypatch.setattr("kedro.framework.project.pipelines", {})
     made = ProjectHooks()
     made.after_context_created(SimpleNamespace(project_path=tmp_path))  # type: ignore[arg-type]
@@ -60,8 +60,8 @@ def test_the_machine_is_checked_for_what_the_run_reads_and_whether_it_trains_her
     nodes: list[Any], trains: bool, hooks: ProjectHooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(mm_ldlm.parameters, "check_files", lambda typed, **how: None)
-    monkeypatch.setattr(mm_ldlm.parameters, "check_machine", lambda typed, **how: seen.append((set(typed), how)))
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_files", lambda typed, **how: None)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_machine", lambda typed, **how: seen.append((set(typed), how)))
     data = catalog(tmp_path)
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline(nodes), catalog=data)
     read = {"training"} if nodes[0] in (PLAN, CHECK) else set()
@@ -83,7 +83,7 @@ def test_the_results_of_a_run_are_shown_where_they_are_made(
 ) -> None:
     """Also those that a later node of the run reads."""
     seen: list[Any] = []
-    monkeypatch.setattr("mm_ldlm.tracking.outlook.outlook", lambda *given, **how: seen.append((given, how)) or [])
+    monkeypatch.setattr("mm_ldlm.app.tracking.outlook.outlook", lambda *given, **how: seen.append((given, how)) or [])
     data = catalog(tmp_path)
     data.save("timings", {"training": 3.0})
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline(nodes), catalog=data)
@@ -101,7 +101,7 @@ def test_the_first_line_lists_the_pipelines_in_the_order_in_which_they_run(
     hooks: ProjectHooks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each pipeline reads what the one before it wrote, and the nodes are given in reverse order."""
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     names = ("ingestion", "embedding", "validation", "training", "sampling", "evaluation", "reporting")
     chain = [step("only", name, before, name) for before, name in zip((None, *names), names, strict=False)]
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline(chain[::-1]), catalog=catalog(tmp_path))
@@ -113,8 +113,8 @@ def test_the_first_line_lists_the_pipelines_in_the_order_in_which_they_run(
 def test_a_run_that_is_chosen_by_its_path_is_named_with_the_folder_of_its_results(
     hooks: ProjectHooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "_of_run", lambda path, typed: {})
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    monkeypatch.setattr(mm_ldlm.app.parameters, "_of_run", lambda path, typed: {})
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     data = catalog(tmp_path)
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([SAMPLE]), catalog=data)
     assert not [line for line in caplog.messages if line.startswith("run ")]
@@ -138,7 +138,7 @@ def test_an_interpreter_that_ends_closes_the_run_as_killed(monkeypatch: pytest.M
 def test_every_report_of_a_run_is_named_at_its_end_in_order(
     hooks: ProjectHooks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([REPORT]), catalog=catalog(tmp_path))
     for name in ("report", "samples", "comparison_report"):
         hooks.after_dataset_saved(name, "<html>", REPORT)
@@ -151,7 +151,7 @@ def test_every_report_of_a_run_is_named_at_its_end_in_order(
 def test_a_node_is_logged_with_its_pipeline_before_it_runs(
     hooks: ProjectHooks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     hooks.before_node_run(TRAIN)
     hooks.before_node_run(node(lambda x: x, "a", "b", name="x", tags=["sampling", "other", "embedding"]))
     assert caplog.messages == ["training · run_training", "embedding+sampling · x"]
@@ -160,7 +160,7 @@ def test_a_node_is_logged_with_its_pipeline_before_it_runs(
 def test_the_seconds_at_the_end_are_those_of_the_pipelines_in_order_and_together(
     hooks: ProjectHooks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     made = PipelineSeconds({"evaluation": 99.0})
     made._counted = {"sampling", "training"}
     made.all |= {"sampling": 1.26, "training": 61.5}
@@ -224,7 +224,7 @@ def test_a_node_of_two_pipelines_counts_for_both_and_the_pipelines_of_this_run_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [10.0]
-    monkeypatch.setattr("mm_ldlm.hooks.seconds.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("mm_ldlm.app.hooks.seconds.time.perf_counter", lambda: now[0])
     counted = PipelineSeconds({"evaluation": 5.0, "reporting": 3.0})
     both = node(lambda x: x, "a", "b", name="both", tags=["sampling", "evaluation", "other"])
     for each in (both, PLAN):

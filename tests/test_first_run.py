@@ -14,16 +14,16 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
-import mm_ldlm.parameters
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
-from mm_ldlm.hooks import ProjectHooks, first_run, project
-from mm_ldlm.hooks.first_run import measurable, measure_training, measures_training
-from mm_ldlm.latents import extract, rate
-from mm_ldlm.store import atomic
-from mm_ldlm.tracking.expected import EXPECTED
+import mm_ldlm.app.parameters
+from mm_ldlm.app.hooks import ProjectHooks, first_run, project
+from mm_ldlm.app.hooks.first_run import measurable, measure_training, measures_training
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.data.latents import extract, rate
+from mm_ldlm.data.store import atomic
 from mm_ldlm.training import trial
 from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.expected import EXPECTED
 
 TYPED = dict.fromkeys(("model", "objective", "training", "encoder", "tokenizer"))
 EXECUTED = ("ingestion", "embedding", "validation", "training", "sampling")
@@ -184,7 +184,7 @@ def test_embedding_logs_the_time_until_the_end_of_the_training_once(
 def test_a_run_does_not_expect_what_an_earlier_one_of_this_process_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"tracking": "mm_ldlm.app.tracking.config:TrackingConfig"})
     files = {name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in ("tracking_reference", "timings")}
     parameters = {"seed": 0, "tracking": {"enabled": False, "uri": "sqlite:///x.db", "experiment": "e"}}
     hooks, EXPECTED.training = ProjectHooks(), 180.0

@@ -11,14 +11,15 @@ import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
 
-import mm_ldlm.parameters
-from mm_ldlm import __main__, console
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import LayeredConfigLoader, UnreadableConfiguration
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.errors import ConfigurationError, SamplingError, SourceError
-from mm_ldlm.hooks import ProjectHooks
+import mm_ldlm.app.parameters
+from mm_ldlm import __main__
+from mm_ldlm.app import console
+from mm_ldlm.app.config_loader import LayeredConfigLoader, UnreadableConfiguration
+from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError, SourceError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
 from mm_ldlm.inference.inputs import read_texts
 
 
@@ -60,7 +61,7 @@ def test_a_command_outside_a_project_names_the_folder_that_it_expected(tmp_path:
 def test_a_refused_environment_in_which_test_is_not_last_names_the_order(
     layers: tuple[str, ...], better: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {})
     hooks = ProjectHooks()
     loader = SimpleNamespace(layers=lambda: layers)
     hooks.after_context_created(cast("Any", SimpleNamespace(project_path=tmp_path, config_loader=loader)))

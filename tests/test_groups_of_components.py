@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm import kinds
+from mm_ldlm.core import kinds
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.encoders.registry import ENCODERS
+from mm_ldlm.data.engines.base import ENGINES, EngineConfig
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.encoders.registry import ENCODERS
-from mm_ldlm.engines.base import ENGINES, EngineConfig
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.sampling.base import TextSampler
@@ -42,7 +42,7 @@ def test_the_groups_in_the_documentation_are_those_of_the_registries() -> None:
         (TEXT_SAMPLERS, "a text sampler", "mm_ldlm.text_samplers", TextSampler, "confidence"),
         (LATENT_SAMPLERS, "a latent sampler", "mm_ldlm.latent_samplers", LatentSampler, "ddim"),
         (CAPTION_SAMPLERS, "a caption sampler", "mm_ldlm.text_samplers", AnySampler, "heun"),
-        (ENGINES, "an engine", "mm_ldlm.engines", EngineConfig, "local"),
+        (ENGINES, "an engine", "mm_ldlm.data.engines", EngineConfig, "local"),
     ],
 )  # fmt: skip
 def test_other_packages_add_components_under_the_group_of_their_kind(

@@ -11,20 +11,20 @@ from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
-import mm_ldlm.parameters
-from mm_ldlm.datasets import RunDataset
-from mm_ldlm.errors import ConfigurationError, StoreError, TrackingError
-from mm_ldlm.hooks import ProjectHooks, seconds, tracked
-from mm_ldlm.hooks.tracked import TrackedRun
-from mm_ldlm.tracking import mlflow as tracking
-from mm_ldlm.tracking.config import TrackingConfig
+import mm_ldlm.app.parameters
+from mm_ldlm.app.datasets import RunDataset
+from mm_ldlm.app.hooks import ProjectHooks, seconds, tracked
+from mm_ldlm.app.hooks.tracked import TrackedRun
+from mm_ldlm.app.tracking import mlflow as tracking
+from mm_ldlm.app.tracking.config import TrackingConfig
+from mm_ldlm.core.errors import ConfigurationError, StoreError, TrackingError
 
 RUN = {"run_id": "2026", "env": "test", "pipeline_names": ["training", "reporting"]}
 
 
 @pytest.fixture(autouse=True)
 def _only_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"tracking": "mm_ldlm.app.tracking.config:TrackingConfig"})
 
 
 def catalog(root: Path, *, enabled: bool) -> DataCatalog:
@@ -81,7 +81,7 @@ def test_a_parameter_without_effect_in_this_run_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     readers = {"validation": Pipeline([node(lambda value: value, "params:normaliser", "fitted")])}
-    monkeypatch.setattr("mm_ldlm.hooks.project.pipelines", readers)
+    monkeypatch.setattr("mm_ldlm.app.hooks.project.pipelines", readers)
     for given in ({"normaliser": {"kind": "standard"}}, {"tracking": {"enabled": False}}, None):
         caplog.clear()
         hooks = ProjectHooks()
@@ -96,7 +96,7 @@ def test_a_parameter_without_effect_in_this_run_is_a_warning(
 def test_a_run_is_announced_before_its_first_node_on_the_first_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     data = catalog(tmp_path / "data" / "08_reporting", enabled=False)
     data["report"] = JSONDataset(filepath=str(tmp_path / "data" / "08_reporting" / "report.html"))
     data.save("timings", {"training": 61.0, "embedding": 7.0})
@@ -139,7 +139,7 @@ def test_other_hosts_refuse_what_runs_on_one_host(name: str, tmp_path: Path, mon
 
 def training_parameters(monkeypatch: pytest.MonkeyPatch, data: DataCatalog, **launch: Any) -> None:
     """Let the parameters have the section `training`, with these settings of its launch."""
-    monkeypatch.setitem(mm_ldlm.parameters.SECTIONS, "training", "mm_ldlm.training.config:TrainingConfig")
+    monkeypatch.setitem(mm_ldlm.app.parameters.SECTIONS, "training", "mm_ldlm.training.config:TrainingConfig")
     training = {"batch": {"examples": 8}, "max_steps": 4, "optimizer": {"warmup_steps": 0}, "launch": launch}
     data["parameters"] = MemoryDataset({**data.load("parameters"), "training": training})
 
@@ -152,8 +152,8 @@ def start_training(root: Path, data: DataCatalog, *, node_name: str, monkeypatch
     hooks.after_context_created(context(root))
     monkeypatch.setattr(ProjectHooks, "_folders", lambda self: {"results": root / "data"})
     monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: root / "runs")
-    monkeypatch.setattr(mm_ldlm.parameters, "check_files", lambda typed, **how: None)
-    monkeypatch.setattr(mm_ldlm.parameters, "check_machine", lambda typed, **how: None)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_files", lambda typed, **how: None)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_machine", lambda typed, **how: None)
     monkeypatch.setattr("kedro.framework.project.pipelines", {})
     hooks.before_pipeline_run(run_params=RUN, pipeline=pipeline, catalog=data)
     held = bool(hooks._locks._held)
@@ -291,8 +291,8 @@ def test_a_run_that_trains_looks_for_its_checkpoints_before_the_first_node(
     section: str, runs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(mm_ldlm.parameters, "check_files", lambda typed, **how: seen.update(how))
-    monkeypatch.setattr(mm_ldlm.parameters, "check_machine", lambda typed, **how: None)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_files", lambda typed, **how: seen.update(how))
+    monkeypatch.setattr(mm_ldlm.app.parameters, "check_machine", lambda typed, **how: None)
     monkeypatch.setattr(ProjectHooks, "_runs", lambda self, catalog: tmp_path / "runs")
     pipeline = Pipeline([node(lambda x: x, f"params:{section}", "out", name="n")])
     data = catalog(tmp_path, enabled=False)
@@ -304,7 +304,7 @@ def test_seconds_are_counted_per_pipeline_and_stand_when_a_node_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr("mm_ldlm.hooks.seconds.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("mm_ldlm.app.hooks.seconds.time.perf_counter", lambda: float(next(seconds)))
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
     data.save("timings", {"training": 5.0, "embedding": 7.0})  # of an earlier run
     hooks.before_pipeline_run(run_params=RUN, pipeline=Pipeline([]), catalog=data)
@@ -477,9 +477,11 @@ def test_the_section_of_tracking_and_the_command_decide_the_mlflow_run(
         seen.update(uri=uri, **run)
         return "sqlite:///opened.db", "an id"
 
-    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", open_somewhere)
-    monkeypatch.setattr("mm_ldlm.tracking.record.Record", lambda *place, **given: seen.update(record=(place, given)))
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._executed", lambda pipeline: "training,sampling")
+    monkeypatch.setattr("mm_ldlm.app.tracking.opening.open_somewhere", open_somewhere)
+    monkeypatch.setattr(
+        "mm_ldlm.app.tracking.record.Record", lambda *place, **given: seen.update(record=(place, given))
+    )
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._executed", lambda pipeline: "training,sampling")
     monkeypatch.setattr("sys.argv", ["kedro", "run", "--env=e5+mdlm"])
     section = TrackingConfig(enabled=True, uri="http://h:1", experiment="x", run_name=chosen, parent_run="above")
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path / "runs")
@@ -496,14 +498,14 @@ def test_the_section_of_tracking_and_the_command_decide_the_mlflow_run(
             "command": "kedro run --env=e5+mdlm",
         }),
     }  # fmt: skip
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._executed", lambda pipeline: "")
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._executed", lambda pipeline: "")
     run.open(section, {}, {"run_id": "2026", "env": None, "pipeline_names": None}, Pipeline([]))
     assert (seen["name"], seen["tags"]["environment"]) == (chosen or "all@local", "local")
 
 
 def test_a_second_run_of_the_process_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in a notebook: the report and the seconds of the first run are not those of the second."""
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     hooks, data = ProjectHooks(), catalog(tmp_path, enabled=False)
     data["report"] = JSONDataset(filepath=str(tmp_path / "report.html"))
     hooks.after_context_created(context(tmp_path))
@@ -531,7 +533,7 @@ def test_a_tracking_store_that_does_not_answer_is_a_warning_and_no_end(
         seconds_.append(given["seconds"])
         raise TrackingError("no answer within 12 s")
 
-    monkeypatch.setattr("mm_ldlm.tracking.opening.within", within)
+    monkeypatch.setattr("mm_ldlm.app.tracking.opening.within", within)
     for uri in ("http://h:1", "sqlite:///x.db"):
         tracked._send(uri, lambda: None)
     assert seconds == [12.0, 120.0]

@@ -11,13 +11,13 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
-import mm_ldlm.parameters
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks
-from mm_ldlm.hooks.seconds import PipelineSeconds
-from mm_ldlm.hooks.tracked import TrackedRun
-from mm_ldlm.tracking import mlflow as tracking
-from mm_ldlm.tracking.config import TrackingConfig
+import mm_ldlm.app.parameters
+from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.app.hooks.seconds import PipelineSeconds
+from mm_ldlm.app.hooks.tracked import TrackedRun
+from mm_ldlm.app.tracking import mlflow as tracking
+from mm_ldlm.app.tracking.config import TrackingConfig
+from mm_ldlm.core.errors import ConfigurationError
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": ["reporting"]}
 WRITE = node(lambda: 1, None, "report", name="write", tags="reporting")
@@ -25,7 +25,7 @@ WRITE = node(lambda: 1, None, "report", name="write", tags="reporting")
 
 @pytest.fixture
 def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectHooks:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"tracking": "mm_ldlm.tracking.config:TrackingConfig"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"tracking": "mm_ldlm.app.tracking.config:TrackingConfig"})
     monkeypatch.setattr("kedro.framework.project.pipelines", {})
     made = ProjectHooks()
     made.after_context_created(SimpleNamespace(project_path=tmp_path))  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_a_run_does_not_log_the_report_of_an_earlier_one_and_frees_its_locks(
     hooks: ProjectHooks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first run was interrupted, in a notebook that lives on."""
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
     data = catalog(tmp_path)
     released: list[int] = []
     hooks._locks.release = lambda: released.append(1)  # type: ignore[method-assign]
@@ -92,9 +92,9 @@ def test_a_report_is_sent_under_its_own_name(
 def test_a_run_without_an_address_is_not_tracked_and_closes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
-    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda *_, **__: None)
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda *_: pytest.fail("sent"))
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
+    monkeypatch.setattr("mm_ldlm.app.tracking.opening.open_somewhere", lambda *_, **__: None)
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._send", lambda *_: pytest.fail("sent"))
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
     section = TrackingConfig(enabled=True, uri="http://h:1", experiment="x")
     run.open(section, {}, RUN, Pipeline([]))
@@ -139,7 +139,7 @@ def test_the_parameters_of_a_run_are_sent_without_paths_and_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda uri, **run: seen.update(run))
+    monkeypatch.setattr("mm_ldlm.app.tracking.opening.open_somewhere", lambda uri, **run: seen.update(run))
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
     parameters = {
         "ingestion": {"path": f"{tmp_path}/data/a.csv", "other": "/home/me/b.csv"},
@@ -155,7 +155,7 @@ def test_a_dataset_is_recorded_once_with_the_examples_of_every_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[Any] = []
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: call())
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._send", lambda uri, call: call())
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
     run._record = SimpleNamespace(  # type: ignore[assignment]
         uri="u", has_dataset=lambda fingerprint: bool(recorded),

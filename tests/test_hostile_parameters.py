@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import DEEPEST, InvalidValue, PositiveInt, config, parse
-from mm_ldlm.config_loader import LayeredConfigLoader
-from mm_ldlm.errors import ConfigurationError, MMLDLMError
-from mm_ldlm.messages import show, summarise
-from mm_ldlm.parameters import check_parameters, flatten
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.parameters import check_parameters, flatten
+from mm_ldlm.core.config import DEEPEST, InvalidValue, PositiveInt, config, parse
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
+from mm_ldlm.core.messages import show, summarise
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 Key = tuple[str | int, ...]

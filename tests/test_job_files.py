@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mm_ldlm.core.overrides import parse_params
 from mm_ldlm.distributed.environment import counts_hosts, hosts
-from mm_ldlm.overrides import parse_params
 from mm_ldlm.pipelines import MAIN
 
 DOCS = Path(__file__).parents[1] / "docs"

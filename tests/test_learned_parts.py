@@ -15,8 +15,8 @@ from scipy.stats import spearmanr
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import held_out
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.atat.objective import AdaptiveGeneration
 from mm_ldlm.inference.loading import load_run
-from mm_ldlm.objectives.adaptive_masking import AdaptiveGeneration
 
 RunKedro = Callable[..., CompletedProcess[str]]
 DRAWS = 16

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from base_parameters import base
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.parameters import SECTIONS
+from mm_ldlm.app.parameters import SECTIONS
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 
 TINY = 5e-324
 """The smallest positive number."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.checkpoints import folder, legacy
-from mm_ldlm.config import PositiveInt, config
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.parameters import _without_checkpoint
+from mm_ldlm.app.parameters import _without_checkpoint
+from mm_ldlm.core.config import PositiveInt, config
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.training import resuming
+from mm_ldlm.training.checkpoints import folder
 
 
 @config
@@ -33,7 +34,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(resuming, "went_back", lambda path: "gone" in path.parts)
     monkeypatch.setattr(legacy, "is_legacy", lambda path: path.suffix == ".pt")
     monkeypatch.setattr(legacy, "read", lambda path: SimpleNamespace(tensors={}, file=path))
-    monkeypatch.setattr("mm_ldlm.checkpoints.converting.refuse_other_model", lambda tensors, model, file: None)
+    monkeypatch.setattr(
+        "mm_ldlm.extras.foreign_checkpoints.converting.refuse_other_model", lambda tensors, model, file: None
+    )
     for name in ("run/checkpoints/step-4", "empty", "gone/checkpoints"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a.pt").touch()
@@ -84,5 +87,5 @@ def test_weights_of_another_trainer_are_compared_with_the_model(runs: Path, monk
         assert (tensors, model, file) == ({}, {"size": 1}, runs / "a.pt")
         raise CheckpointError("of another model")
 
-    monkeypatch.setattr("mm_ldlm.checkpoints.converting.refuse_other_model", refuse)
+    monkeypatch.setattr("mm_ldlm.extras.foreign_checkpoints.converting.refuse_other_model", refuse)
     assert problems(runs, init_from="a.pt") == ["parameter 'training.init_from': of another model"]

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.checkpoints import folder as checkpoints
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.reference import run_folder
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
-from mm_ldlm.errors import CheckpointError, EvaluationError, SourceError, StoreError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import CheckpointError, EvaluationError, SourceError, StoreError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.store import ShardStore, StoreWriter
 from mm_ldlm.evaluation.sts_sets import StsSource, load_sts
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.training.checkpoints import folder as checkpoints
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.reference import run_folder
 
 SECRET = "the secret of the machine"
 NAMES = [

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from base_parameters import base
-from mm_ldlm.config import parse, parse_kind
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.parameters import SECTIONS
+from mm_ldlm.app.parameters import SECTIONS
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.limits import COLDEST, HOTTEST, refuse_temperature
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS

@@ -16,13 +16,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-import mm_ldlm.parameters
-from mm_ldlm.config import PositiveInt, config
-from mm_ldlm.config_errors import dataclasses_in
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.errors import CheckpointError, ConfigurationError
-from mm_ldlm.kinds import Kinds
-from mm_ldlm.parameters import check_files, check_parameters, flatten
+import mm_ldlm.app.parameters
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.parameters import check_files, check_parameters, flatten
+from mm_ldlm.core.config import PositiveInt, config
+from mm_ldlm.core.config_errors import dataclasses_in
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 
@@ -44,8 +44,8 @@ class Room:
 
 @pytest.fixture
 def one_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mm_ldlm.parameters, "SECTIONS", {"room": "here:Room"})
-    monkeypatch.setattr(mm_ldlm.parameters, "_load", lambda path: Room)
+    monkeypatch.setattr(mm_ldlm.app.parameters, "SECTIONS", {"room": "here:Room"})
+    monkeypatch.setattr(mm_ldlm.app.parameters, "_load", lambda path: Room)
 
 
 GOOD: dict[str, Any] = {"seed": 1, "room": {"lr": 1e-3, "inner": {"beta": [0.9, 0.95]}}}
@@ -186,7 +186,7 @@ def test_every_environment_parses_alone_and_with_one_of_each_other_axis(project:
         else:
             assert not of_another_model(project, environment), environment
             assert not of_other_vectors(project, environment), environment
-            assert set(typed) == set(mm_ldlm.parameters.SECTIONS), environment
+            assert set(typed) == set(mm_ldlm.app.parameters.SECTIONS), environment
     assert not problems, "\n".join(problems)
 
 
@@ -283,7 +283,7 @@ def test_every_environment_sets_the_part_of_the_paths_that_its_axis_owns(project
 
 
 def test_pitfall_15_a_misspelt_key_in_any_section_is_refused(project: Path) -> None:
-    for section in mm_ldlm.parameters.SECTIONS:
+    for section in mm_ldlm.app.parameters.SECTIONS:
         with pytest.raises(ConfigurationError, match=rf"parameter '{section}\.no_such_key' is not known"):
             check_parameters(parameters(project, "base", **{section: {"no_such_key": 1}}))
 
@@ -488,8 +488,8 @@ def test_pitfall_15_every_key_is_read_somewhere(project: Path) -> None:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reads[node.value] += 1  # getattr(config, "name"), dictionaries made of a config
     found: set[Any] = set()
-    for path in mm_ldlm.parameters.SECTIONS.values():
-        found = configurations(mm_ldlm.parameters._load(path), found)
+    for path in mm_ldlm.app.parameters.SECTIONS.values():
+        found = configurations(mm_ldlm.app.parameters._load(path), found)
     unread = [
         f"{cls.__name__}.{field.name}" for cls in found for field in dataclasses.fields(cls) if not reads[field.name]
     ]

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from mm_ldlm import cli
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.comparison.sessions import finished_before
-from mm_ldlm.corpus import pretrained
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.data.corpus import pretrained
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.store import verified
+from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.evaluation.config import TextFile
 from mm_ldlm.evaluation.sts_sets import read_semeval, read_sick, read_stsb
 from mm_ldlm.evaluation.suites.likelihood import read_lines
+from mm_ldlm.extras.comparison.sessions import finished_before
+from mm_ldlm.extras.foreign_checkpoints.importing import read_yaml
 from mm_ldlm.inference.inputs import read_npy, read_texts
-from mm_ldlm.store import verified
-from mm_ldlm.store.fingerprint import file_sha256
-from mm_ldlm.training.importing import read_yaml
+from mm_ldlm.training.checkpoints import folder
 
 PATIENCE = 5
 """Seconds after which somebody writes into the pipe, so that a test of a reader that waits fails."""

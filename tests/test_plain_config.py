@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import mm_ldlm.config
-from mm_ldlm.errors import ConfigurationError
+import mm_ldlm.core.config
+from mm_ldlm.core.errors import ConfigurationError
 
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`mm_ldlm.config`, imported again without pydantic."""
+    """`mm_ldlm.core.config`, imported again without pydantic."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    spec = importlib.util.spec_from_file_location("config_without_pydantic", mm_ldlm.config.__file__)
+    spec = importlib.util.spec_from_file_location("config_without_pydantic", mm_ldlm.core.config.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -18,8 +18,8 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.io import CatalogConfigResolver
 
-from mm_ldlm.config_loader import LayeredConfigLoader
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.pipeline_registry import ALONE
 from mm_ldlm.pipelines import MAIN
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -188,7 +188,7 @@ def test_kedro_run_leaves_every_artifact_and_the_headline_numbers(
 
 
 def test_one_mlflow_run_holds_parameters_curves_headlines_and_report(finished: Path) -> None:
-    from mm_ldlm.tracking.mlflow import client
+    from mm_ldlm.app.tracking.mlflow import client
 
     reference = load(finished).load("tracking_reference")
     tracking = client(reference["tracking_uri"])
@@ -305,8 +305,8 @@ def commands(project: Path) -> list[tuple[str, list[str]]]:
 
 def test_documented_kedro_commands_name_what_there_is(project: Path) -> None:
     """Options exist, pipelines and environments are there, parameters parse: everything short of running them."""
+    from mm_ldlm.app.parameters import check_parameters
     from mm_ldlm.cli import cli
-    from mm_ldlm.parameters import check_parameters
 
     bootstrap_project(project)
 

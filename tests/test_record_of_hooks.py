@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kedro.pipeline import Pipeline
 
-from mm_ldlm.hooks.tracked import TrackedRun
-from mm_ldlm.tracking.config import TrackingConfig
+from mm_ldlm.app.hooks.tracked import TrackedRun
+from mm_ldlm.app.tracking.config import TrackingConfig
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": None}
 
@@ -20,11 +20,15 @@ RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": None}
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tracked run whose record is a list of the calls to it, and the store takes every call."""
     calls: list[Any] = []
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: (calls.append(("to", uri)), call()))
-    monkeypatch.setattr("mm_ldlm.checkpoints.reference.run_folder", lambda runs, data: (runs, data["name"]))
-    monkeypatch.setattr("mm_ldlm.tracking.mlflow.annotate", lambda *given: calls.append(("annotate", *given)))
-    monkeypatch.setattr("mm_ldlm.tracking.mlflow.close_run", lambda *given, **how: calls.append(("close", given, how)))
-    monkeypatch.setattr("mm_ldlm.tracking.mlflow.log_text", lambda *given, **how: calls.append(("text", given, how)))
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._send", lambda uri, call: (calls.append(("to", uri)), call()))
+    monkeypatch.setattr("mm_ldlm.training.checkpoints.reference.run_folder", lambda runs, data: (runs, data["name"]))
+    monkeypatch.setattr("mm_ldlm.app.tracking.mlflow.annotate", lambda *given: calls.append(("annotate", *given)))
+    monkeypatch.setattr(
+        "mm_ldlm.app.tracking.mlflow.close_run", lambda *given, **how: calls.append(("close", given, how))
+    )
+    monkeypatch.setattr(
+        "mm_ldlm.app.tracking.mlflow.log_text", lambda *given, **how: calls.append(("text", given, how))
+    )
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path / "runs")
     run.address = ("u", "r")
     run._record = SimpleNamespace(  # type: ignore[assignment]
@@ -85,7 +89,7 @@ def test_a_dataset_behind_a_link_is_named_within_the_project(tmp_path: Path, mon
     named: list[Any] = []
     (tmp_path / "project" / "data" / "dataset").mkdir(parents=True)
     (tmp_path / "link").symlink_to("project")
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: call())
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._send", lambda uri, call: call())
     run = TrackedRun(project=tmp_path / "link", runs=lambda: tmp_path)
     known: set[str] = set()
     run._record = SimpleNamespace(  # type: ignore[assignment]
@@ -104,8 +108,10 @@ def test_the_place_of_the_mlflow_run_is_logged_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be another one than the parameters name, and the environment may add a password to it."""
-    caplog.set_level("INFO", logger="mm_ldlm.hooks")
-    monkeypatch.setattr("mm_ldlm.tracking.opening.open_somewhere", lambda uri, **run: ("http://me:pw@other", "an id"))
+    caplog.set_level("INFO", logger="mm_ldlm.app.hooks")
+    monkeypatch.setattr(
+        "mm_ldlm.app.tracking.opening.open_somewhere", lambda uri, **run: ("http://me:pw@other", "an id")
+    )
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
     run.open(TrackingConfig(enabled=True, uri="http://h", experiment="mine"), {}, RUN, Pipeline([]))
     assert caplog.messages == ["MLflow run an id in experiment 'mine' at http://***@other"]

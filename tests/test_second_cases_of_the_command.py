@@ -11,13 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mm_ldlm import cli, console
-from mm_ldlm.api_keys import read_key
-from mm_ldlm.config_loader import LayeredConfigLoader, parse_environment
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.kinds import Kinds
-from mm_ldlm.messages import duration, show
-from mm_ldlm.overrides import EXAMPLE, nested, parse_params
+from mm_ldlm import cli
+from mm_ldlm.app import console
+from mm_ldlm.app.config_loader import LayeredConfigLoader, parse_environment
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core.messages import duration, show
+from mm_ldlm.core.overrides import EXAMPLE, nested, parse_params
+from mm_ldlm.extras.http_encoder.keys import read_key
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 # -- the text of --params ----------------------------------------------------------------------------------------------
@@ -272,11 +273,11 @@ def test_a_key_with_other_characters_is_counted_and_not_shown(value: str, monkey
 
 
 def test_an_import_that_fails_is_named_by_its_own_words() -> None:
-    kinds = Kinds("apple", {"red": "mm_ldlm.messages:Nothing"}, group="none", interface=object)
+    kinds = Kinds("apple", {"red": "mm_ldlm.core.messages:Nothing"}, group="none", interface=object)
     with pytest.raises(ConfigurationError) as error:
         kinds.find("red", at="it")
     assert str(error.value) == (
-        "parameter 'it.kind': mm_ldlm.messages:Nothing cannot be imported (module 'mm_ldlm.messages' has no attribute "
+        "parameter 'it.kind': mm_ldlm.core.messages:Nothing cannot be imported (module 'mm_ldlm.core.messages' has no attribute "
         "'Nothing'). Correct the path, or install or correct its package."
     )
     with pytest.raises(ConfigurationError) as error:

@@ -10,12 +10,12 @@ import pytest
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.datasets.locks import FOLDERS
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.hooks import ProjectHooks, refusals
-from mm_ldlm.hooks.refusals import later_than_test, refuse_beyond_samples, refuse_on_other_hosts
-from mm_ldlm.hooks.tracked import TrackedRun
-from mm_ldlm.tracking.names import MOST_HEADLINES
+from mm_ldlm.app.datasets.locks import FOLDERS
+from mm_ldlm.app.hooks import ProjectHooks, refusals
+from mm_ldlm.app.hooks.refusals import later_than_test, refuse_beyond_samples, refuse_on_other_hosts
+from mm_ldlm.app.hooks.tracked import TrackedRun
+from mm_ldlm.app.tracking.names import MOST_HEADLINES
+from mm_ldlm.core.errors import ConfigurationError
 
 
 def pipeline(*names: str) -> Pipeline:
@@ -105,7 +105,7 @@ def test_as_many_headlines_as_the_list_of_runs_shows_come_first(
     monkeypatch.setattr(
         "mm_ldlm.evaluation.headline.most_important", lambda data, *, count: asked.append(count) or ["a"]
     )
-    monkeypatch.setattr("mm_ldlm.hooks.tracked._send", lambda uri, call: call())
+    monkeypatch.setattr("mm_ldlm.app.hooks.tracked._send", lambda uri, call: call())
     recorded: list[Any] = []
     run = TrackedRun(project=tmp_path, runs=lambda: tmp_path)
     run._record = SimpleNamespace(uri="u", add_metrics=lambda data, *, first: recorded.append((data, first)))  # type: ignore[assignment]

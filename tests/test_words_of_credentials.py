@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.credentials import MASK, holds_credentials, mask, mask_values
+from mm_ldlm.core.credentials import MASK, holds_credentials, mask, mask_values
 
 SECRET = "sentinel-5PfQ"
 IN_QUERIES = ("token", "passwd", "password", "pwd", "secret", "signature", "credential", "credentials", "api_key",

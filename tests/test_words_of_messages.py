@@ -12,13 +12,13 @@ import pytest
 
 import mm_ldlm
 from mm_ldlm import cli, settings
-from mm_ldlm.checkpoints import reference
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.kinds import Kinds
-from mm_ldlm.messages import about, duration, escape, nearest, shorten, show, summarise
-from mm_ldlm.overrides import nested, parse_params
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core.messages import about, duration, escape, nearest, shorten, show, summarise
+from mm_ldlm.core.overrides import nested, parse_params
 from mm_ldlm.pipeline_registry import ALONE, register_pipelines
 from mm_ldlm.pipelines import MAIN
+from mm_ldlm.training.checkpoints import reference
 
 MINUTE, HOUR = 60, 3600
 

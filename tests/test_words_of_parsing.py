@@ -12,10 +12,10 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from mm_ldlm import cli
-from mm_ldlm.config import PositiveInt, config, parse, parse_kind
-from mm_ldlm.config_loader import LayeredConfigLoader, parse_yaml
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.kinds import Kinds
+from mm_ldlm.app.config_loader import LayeredConfigLoader, parse_yaml
+from mm_ldlm.core.config import PositiveInt, config, parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 
@@ -89,7 +89,7 @@ LACKING = f"which is not one: it has no 'size', 'volume' ({__name__}.Sized). Cho
          "give the import path of a configuration, package.module:Class."),
         ({"kind": "boxes_of_a_test:number"}, "'it.kind': boxes_of_a_test:number is not a configuration. Expected a "
          "class "
-         "made by mm_ldlm.config.config."),
+         "made by mm_ldlm.core.config.config."),
         ({"kind": "boxes_of_a_test:Unfinished"}, "'it.kind': boxes_of_a_test:Unfinished is the abstract base of other "
          "configurations. Choose one of them."),
         ({"kind": "boxes_of_a_test:Flat"}, f"'it.kind': expected an item, found boxes_of_a_test:Flat, {LACKING}"),

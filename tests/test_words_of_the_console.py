@@ -13,14 +13,16 @@ import pytest
 from click.testing import CliRunner
 from kedro.framework.cli.project import run as kedro_run
 
-from mm_ldlm import api_keys, cli, console
-from mm_ldlm.data.labels import refuse_other_labels
+from mm_ldlm import cli
+from mm_ldlm.app import console
+from mm_ldlm.app.parameters import _of_run, check_files, check_machine
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, StoreError
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, StoreError
-from mm_ldlm.parameters import _of_run, check_files, check_machine
+from mm_ldlm.extras.http_encoder import keys as api_keys
+from mm_ldlm.families.classification.labels import refuse_other_labels
 from mm_ldlm.pipeline_registry import ALONE, register_pipelines
 from mm_ldlm.pipelines import MAIN
-from mm_ldlm.tracking.jsonl import read_lines
+from mm_ldlm.training.jsonl import read_lines
 
 
 def refusal(call: Any, *given: Any, **named: Any) -> str:
@@ -78,7 +80,7 @@ def test_the_newest_run_is_named_where_a_folder_of_runs_was_given(
 ) -> None:
     asked: list[Any] = []
     newest = tmp_path / "b" if folder else tmp_path
-    monkeypatch.setattr("mm_ldlm.checkpoints.folder.newest_run", lambda path: newest)
+    monkeypatch.setattr("mm_ldlm.training.checkpoints.folder.newest_run", lambda path: newest)
     monkeypatch.setattr(
         "mm_ldlm.inference.MMLDLM",
         SimpleNamespace(from_run=lambda *given, **how: asked.append((given, how)) or "model"),

@@ -7,7 +7,7 @@ from its room (`mm_ldlm.models`, `mm_ldlm.sampling`, …). Importing this packag
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference import MMLDLM as MMLDLM
+    from mm_ldlm.inference import MMLDLM
 
 __all__ = ["MMLDLM"]
 __version__ = "0.1.0"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from mm_ldlm import console
-from mm_ldlm.messages import nearest, show
+from mm_ldlm.app import console
+from mm_ldlm.core.messages import nearest, show
 
 COMPLETION = "_MM_LDLM_COMPLETE"
 """Environment variable by which a shell asks click for its completions"""

@@ -17,15 +17,15 @@ from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 from kedro.utils import load_obj
 
-from mm_ldlm.config_loader import merge, parse_yaml
-from mm_ldlm.console import messages_only
-from mm_ldlm.credentials import mask
-from mm_ldlm.errors import ConfigurationError, StoreError, purposeful
-from mm_ldlm.hooks import ProjectHooks
-from mm_ldlm.messages import nearest, shorten, show
-from mm_ldlm.overrides import nested, parse_params
-from mm_ldlm.store import atomic
-from mm_ldlm.store.paths import problem
+from mm_ldlm.app.config_loader import merge, parse_yaml
+from mm_ldlm.app.console import messages_only
+from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.core.credentials import mask
+from mm_ldlm.core.errors import ConfigurationError, StoreError, purposeful
+from mm_ldlm.core.messages import nearest, shorten, show
+from mm_ldlm.core.overrides import nested, parse_params
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.paths import problem
 
 log = logging.getLogger(__name__)
 

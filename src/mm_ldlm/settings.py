@@ -17,9 +17,9 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from mm_ldlm.checkpoints.reference import results_of, runs_of
-from mm_ldlm.config_loader import LayeredConfigLoader
-from mm_ldlm.hooks import ProjectHooks
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.training.checkpoints.reference import results_of, runs_of
 
 HOOKS = (ProjectHooks(),)
 
@@ -34,6 +34,6 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "custom_resolvers": {"results_of": results_of, "runs_of": runs_of},
 }
 
-# mm_ldlm.parameters checks the parameters (docs/decisions/0001). Kedro's own check warns about names that only type
+# mm_ldlm.app.parameters checks the parameters (docs/decisions/0001). Kedro's own check warns about names that only type
 # checkers import. It is silenced here and not in conf/logging.yml, because notebooks log by other settings.
 logging.getLogger("kedro.validation").setLevel(logging.ERROR)

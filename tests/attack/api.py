@@ -190,9 +190,9 @@ GOOD: dict[str, dict[str, Any]] = {
 
 def prepare() -> dict[str, Any]:
     """Models of three kinds: of texts and latents, of texts alone, and autoregressive."""
+    from mm_ldlm.families.autoregressive.model import CausalConfig
+    from mm_ldlm.families.autoregressive.objective import AutoregressiveConfig
     from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.models.causal import CausalConfig
-    from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 
     parts = material.module("inference/conftest.py")
     return {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.core.errors import MMLDLMError
 
 PASSED = ("success", "quarantine", "refused")
 """Endings that are allowed. Every other ending is a failure, named by its kind."""

@@ -103,9 +103,9 @@ FILE_NAMES = ("parameters.yml", "parameters/x.yml", "globals.yml", "catalog.yml"
 
 def prepare() -> Any:
     """Load the parameters of `--env=test`, the model that samplers are tried on, and the helpers of training."""
-    from mm_ldlm import parameters
-    from mm_ldlm.config_loader import LayeredConfigLoader
-    from mm_ldlm.corpus import ingestion  # noqa: F401
+    from mm_ldlm.app import parameters
+    from mm_ldlm.app.config_loader import LayeredConfigLoader
+    from mm_ldlm.data.corpus import ingestion  # noqa: F401
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
     from mm_ldlm.training import worker  # noqa: F401
@@ -138,8 +138,8 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> str:
-    from mm_ldlm.errors import MMLDLMError, TrainingDiverged
-    from mm_ldlm.parameters import check_files, check_parameters
+    from mm_ldlm.app.parameters import check_files, check_parameters
+    from mm_ldlm.core.errors import MMLDLMError, TrainingDiverged
 
     draw = random.Random(parameters["draw"])
     plain = copy.deepcopy(pristine["plain"])
@@ -195,7 +195,7 @@ def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str
     """Load an environment that contains one odd file."""
     from kedro.config import MissingConfigException
 
-    from mm_ldlm.config_loader import LayeredConfigLoader
+    from mm_ldlm.app.config_loader import LayeredConfigLoader
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
     (folder / "conf").mkdir()
@@ -235,7 +235,7 @@ def _train(key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path,
     """Train for two steps on the synthetic task, with everything that the case did not choose made small."""
     import dataclasses
 
-    from mm_ldlm.config import parse
+    from mm_ldlm.core.config import parse
     from mm_ldlm.training.config import TrainingConfig
     from mm_ldlm.training.worker import train
 
@@ -270,10 +270,10 @@ def _sample(sampling: Any, model: Any) -> None:
 
 
 def _ingest(key: str, plain: dict[str, Any], folder: Path) -> None:
-    from mm_ldlm.config import parse
-    from mm_ldlm.corpus.config import IngestionConfig
-    from mm_ldlm.corpus.ingestion import ingest
-    from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
+    from mm_ldlm.core.config import parse
+    from mm_ldlm.data.corpus.config import IngestionConfig
+    from mm_ldlm.data.corpus.ingestion import ingest
+    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
     limits = parse(TokenizerConfig, plain["tokenizer"], at="tokenizer")
     config = parse(IngestionConfig, plain["ingestion"], at="ingestion")

@@ -50,8 +50,8 @@ def prepare() -> Any:
     import PIL.Image  # noqa: F401
 
     import datasets  # noqa: F401
-    from mm_ldlm.corpus import ingestion  # noqa: F401
-    from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
+    from mm_ldlm.data.corpus import ingestion  # noqa: F401
+    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
     return load_tokenizer(TokenizerConfig(max_length=8))
 
@@ -63,12 +63,12 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 
 def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
-    from mm_ldlm.config import parse
-    from mm_ldlm.corpus.config import IngestionConfig
-    from mm_ldlm.corpus.ingestion import ingest
-    from mm_ldlm.corpus.tokenizer import TokenizerConfig
-    from mm_ldlm.corpus.vectors import COLUMN, VectorStore
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.core.config import parse
+    from mm_ldlm.data.corpus.config import IngestionConfig
+    from mm_ldlm.data.corpus.ingestion import ingest
+    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+    from mm_ldlm.data.store import ShardStore
+    from mm_ldlm.extras.own_vectors.store import COLUMN, VectorStore
 
     make, _ = MAKERS[parameters["kind"]]
     (folder / "input").mkdir()

@@ -104,7 +104,7 @@ def damage(root: Path, how: str, draw: random.Random) -> bool:
 
 def _sign(path: Path) -> None:
     """Write size and checksum of a changed shard into its manifest, and the new fingerprint wherever it is named."""
-    from mm_ldlm.store import Manifest
+    from mm_ldlm.data.store import Manifest
 
     manifest_path = path.parent / "manifest.json"
     plain = json.loads(manifest_path.read_text())
@@ -195,7 +195,7 @@ def _use(use: str, root: Path, draw: random.Random) -> dict[str, str] | None:
 def _read_all(folder: Path) -> dict[str, str]:
     """Read every row of every store, as a user of the dataset would; a digest of each."""
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.store import ShardStore
 
     dataset = Dataset.open(folder)
     found = {}
@@ -212,8 +212,8 @@ def _read_all(folder: Path) -> dict[str, str]:
 
 def _read_columns(root: Path) -> dict[str, str]:
     """Read single columns by rows, as the training does; a digest of each."""
-    from mm_ldlm.latents.store import LatentStore
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.latents.store import LatentStore
+    from mm_ldlm.data.store import ShardStore
 
     rows = np.array([3, 0, 47, 3])
     latents = LatentStore.open(root / "latents")

@@ -66,7 +66,7 @@ USES = (
 
 def prepare() -> Any:
     """Load the model of the undamaged run."""
-    from mm_ldlm.corpus.sources import layout  # noqa: F401
+    from mm_ldlm.extras.layout import source as layout  # noqa: F401
     from mm_ldlm.inference import MMLDLM
 
     return MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
@@ -162,9 +162,9 @@ def _npy(array: Any) -> bytes:
 
 def _of_layout(raw: bytes, folder: Path) -> str:
     """Read a folder layout whose second latent is the damaged file."""
-    from mm_ldlm.config import parse
-    from mm_ldlm.corpus.sources import BadRow, SourceConfig
-    from mm_ldlm.corpus.sources.registry import open_source
+    from mm_ldlm.core.config import parse
+    from mm_ldlm.data.corpus.sources import BadRow, SourceConfig
+    from mm_ldlm.data.corpus.sources.registry import open_source
 
     root = folder / "layout"
     listed = []

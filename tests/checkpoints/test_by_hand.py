@@ -11,15 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.identity import differences, identity_of
-from mm_ldlm.checkpoints.provenance import made_by, refuse_other, weights_in, weights_of
-from mm_ldlm.checkpoints.reference import chosen_run, results_of, run_folder, runs_of, split_path, weights_folder
-from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite, saved_tensors
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.errors import CheckpointError, EvaluationError
+from mm_ldlm.core.errors import CheckpointError, EvaluationError
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.identity import differences, identity_of
+from mm_ldlm.training.checkpoints.provenance import made_by, refuse_other, weights_in, weights_of
+from mm_ldlm.training.checkpoints.reference import (
+    chosen_run,
+    results_of,
+    run_folder,
+    runs_of,
+    split_path,
+    weights_folder,
+)
+from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite, saved_tensors
+from mm_ldlm.training.checkpoints.writer import Writer
 
 
 class Module(nn.Module):

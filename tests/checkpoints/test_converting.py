@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.checkpoints.converting import NEVER, Names, convert, head_dim_of, rename
-from mm_ldlm.checkpoints.formats import DDIT, FORMATS, matches, recognise, summary
-from mm_ldlm.checkpoints.weights import load_tensors
-from mm_ldlm.config import to_dict
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.config import to_dict
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints.converting import NEVER, Names, convert, head_dim_of, rename
+from mm_ldlm.extras.foreign_checkpoints.formats import DDIT, FORMATS, matches, recognise, summary
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import DiTConfig
+from mm_ldlm.training.checkpoints.weights import load_tensors
 
 V, D, C, H, N, L = 23, 32, 24, 4, 2, 7
 ROWS = 37  # the vocabulary is rounded

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from damage import damaged
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
 
 
 def contents(**folders: Path) -> Contents:

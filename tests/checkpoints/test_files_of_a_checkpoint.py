@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from mm_ldlm.checkpoints import folder, writer
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.reference import results_of
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.training.checkpoints import folder, writer
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.reference import results_of
+from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **folders: Path) -> Contents:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.store import atomic
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **folders: Path) -> Contents:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder, identity, legacy, reference
-from mm_ldlm.checkpoints.converting import Names, rename
-from mm_ldlm.checkpoints.formats import summary
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import Names, rename
+from mm_ldlm.extras.foreign_checkpoints.formats import summary
+from mm_ldlm.training.checkpoints import folder, identity, reference
 
 FILE = Path("model.pt")
 HOSTILE = "\x1b[31m\n\u2028" + "x" * 5000 + "\r\ud800end"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mm_ldlm.checkpoints.identity import differences, refuse_other
-from mm_ldlm.config import parse_kind, to_dict
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.models.registry import MODELS
+from mm_ldlm.training.checkpoints.identity import differences, refuse_other
 
 
 def test_what_only_one_side_has_is_a_difference() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder, legacy
-from mm_ldlm.checkpoints.converting import refuse_obstacles
-from mm_ldlm.checkpoints.formats import DDIT
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import refuse_obstacles
+from mm_ldlm.extras.foreign_checkpoints.formats import DDIT
+from mm_ldlm.training.checkpoints import folder
 
 
 @pytest.mark.parametrize("call", [folder.check, folder.step_of])

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mm_ldlm.checkpoints import legacy
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 
 
 def saved(folder: Path, content: Any, name: str = "model.pt") -> Path:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import converting, formats
-from mm_ldlm.checkpoints.converting import Names, head_dim_of, refuse_other_model, rename
-from mm_ldlm.checkpoints.formats import DDIT, matches, summary
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import converting, formats
+from mm_ldlm.extras.foreign_checkpoints.converting import Names, head_dim_of, refuse_other_model, rename
+from mm_ldlm.extras.foreign_checkpoints.formats import DDIT, matches, summary
 from mm_ldlm.models.layers import EPSILON
 
 SOURCE = Path("theirs.pt")

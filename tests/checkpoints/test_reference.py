@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.checkpoints.reference import chosen_run, results_of, run_folder, runs_of, split_path, weights_folder
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.training.checkpoints.reference import (
+    chosen_run,
+    results_of,
+    run_folder,
+    runs_of,
+    split_path,
+    weights_folder,
+)
 
 
 def test_a_run_is_a_folder_beside_the_others() -> None:

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder, identity, legacy
-from mm_ldlm.checkpoints.converting import Names, _fitted, rename
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.formats import ROUNDING
-from mm_ldlm.checkpoints.provenance import refuse_other, weights_of
-from mm_ldlm.checkpoints.reference import chosen_run, config_of
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.config import parse_kind, to_dict
-from mm_ldlm.errors import CheckpointError, EvaluationError
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import CheckpointError, EvaluationError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import Names, _fitted, rename
+from mm_ldlm.extras.foreign_checkpoints.formats import ROUNDING
 from mm_ldlm.models.registry import MODELS
+from mm_ldlm.training.checkpoints import folder, identity
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.provenance import refuse_other, weights_of
+from mm_ldlm.training.checkpoints.reference import chosen_run, config_of
+from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **documents: Any) -> Contents:

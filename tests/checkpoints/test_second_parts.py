@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import converting, folder, reference
-from mm_ldlm.checkpoints.converting import Names, refuse_other_model, rename
-from mm_ldlm.checkpoints.formats import DDIT, FORMATS, Rule
-from mm_ldlm.checkpoints.identity import identity_of
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import converting
+from mm_ldlm.extras.foreign_checkpoints.converting import Names, refuse_other_model, rename
+from mm_ldlm.extras.foreign_checkpoints.formats import DDIT, FORMATS, Rule
+from mm_ldlm.training.checkpoints import folder, reference
+from mm_ldlm.training.checkpoints.identity import identity_of
+from mm_ldlm.training.checkpoints.writer import Writer
 
 SOURCE, ONE = Path("f"), torch.ones(1)
 

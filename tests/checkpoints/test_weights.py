@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.checkpoints.weights import load_parameters, load_tensors
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.training.checkpoints.weights import load_parameters, load_tensors
 
 
 def test_parameters_are_copied_by_name_and_keep_their_type() -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison import results, sessions
-from mm_ldlm.comparison.config import ComparisonConfig
-from mm_ldlm.comparison.members import Session
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.run_result import Result
+from mm_ldlm.extras.comparison import results, sessions
+from mm_ldlm.extras.comparison.config import ComparisonConfig
+from mm_ldlm.extras.comparison.members import Session
 
 
 def a_session(root: Path, *, seed: int = 0) -> Session:

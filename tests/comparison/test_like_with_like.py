@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison.config import ComparisonConfig
-from mm_ldlm.comparison.members import environment_of, nested
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import LayeredConfigLoader
-from mm_ldlm.parameters import check_parameters
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core.config import parse
+from mm_ldlm.extras.comparison.config import ComparisonConfig
+from mm_ldlm.extras.comparison.members import environment_of, nested
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[2] / "conf"

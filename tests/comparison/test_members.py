@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
-from mm_ldlm.comparison.members import Session, environment_of, nested, sessions_of
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.parameters import check_parameters
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+from mm_ldlm.extras.comparison.members import Session, environment_of, nested, sessions_of
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 

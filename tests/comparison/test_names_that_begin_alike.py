@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.comparison import results, sessions
-from mm_ldlm.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
-from mm_ldlm.comparison.members import Session, fixed, nested
-from mm_ldlm.comparison.sessions import Outcome
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
+from mm_ldlm.extras.comparison import results, sessions
+from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+from mm_ldlm.extras.comparison.members import Session, fixed, nested
+from mm_ldlm.extras.comparison.sessions import Outcome
 
 FINGERPRINT = "0123456789abcdef" * 4
 

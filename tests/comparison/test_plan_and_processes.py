@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison import members
-from mm_ldlm.comparison import sessions as under_test
-from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
-from mm_ldlm.comparison.members import Session
-from mm_ldlm.comparison.results import COLUMNS, CURVES
-from mm_ldlm.comparison.sessions import Outcome, run_sessions
-from mm_ldlm.config_loader import merge
+from mm_ldlm.app.config_loader import merge
+from mm_ldlm.extras.comparison import members
+from mm_ldlm.extras.comparison import sessions as under_test
+from mm_ldlm.extras.comparison.config import ComparisonConfig, MemberConfig
+from mm_ldlm.extras.comparison.members import Session
+from mm_ldlm.extras.comparison.results import COLUMNS, CURVES
+from mm_ldlm.extras.comparison.sessions import Outcome, run_sessions
 
 
 def a_session(root: Path, member: str, *, seed: int = 0, **changes: Any) -> Session:

@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.comparison.config import ComparisonConfig
-from mm_ldlm.comparison.members import Session
-from mm_ldlm.comparison.results import collect, table
-from mm_ldlm.comparison.sessions import Outcome
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.report import comparison_page
+from mm_ldlm.extras.comparison.config import ComparisonConfig
+from mm_ldlm.extras.comparison.members import Session
+from mm_ldlm.extras.comparison.results import collect, table
+from mm_ldlm.extras.comparison.sessions import Outcome
 
 FEW = BootstrapConfig(replicates=400)
 COUNT = 60

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.comparison import sessions as under_test
-from mm_ldlm.comparison.members import Session
-from mm_ldlm.comparison.sessions import Command, run_sessions
+from mm_ldlm.extras.comparison import sessions as under_test
+from mm_ldlm.extras.comparison.members import Session
+from mm_ldlm.extras.comparison.sessions import Command, run_sessions
 
 Run = Callable[..., Any]
 MakeSession = Callable[..., Session]

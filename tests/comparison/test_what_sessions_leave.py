@@ -14,16 +14,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.comparison import members, results, sessions
-from mm_ldlm.comparison.config import ComparisonConfig, MemberConfig
-from mm_ldlm.comparison.members import Session
-from mm_ldlm.comparison.sessions import Outcome
-from mm_ldlm.config import parse
-from mm_ldlm.config_loader import merge
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.app.config_loader import merge
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import score_rows
+from mm_ldlm.extras.comparison import members, results, sessions
+from mm_ldlm.extras.comparison.config import ComparisonConfig, MemberConfig
+from mm_ldlm.extras.comparison.members import Session
+from mm_ldlm.extras.comparison.sessions import Outcome
 
 FEW = BootstrapConfig(replicates=20)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.store import Manifest, ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.store import Manifest, ShardStore
 
 
 @dataclasses.dataclass

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
 
 LIMIT = 300
 QUICK = settings(

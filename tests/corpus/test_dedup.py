@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.dedup import DigestMap, NearDuplicateConfig, NearDuplicates, as_words
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicateConfig, NearDuplicates, as_words
 
 
 @settings(deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_ldlm.corpus.detokenising import detokenise
+from mm_ldlm.data.corpus.detokenising import detokenise
 
 APOSTROPHES = ("'", "’")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.corpus.detokenising import detokenise
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.detokenising import detokenise
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 
 AS_WRITTEN = [
     "the nurse's house",

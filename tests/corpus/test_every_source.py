@@ -19,13 +19,13 @@ import pytest
 import zstandard
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.images import ImageLimits, decode, digest_of, read_image
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.config import _READS
-from mm_ldlm.corpus.sources.registry import open_source
+from mm_ldlm.core.config import parse
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.config import _READS
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.families.images.decoding import ImageLimits, decode, digest_of, read_image
 
 ROWS = [
     {"text": "café one", "kind": "a", "other": "naïve", "where": "dev", "n": "5", "image": "0.png"},

@@ -16,26 +16,26 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.corpus.sources import Row, SourceConfig, columnar, files
-from mm_ldlm.corpus.sources.columnar import ColumnarSource
-from mm_ldlm.corpus.sources.delimited import CsvSource, JsonlSource
-from mm_ldlm.corpus.sources.digits import DigitsSource
-from mm_ldlm.corpus.sources.hugging_face import DatasetSource
-from mm_ldlm.corpus.sources.image_folder import ImageFolderSource
-from mm_ldlm.corpus.sources.layout import LayoutSource
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.starter import StarterSource
-from mm_ldlm.corpus.sources.starter_pairs import StarterPairsSource
-from mm_ldlm.corpus.sources.table import TableSource
-from mm_ldlm.corpus.sources.text import TextSource
-from mm_ldlm.corpus.sources.webdataset import WebDatasetSource
-from mm_ldlm.corpus.starter import generate, generate_starter_corpus, generate_starter_sts, scenes, sts
-from mm_ldlm.corpus.vectors import VectorStore, vector_table
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.errors import SourceError, UnsafePathError
-from mm_ldlm.store import Manifest, Shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.data.corpus.sources import Row, SourceConfig, columnar, files
+from mm_ldlm.data.corpus.sources.columnar import ColumnarSource
+from mm_ldlm.data.corpus.sources.delimited import CsvSource, JsonlSource
+from mm_ldlm.data.corpus.sources.hugging_face import DatasetSource
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.sources.table import TableSource
+from mm_ldlm.data.corpus.sources.text import TextSource
+from mm_ldlm.data.engines.local import LocalEngineConfig
+from mm_ldlm.data.store import Manifest, Shard
+from mm_ldlm.extras.layout.source import LayoutSource
+from mm_ldlm.extras.own_vectors.store import VectorStore, vector_table
+from mm_ldlm.extras.starter.corpus import generate, generate_starter_corpus, generate_starter_sts, scenes, sts
+from mm_ldlm.extras.starter.pairs import StarterPairsSource
+from mm_ldlm.extras.starter.source import StarterSource
+from mm_ldlm.families.images.decoding import ImageLimits
+from mm_ldlm.families.images.digits import DigitsSource
+from mm_ldlm.families.images.image_folder import ImageFolderSource
+from mm_ldlm.families.images.webdataset import WebDatasetSource
 from stand_ins import refused
 
 

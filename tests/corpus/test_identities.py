@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion, row_tests, text_splitting
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates, signature
-from mm_ldlm.corpus.images import digest, meta_of
-from mm_ldlm.corpus.normalisation import comparison_digest, comparison_form, normalise
-from mm_ldlm.corpus.record import record_id, text_digest
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import Row, SourceConfig
-from mm_ldlm.corpus.sources.base import StoredTokens
-from mm_ldlm.corpus.splits import SplitConfig, split_of
-from mm_ldlm.corpus.text_splitting import split_text
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.store import Manifest, ShardStore, write_shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.data.corpus import ingestion, row_tests, text_splitting
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig, NearDuplicates, signature
+from mm_ldlm.data.corpus.normalisation import comparison_digest, comparison_form, normalise
+from mm_ldlm.data.corpus.record import record_id, text_digest
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources import Row, SourceConfig
+from mm_ldlm.data.corpus.sources.base import StoredTokens
+from mm_ldlm.data.corpus.splits import SplitConfig, split_of
+from mm_ldlm.data.corpus.text_splitting import split_text
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.store import Manifest, ShardStore, write_shard
+from mm_ldlm.families.images.decoding import digest, meta_of
 from stand_ins import Letters
 
 SOURCES = (SourceConfig(kind="starter", name="one"), SourceConfig(kind="starter", name="two"))

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, digest, digest_of, digits, read_image
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.record import record_id
-from mm_ldlm.corpus.sources import SourceConfig
-from mm_ldlm.corpus.sources.digits import NAMES
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import SourceError, StoreError
-from mm_ldlm.latents.images import ImagesConfig, resize, store_images
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError, StoreError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.record import record_id
+from mm_ldlm.data.corpus.sources import SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, decode, digest, digest_of, digits, read_image
+from mm_ldlm.families.images.digits import NAMES
+from mm_ldlm.families.images.store import ImagesConfig, resize, store_images
 
 SPLITS = {"validation": 0.2, "test": 0.2}
 
@@ -172,7 +172,7 @@ def test_an_interrupted_ingestion_remembers_the_images(tmp_path: Path, monkeypat
     ]
     source = folder_of(tmp_path, rows, files) | {"split_column": "part"}
     whole, _ = run(tmp_path, source, shard_rows=4)
-    from mm_ldlm.corpus import ingestion
+    from mm_ldlm.data.corpus import ingestion
 
     monkeypatch.setattr(ingestion, "CHUNK_ROWS", 4)
     commits = {"left": 3}
@@ -312,7 +312,7 @@ def test_compressed_and_truncated_tars_are_refused(tmp_path: Path) -> None:
 def test_the_store_has_the_pixels_of_every_record_in_order(
     at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mm_ldlm.latents.images._ROWS", at_once)
+    monkeypatch.setattr("mm_ldlm.families.images.store._ROWS", at_once)
     files = {f"{i}.png": encoded(picture(i, 4, 4)) for i in range(5)}
     source = folder_of(tmp_path, [{"image": name, "text": "a caption"} for name in files], files)
     records, _ = run(tmp_path, source)

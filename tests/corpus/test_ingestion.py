@@ -16,15 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.normalisation import comparison_form, normalise
-from mm_ldlm.corpus.record import record_id
-from mm_ldlm.corpus.report import conservation
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.errors import ConfigurationError, SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.normalisation import comparison_form, normalise
+from mm_ldlm.data.corpus.record import record_id
+from mm_ldlm.data.corpus.report import conservation
+from mm_ldlm.data.engines.local import LocalEngineConfig
 
 slow_fixtures = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -152,7 +152,7 @@ def test_splits_stay_where_they_are_when_data_grows(tmp_path: Path, ingested: An
         ({"length": {"max_characters": 5}}, "too_long"),
         ({"length": {"min_words": 3}}, "too_short"),
         ({"length": {"max_words": 1}}, "too_long"),
-        ({"language_filter": "mm_ldlm.corpus.filters:keep_ascii"}, "language"),
+        ({"language_filter": "mm_ldlm.data.corpus.filters:keep_ascii"}, "language"),
         ({"tokens": {"max_length": 3}}, "too_many_tokens"),
         ({"tokens": {"max_length": 64, "min_length": 6}}, "too_few_tokens"),
     ],
@@ -191,8 +191,8 @@ def test_forms_of_unicode_and_white_space_are_parameters(tmp_path: Path, ingeste
     ("dotted", "message"),
     [
         ("no.such.module:f", "cannot be imported"),
-        ("mm_ldlm.corpus.filters:nothing", "no callable 'nothing'"),
-        ("mm_ldlm.corpus.filters", "package.module:function"),
+        ("mm_ldlm.data.corpus.filters:nothing", "no callable 'nothing'"),
+        ("mm_ldlm.data.corpus.filters", "package.module:function"),
     ],
 )
 def test_a_missing_language_filter_is_named(ingest_into: Any, tmp_path: Path, dotted: str, message: str) -> None:

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.ingestion import _fingerprints
-from mm_ldlm.corpus.layout_export import export_layout
-from mm_ldlm.corpus.record import record_id
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.starter_pairs import longer
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.corpus.tokens import build_tokenizer
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import _fingerprints
+from mm_ldlm.data.corpus.record import record_id
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer
+from mm_ldlm.extras.layout.writing import export_layout
+from mm_ldlm.extras.starter.pairs import longer
 
 ROWS = [
     {"text": "a red cat", "kind": "animal", "other": "a dog"},
@@ -145,7 +145,7 @@ def test_starter_pairs_compare_the_number_of_words(tmp_path: Path, ingested: Any
 def test_pairs_by_another_rule_are_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse(IngestionConfig, {"sources": [{"kind": "starter_pairs"}]}, at="ingestion").sources[0]
     before = open_source(config, seed=0, max_row_bytes=100).describe()
-    monkeypatch.setattr("mm_ldlm.corpus.sources.starter_pairs.SIMILAR_WORDS", 2)
+    monkeypatch.setattr("mm_ldlm.extras.starter.pairs.SIMILAR_WORDS", 2)
     assert open_source(config, seed=0, max_row_bytes=100).describe() != before
     assert longer("a b c", "a") == "similar"
 

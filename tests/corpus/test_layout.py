@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Folder, paired, parse_tokens
-from mm_ldlm.corpus.layout_export import export_layout
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.sources import Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.splits import SPLITS
-from mm_ldlm.corpus.tokens import TOKEN_SCHEMA
-from mm_ldlm.errors import SourceError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError, StoreError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.sources import Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.extras.layout.reading import Folder, paired, parse_tokens
+from mm_ldlm.extras.layout.writing import export_layout
 
 ROWS = st.lists(
     st.tuples(
@@ -83,7 +83,7 @@ def test_the_source_reads_all_that_the_export_writes(
 def test_the_files_are_where_the_older_programs_look(
     at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mm_ldlm.corpus.layout_export._BATCH", at_once)
+    monkeypatch.setattr("mm_ldlm.extras.layout.writing._BATCH", at_once)
     rows = [("a cat", "train", [1, 2], None), ("a dog", "validation", [3], None), ("an ant", "train", [4, 5], None)]
     records, tokens = stores(tmp_path, rows)
     assert export_layout(tmp_path / "old", records, tokens=tokens) == {"train": 2, "validation": 1, "test": 0}

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Entry, Folder, describe_layout, paired, parse_tokens, paths_of
-from mm_ldlm.corpus.layout_export import export_layout
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.layout import LAYOUT_ID
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import UnsafePathError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import UnsafePathError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.extras.layout.reading import Entry, Folder, describe_layout, paired, parse_tokens, paths_of
+from mm_ldlm.extras.layout.source import LAYOUT_ID
+from mm_ldlm.extras.layout.writing import export_layout
 
 
 def read(path: Path, *, tokenizer: Any = None, max_row_bytes: int = 5_000, **keys: Any) -> list[Row | BadRow]:

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.layout import describe_layout
-from mm_ldlm.corpus.record import is_decoded, meta_value, record_id
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources.base import Row, StoredTokens
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.splits import SplitConfig, split_of
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.corpus.vectors import COLUMN, VectorStore
-from mm_ldlm.errors import ConfigurationError, SourceError
-from mm_ldlm.store import ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.record import is_decoded, meta_value, record_id
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources.base import Row, StoredTokens
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.splits import SplitConfig, split_of
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.extras.layout.reading import describe_layout
+from mm_ldlm.extras.own_vectors.store import COLUMN, VectorStore
 
 D = 4
 WORDS = ("river", "garden", "teacher", "letter", "window", "bridge", "market", "winter", "doctor", "island")

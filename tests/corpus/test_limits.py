@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
-from mm_ldlm.corpus.filters import LengthConfig, describe_language_filter, keep_ascii
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.corpus.normalisation import comparison_form
-from mm_ldlm.corpus.progress import Progress
-from mm_ldlm.corpus.quarantine import Quarantine
-from mm_ldlm.corpus.record import RECORD_SCHEMA, label_text, record_id, text_digest
-from mm_ldlm.corpus.report import conservation, ingestion_report
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources.base import DAMAGE, EXCERPT_CHARACTERS, HELD_OUT, BadRow, Row, StoredTokens, excerpt
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.splits import SPLITS, SplitConfig, splits_of
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.engines.ray_engine import RayEngineConfig
-from mm_ldlm.errors import ConfigurationError, SourceError, ValidationError
-from mm_ldlm.store import Shard, ShardStore, StoreWriter
-from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError, ValidationError
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.data.corpus.filters import LengthConfig, describe_language_filter, keep_ascii
+from mm_ldlm.data.corpus.normalisation import comparison_form
+from mm_ldlm.data.corpus.progress import Progress
+from mm_ldlm.data.corpus.quarantine import Quarantine
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, label_text, record_id, text_digest
+from mm_ldlm.data.corpus.report import conservation, ingestion_report
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources.base import DAMAGE, EXCERPT_CHARACTERS, HELD_OUT, BadRow, Row, StoredTokens, excerpt
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.splits import SPLITS, SplitConfig, splits_of
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.store import Shard, ShardStore, StoreWriter
+from mm_ldlm.data.store.fingerprint import file_sha256
+from mm_ldlm.extras.ray.engine import RayEngineConfig
+from mm_ldlm.families.images.decoding import ImageLimits
 from stand_ins import Letters
 
 TWO = (SourceConfig(kind="starter", name="one"), SourceConfig(kind="starter", name="two"))
@@ -552,7 +552,7 @@ def test_every_parameter_of_the_ingestion_that_changes_rows_changes_the_fingerpr
     before = made_by(plain)
     others: dict[str, Any] = {
         "unicode_form": "NFKC", "collapse_whitespace": False, "length": LengthConfig(min_words=2),
-        "near_duplicates": NearDuplicateConfig(), "language_filter": "mm_ldlm.corpus.filters:keep_ascii",
+        "near_duplicates": NearDuplicateConfig(), "language_filter": "mm_ldlm.data.corpus.filters:keep_ascii",
         "splits": SplitConfig(key="other"), "max_row_bytes": 5, "images": ImageLimits(max_pixels=9), "shard_rows": 3,
     }  # fmt: skip
     free = {"progress": False, "max_bad_fraction": 0.5, "replace": True, "engine": RayEngineConfig()}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
 
 
 def mixture(*sources: dict[str, Any], **keys: Any) -> IngestionConfig:

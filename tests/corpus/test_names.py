@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.images import FORMATS, ImageLimits, UnusableImage, decode
-from mm_ldlm.corpus.ingestion import _LATER_KEYS
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.base import DAMAGE
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.table import _KINDS
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.ingestion import _LATER_KEYS
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.base import DAMAGE
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.sources.table import _KINDS
+from mm_ldlm.families.images.decoding import FORMATS, ImageLimits, UnusableImage, decode
 
 
 def read(**keys: Any) -> list[Row | BadRow]:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
-from mm_ldlm.corpus.filters import LengthConfig
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources.base import BadRow, Row
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.data.corpus.filters import LengthConfig
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources.base import BadRow, Row
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials
 
 
 def cleaned(*chunks: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Counts]:

@@ -13,20 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.config import InvalidValue, parse
-from mm_ldlm.corpus import ingestion, row_tests
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.images import ImageLimits, digest, digits, read_image, reference_of
-from mm_ldlm.corpus.layout import Folder
-from mm_ldlm.corpus.progress import Progress
-from mm_ldlm.corpus.record import text_digest
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, image_folder, webdataset
-from mm_ldlm.corpus.sources.digits import CAPTIONS, NAMES
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.vectors import column_vectors
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import InvalidValue, parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus import ingestion, row_tests
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.progress import Progress
+from mm_ldlm.data.corpus.record import text_digest
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, arrow_files
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.extras.layout.reading import Folder
+from mm_ldlm.extras.own_vectors.source import column_vectors
+from mm_ldlm.families.images import image_folder, webdataset
+from mm_ldlm.families.images.decoding import ImageLimits, digest, digits, read_image, reference_of
+from mm_ldlm.families.images.digits import CAPTIONS, NAMES
 
 
 def read(*, seed: int = 0, **keys: Any) -> list[Row | BadRow]:
@@ -176,8 +177,8 @@ def test_every_piece_of_a_text_is_kept_or_refused_by_its_own_length(monkeypatch:
 
 def test_the_rest_of_a_record_that_is_none_is_read_again() -> None:
     """A line that the division gives back is read as it would have been without the broken line before it."""
-    from mm_ldlm.corpus.sources.csv_records import CsvRecords, Record
-    from mm_ldlm.corpus.sources.files import Line
+    from mm_ldlm.data.corpus.sources.csv_records import CsvRecords, Record
+    from mm_ldlm.data.corpus.sources.files import Line
 
     texts = ["a,b", "1,2", '3,"x"y', "5,6", '7,"8', "9,10", "11,12"]
     lines = iter([Line(number, text) for number, text in enumerate(texts, start=1)])

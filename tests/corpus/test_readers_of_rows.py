@@ -14,15 +14,15 @@ import pytest
 import zstandard
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.images import ImageLimits, decode, digits
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files
-from mm_ldlm.corpus.sources.base import excerpt
-from mm_ldlm.corpus.sources.config import SPLIT_WORDS
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.starter_pairs import longer
-from mm_ldlm.corpus.starter import generate_starter_corpus
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, arrow_files
+from mm_ldlm.data.corpus.sources.base import excerpt
+from mm_ldlm.data.corpus.sources.config import SPLIT_WORDS
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.extras.starter.corpus import generate_starter_corpus
+from mm_ldlm.extras.starter.pairs import longer
+from mm_ldlm.families.images.decoding import ImageLimits, decode, digits
 
 
 def read(*, seed: int = 0, max_row_bytes: int = 5_000, **keys: Any) -> list[Row | BadRow]:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.normalisation import comparison_form, normalise
-from mm_ldlm.corpus.record import record_id
-from mm_ldlm.corpus.splits import SplitConfig, split_of, splits_of
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.normalisation import comparison_form, normalise
+from mm_ldlm.data.corpus.record import record_id
+from mm_ldlm.data.corpus.splits import SplitConfig, split_of, splits_of
 
 FORMS = st.sampled_from(["NFC", "NFKC", "none"])
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.filters import LengthConfig
-from mm_ldlm.corpus.record import is_storable
-from mm_ldlm.corpus.row_tests import Refusal, RowTests
-from mm_ldlm.corpus.sources.base import BadRow, Row, StoredTokens
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.filters import LengthConfig
+from mm_ldlm.data.corpus.record import is_storable
+from mm_ldlm.data.corpus.row_tests import Refusal, RowTests
+from mm_ldlm.data.corpus.sources.base import BadRow, Row, StoredTokens
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from stand_ins import Letters
 
 SOURCES = (SourceConfig(kind="starter", name="one"), SourceConfig(kind="starter", name="two"))
-ASCII = "mm_ldlm.corpus.filters:keep_ascii"
+ASCII = "mm_ldlm.data.corpus.filters:keep_ascii"
 
 
 def outcome_of(*rows: Row | BadRow, tokens: dict[str, Any] | None = None, dim: int | None = None, **keys: Any) -> Any:

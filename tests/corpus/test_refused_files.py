@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.images import ImageLimits, UnusableImage, read_image
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, files, webdataset
-from mm_ldlm.corpus.sources.base import excerpt
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.vectors import column_vectors
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, arrow_files, files
+from mm_ldlm.data.corpus.sources.base import excerpt
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.extras.own_vectors.source import column_vectors
+from mm_ldlm.families.images import webdataset
+from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, read_image
 
 
 def read(*, max_row_bytes: int = 5_000, images: Any = None, **keys: Any) -> list[Row | BadRow]:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Folder, describe_layout, parse_tokens
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import ConfigurationError, SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.extras.layout.reading import Folder, describe_layout, parse_tokens
 
 
 def read(*, tokenizer: Any = None, **keys: Any) -> list[Row | BadRow]:

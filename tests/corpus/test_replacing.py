@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.replacing import NAME, describe
-from mm_ldlm.corpus.sources import SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.replacing import NAME, describe
+from mm_ldlm.data.corpus.sources import SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.store.fingerprint import fingerprint
 
 TEXT = "".join(f"The number of this line is {number}.\n" for number in range(30))
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, columnar, hugging_face
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, columnar, hugging_face
+from mm_ldlm.data.corpus.sources.registry import open_source
 
 
 def read(*, max_row_bytes: int = 300, **keys: Any) -> list[Row | BadRow]:

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.dedup import NearDuplicateConfig
-from mm_ldlm.corpus.images import ImageLimits, read_image
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.vectors import beside
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.corpus.tokens import build_tokenizer
-from mm_ldlm.errors import SourceError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.extras.own_vectors.source import beside
+from mm_ldlm.families.images.decoding import ImageLimits, read_image
 
 
 def read(*, tokenizer: TextTokenizer | None = None, max_row_bytes: int = 10_000, **keys: Any) -> list[Row | BadRow]:
@@ -198,7 +198,7 @@ def test_a_list_may_name_a_text_in_another_spelling(tmp_path: Path) -> None:
 
 def test_the_vocabulary_has_the_tokens_that_training_reads(bert: TextTokenizer, tmp_path: Path) -> None:
     """Not those behind the largest length, not those of held-out texts, nor of their second texts."""
-    from mm_ldlm.corpus.record import RECORD_SCHEMA
+    from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 
     rows = [("a cat sat here", "train", None), ("dog", "train", "bird ran far away"), ("zebra", "test", "lion"),
             ("a horse", "validation", None)]  # fmt: skip

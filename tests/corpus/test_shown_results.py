@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion, text_splitting, tokens
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.layout import Folder
-from mm_ldlm.corpus.progress import Progress
-from mm_ldlm.corpus.replacing import refuse_other_sources
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.csv_records import CsvRecords
-from mm_ldlm.corpus.sources.files import BadLine, Line
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.store import Manifest, Shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus import ingestion, text_splitting, tokens
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.progress import Progress
+from mm_ldlm.data.corpus.replacing import refuse_other_sources
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.csv_records import CsvRecords
+from mm_ldlm.data.corpus.sources.files import BadLine, Line
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.store import Manifest, Shard
+from mm_ldlm.extras.layout.reading import Folder
 from stand_ins import Bar
 
 STARTER = SourceConfig(kind="starter")

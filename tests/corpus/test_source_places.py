@@ -14,16 +14,17 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.dedup import NearDuplicateConfig, NearDuplicates
-from mm_ldlm.corpus.images import ImageLimits, UnusableImage, digest, meta_of, read_image, reference_of
-from mm_ldlm.corpus.json_text import parse_json
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, files, hugging_face, starter
-from mm_ldlm.corpus.sources.csv_records import _Lines, _RecordTooLong
-from mm_ldlm.corpus.sources.fields import rows_of
-from mm_ldlm.corpus.sources.files import Line
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.data.corpus.json_text import parse_json
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, files, hugging_face
+from mm_ldlm.data.corpus.sources.csv_records import _Lines, _RecordTooLong
+from mm_ldlm.data.corpus.sources.fields import rows_of
+from mm_ldlm.data.corpus.sources.files import Line
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.extras.starter import source as starter
+from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, digest, meta_of, read_image, reference_of
 
 
 def opened(*, max_row_bytes: int = 10_000, images: Any = None, **keys: Any) -> Any:
@@ -252,7 +253,7 @@ def test_a_saved_data_set_may_be_reached_by_a_link(tmp_path: Path, monkeypatch: 
 
 def test_the_grammar_is_described_by_the_code_of_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter.resources, "files", lambda package: tmp_path / package)
-    folder = tmp_path / "mm_ldlm.corpus.starter"
+    folder = tmp_path / "mm_ldlm.extras.starter.corpus"
     folder.mkdir()
     (folder / "a.py").write_text("one")
     before = starter.describe_grammar(3)

@@ -13,10 +13,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
 
 TEXTS = ["first text", "второй", "third, “quoted”"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mm_ldlm.corpus.starter import StarterSentence, generate_starter_corpus, generate_starter_sts
-from mm_ldlm.corpus.starter.generate import SPLITS
-from mm_ldlm.corpus.starter.scenes import add_adjective
-from mm_ldlm.corpus.starter.shapes import SHAPES
-from mm_ldlm.errors import SourceError
-from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.extras.starter.corpus import StarterSentence, generate_starter_corpus, generate_starter_sts
+from mm_ldlm.extras.starter.corpus.generate import SPLITS
+from mm_ldlm.extras.starter.corpus.scenes import add_adjective
+from mm_ldlm.extras.starter.corpus.shapes import SHAPES
 
 
 def words(text: str) -> set[str]:
@@ -114,7 +114,7 @@ def test_adjectives_choose_the_article() -> None:
 
 
 def test_more_sentences_than_the_grammar_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_ldlm.corpus.starter.generate._ATTEMPTS_PER_SENTENCE", 5)
+    monkeypatch.setattr("mm_ldlm.extras.starter.corpus.generate._ATTEMPTS_PER_SENTENCE", 5)
     with pytest.raises(SourceError, match=r"no more validation sentences: 40 were asked for, 0 are new"):
         list(generate_starter_corpus(seed=0, num_train=0, num_validation=40))
 

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion
-from mm_ldlm.corpus.cleaning import Cleaner
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.progress import Progress
-from mm_ldlm.corpus.quarantine import QUARANTINE_SCHEMA
-from mm_ldlm.corpus.record import RECORD_SCHEMA
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources.base import Row
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.vectors import KIND, VectorStore, vector_table
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.errors import SourceError
-from mm_ldlm.store import Manifest, ShardStore, write_shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.cleaning import Cleaner
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.progress import Progress
+from mm_ldlm.data.corpus.quarantine import QUARANTINE_SCHEMA
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources.base import Row
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.engines.local import LocalEngineConfig
+from mm_ldlm.data.store import Manifest, ShardStore, write_shard
+from mm_ldlm.extras.own_vectors.store import KIND, VectorStore, vector_table
 
 
 def text_source(path: Path, content: bytes, **keys: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_shards_of_the_quarantine_and_of_vectors_are_bounded_like_those_of_the_r
     np.save(tmp_path / "b.npy", np.arange(10.0).reshape(5, 2))
     source = text_source(tmp_path / "b.txt", b"a\nb\nc\nd\ne\n", vectors="beside")
     for most, largest, sizes in ((2, 1 << 28, [2, 2, 1]), (4, 8 * 3 + 7, [3, 2]), (9, 8 * 3, [3, 2])):
-        monkeypatch.setattr("mm_ldlm.corpus.vectors._SHARD_BYTES", largest)
+        monkeypatch.setattr("mm_ldlm.extras.own_vectors.store._SHARD_BYTES", largest)
         config = parse(IngestionConfig, {"sources": [source], "progress": False, "shard_rows": most}, at="ingestion")
         folder = tmp_path / f"{most}"
         store = VectorStore(2, folder / "v")

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import pretrained
-from mm_ldlm.corpus.text_splitting import split_text
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.errors import ConfigurationError, StoreError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data.corpus import pretrained
+from mm_ldlm.data.corpus.text_splitting import split_text
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 
 CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5
 
@@ -165,7 +165,7 @@ def test_a_saved_folder_needs_the_tokenizers_package_alone(bert: TextTokenizer, 
     bert.with_vocabulary(np.arange(2000)).save(tmp_path / "saved")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['transformers', 'datasets', 'torch', 'kedro']))\n"
-        "from mm_ldlm.corpus.tokenizer import TextTokenizer\n"
+        "from mm_ldlm.data.corpus.tokenizer import TextTokenizer\n"
         f"tokenizer = TextTokenizer.load({str(tmp_path / 'saved')!r})\n"
         "print(tokenizer.fingerprint)"
     )

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import tokens as tokens_module
-from mm_ldlm.corpus.report import ingestion_report
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.corpus.tokens import build_tokenizer, tokenize_records
-from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.store import Manifest, ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import StoreError, ValidationError
+from mm_ldlm.data.corpus import tokens as tokens_module
+from mm_ldlm.data.corpus.report import ingestion_report
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
+from mm_ldlm.data.store import Manifest, ShardStore
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.corpus import text_splitting, tokenizer, tokens
-from mm_ldlm.corpus.record import RECORD_SCHEMA
-from mm_ldlm.corpus.text_splitting import split_text
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
-from mm_ldlm.corpus.tokens import TOKEN_SCHEMA, tokenize_records
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data.corpus import text_splitting, tokenizer, tokens
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+from mm_ldlm.data.corpus.text_splitting import split_text
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
+from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA, tokenize_records
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from stand_ins import Bar
 
 

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import pretrained, report, tokenizer
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.filters import describe_function
-from mm_ldlm.corpus.normalisation import comparison_form
-from mm_ldlm.corpus.record import META_DEPTH, RECORD_SCHEMA, meta_text
-from mm_ldlm.corpus.row_tests import RowTests
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.base import StoredTokens
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.splits import SplitConfig
-from mm_ldlm.corpus.starter import generate_starter_sts, sts
-from mm_ldlm.corpus.starter.scenes import Draw
-from mm_ldlm.corpus.text_splitting import split_text
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
-from mm_ldlm.corpus.tokens import TOKEN_SCHEMA, tokenize_records
-from mm_ldlm.errors import ConfigurationError, SourceError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError, StoreError
+from mm_ldlm.data.corpus import pretrained, report, tokenizer
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.filters import describe_function
+from mm_ldlm.data.corpus.normalisation import comparison_form
+from mm_ldlm.data.corpus.record import META_DEPTH, RECORD_SCHEMA, meta_text
+from mm_ldlm.data.corpus.row_tests import RowTests
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.base import StoredTokens
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.corpus.text_splitting import split_text
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
+from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA, tokenize_records
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.extras.starter.corpus import generate_starter_sts, sts
+from mm_ldlm.extras.starter.corpus.scenes import Draw
 
 
 def read(**keys: Any) -> list[Row | BadRow]:

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.filters import describe_function
-from mm_ldlm.corpus.images import ImageLimits, UnusableImage, decode, read_image
-from mm_ldlm.corpus.json_text import parse_json
-from mm_ldlm.corpus.record import META_DEPTH, is_decoded, meta_text, meta_value
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, arrow_files, base
-from mm_ldlm.corpus.sources.columnar import batch_rows
-from mm_ldlm.corpus.text_labels import num_words
+from mm_ldlm.core.config import parse
+from mm_ldlm.data.corpus.filters import describe_function
+from mm_ldlm.data.corpus.json_text import parse_json
+from mm_ldlm.data.corpus.record import META_DEPTH, is_decoded, meta_text, meta_value
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, arrow_files, base
+from mm_ldlm.data.corpus.sources.columnar import batch_rows
+from mm_ldlm.families.classification.text_labels import num_words
+from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, decode, read_image
 
 # -- meta and values ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,9 @@ def test_numbers_of_words_have_two_digits() -> None:
 def test_a_function_of_a_module_without_a_file_has_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("builtins", "math"):
         assert describe_function(f"{name}:abs")["source"] == describe_function("builtins:len")["source"]
-    assert describe_function("mm_ldlm.corpus.filters:keep_ascii")["source"] != describe_function("math:f")["source"]
+    assert (
+        describe_function("mm_ldlm.data.corpus.filters:keep_ascii")["source"] != describe_function("math:f")["source"]
+    )
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_sizes_of_images_are_told_as_width_and_height() -> None:
 def test_no_more_of_an_archive_is_read_than_may_be_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar").write_bytes(bytes(range(200)))
     seen: list[bytes] = []
-    monkeypatch.setattr("mm_ldlm.corpus.images.decode", lambda data, limits: seen.append(data))
+    monkeypatch.setattr("mm_ldlm.families.images.decoding.decode", lambda data, limits: seen.append(data))
     for most, count in ((5, 6), (50, 20)):
         read_image({"tar": str(tmp_path / "a.tar"), "offset": 10, "bytes": 20}, limits=ImageLimits(max_bytes=most))
         assert seen[-1] == bytes(range(10, 10 + count))

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import vectors as vectors_module
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.sources.config import SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.vectors import column_vectors, vector_of
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.corpus.vectors import COLUMN, VectorStore
-from mm_ldlm.errors import ConfigurationError, SourceError
-from mm_ldlm.store import ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.extras.own_vectors import store as vectors_module
+from mm_ldlm.extras.own_vectors.source import column_vectors, vector_of
+from mm_ldlm.extras.own_vectors.store import COLUMN, VectorStore
 
 D = 5
 TEXTS = [f"sentence number {number} of the table" for number in range(40)]
@@ -243,7 +243,7 @@ def test_an_interrupted_ingestion_continues_with_the_same_bytes(
     place = write(tmp_path / "t.parquet", TEXTS, VECTORS)
     source = {"kind": "parquet", "path": str(place), "vector_column": "embedding"}
     whole = run(tmp_path / "whole", source, shard_rows=8)
-    from mm_ldlm.corpus import ingestion
+    from mm_ldlm.data.corpus import ingestion
 
     kept, commits = ingestion._commit, iter(range(100))
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Entry, Folder, describe_layout
-from mm_ldlm.corpus.layout_export import export_layout
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
-from mm_ldlm.errors import SourceError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter
-from mm_ldlm.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError, StoreError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.extras.layout.reading import Entry, Folder, describe_layout
+from mm_ldlm.extras.layout.writing import export_layout
 from stand_ins import refused
 
 

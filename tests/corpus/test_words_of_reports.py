@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.replacing import NAME, refuse_other_sources
-from mm_ldlm.corpus.report import ingestion_report
-from mm_ldlm.errors import ConfigurationError, ValidationError
-from mm_ldlm.store import Manifest, Shard, atomic
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, ValidationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.replacing import NAME, refuse_other_sources
+from mm_ldlm.data.corpus.report import ingestion_report
+from mm_ldlm.data.store import Manifest, Shard, atomic
 
 # -- stores of other sources -------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def tokens(**changes: Any) -> Any:
 
 
 def test_the_outcome_of_every_row_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "mm_ldlm.corpus.report"):
+    with caplog.at_level(logging.INFO, "mm_ldlm.data.corpus.report"):
         found = ingestion_report(PREPARED, tokens())
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [("INFO", f"ingestion: {SENTENCE}")]
     assert {name: found[name] for name in PREPARED} == PREPARED

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.counts import Counts
-from mm_ldlm.corpus.dedup import NearDuplicateConfig
-from mm_ldlm.corpus.filters import LengthConfig, load_function, load_language_filter
-from mm_ldlm.corpus.progress import Progress
-from mm_ldlm.corpus.sources import SourceConfig
-from mm_ldlm.corpus.splits import SplitConfig
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.errors import ConfigurationError, SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.counts import Counts
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
+from mm_ldlm.data.corpus.filters import LengthConfig, load_function, load_language_filter
+from mm_ldlm.data.corpus.progress import Progress
+from mm_ldlm.data.corpus.sources import SourceConfig
+from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
@@ -119,8 +119,8 @@ def test_a_function_that_cannot_be_loaded_is_named_with_its_parameter(
         ("no_such_package:f",
          "module 'no_such_package' cannot be imported (No module named 'no_such_package'). Install it first."),
         ("of_a_user:f", "module 'of_a_user' cannot be imported (ZeroDivisionError: why). Correct it."),
-        ("mm_ldlm.corpus.filters:none", "'mm_ldlm.corpus.filters' has no callable 'none'. Correct the name."),
-        ("mm_ldlm.corpus.splits:SPLITS", "'mm_ldlm.corpus.splits' has no callable 'SPLITS'. Correct the name."),
+        ("mm_ldlm.data.corpus.filters:none", "'mm_ldlm.data.corpus.filters' has no callable 'none'. Correct the name."),
+        ("mm_ldlm.data.corpus.splits:SPLITS", "'mm_ldlm.data.corpus.splits' has no callable 'SPLITS'. Correct the name."),
     ):  # fmt: skip
         with pytest.raises(ConfigurationError) as raised:
             load_language_filter(dotted) if "filter" in at else load_function(dotted, at=at)

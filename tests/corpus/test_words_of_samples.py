@@ -15,12 +15,13 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.images import ImageLimits, UnusableImage, read_image
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig, columnar, digits, image_folder
-from mm_ldlm.corpus.sources.fields import Undecodable, Unreadable, rows_of
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.errors import ConfigurationError, SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig, columnar
+from mm_ldlm.data.corpus.sources.fields import Undecodable, Unreadable, rows_of
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.families.images import digits, image_folder
+from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, read_image
 
 
 def read(*, max_row_bytes: int = 5_000, images: Any = None, **keys: Any) -> list[Row | BadRow]:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.corpus.sources.fields import refuse_duplicates, rows_of
-from mm_ldlm.corpus.sources.files import read_document, read_lines
-from mm_ldlm.corpus.sources.hugging_face import DatasetSource
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.sources.vectors import vector_of
-from mm_ldlm.errors import SourceError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.fields import refuse_duplicates, rows_of
+from mm_ldlm.data.corpus.sources.files import read_document, read_lines
+from mm_ldlm.data.corpus.sources.hugging_face import DatasetSource
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.extras.own_vectors.source import vector_of
 
 
 def read(*, max_row_bytes: int = 5_000, images: Any = None, **keys: Any) -> list[Row | BadRow]:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import pretrained, tokens
-from mm_ldlm.corpus.record import RECORD_SCHEMA
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
-from mm_ldlm.corpus.tokens import build_tokenizer, tokenize_records
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data.corpus import pretrained, tokens
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, complete_specials, load_tokenizer
+from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
+from mm_ldlm.data.store import ShardStore, StoreWriter
 from stand_ins import refused
 
 
@@ -220,7 +220,7 @@ def test_a_vocabulary_of_no_training_text_and_records_of_other_limits_are_refuse
         "or add training text."
     )
     ours = load_tokenizer(config)
-    monkeypatch.setattr("mm_ldlm.corpus.tokens._BATCH", 3)
+    monkeypatch.setattr("mm_ldlm.data.corpus.tokens._BATCH", 3)
     assert refused(StoreError, lambda: tokenize_records(held_out, ours, config, tmp_path / "k")) == (
         "expected 2 to 2 tokens per record (policy 'drop'), found 3 in record id 1 and 2 such records in its batch. "
         "The records were made with other tokenizer parameters: run ingestion again from its first node."

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mm_ldlm.core.errors import FingerprintError, StoreError
 from mm_ldlm.data import Dataset, commit
 from mm_ldlm.data.dataset import NAME, NORMALISERS
-from mm_ldlm.errors import FingerprintError, StoreError
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import StoreWriter
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import StoreWriter
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from mm_ldlm.data import index as module
-from mm_ldlm.data import labels
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
+from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.sentences import sample_rows, texts_of_split
-from mm_ldlm.data.token_identity import Classifier, identity_bits
-from mm_ldlm.latents.checks import Outcome
-from mm_ldlm.store import ShardStore
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.families.ccdd.token_identity import Classifier, identity_bits
+from mm_ldlm.families.classification import labels
 
 TEXTS = [f"w{i} w{(i * 3) % 20}" + " w1" * (i % 4) for i in range(12)]
 SPLITS = ["test" if i % 5 == 0 else "validation" if i % 5 == 1 else "train" for i in range(12)]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.core.errors import ValidationError
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
-from mm_ldlm.errors import ValidationError
-from mm_ldlm.store import ShardStore
+from mm_ldlm.data.store import ShardStore
 
 TEXTS = [f"w{i} w{(i * 3) % 20}" for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]

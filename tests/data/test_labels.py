@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.text_labels import num_words
-from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
-from mm_ldlm.data import labels
-from mm_ldlm.errors import ConfigurationError, ValidationError
-from mm_ldlm.latents.checks import Outcome
-from mm_ldlm.latents.findings import enforce
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.errors import ConfigurationError, ValidationError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.latents.checks import Outcome
+from mm_ldlm.data.latents.findings import enforce
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.families.classification import labels
+from mm_ldlm.families.classification.text_labels import num_words
 
 ANSWERS = ("first", "second", "similar")
 
@@ -62,7 +62,7 @@ def test_zero_and_false_are_labels(tmp_path: Path) -> None:
 
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     records = records_of(tmp_path, ("train", None), ("train", {"label": "a"}), ("test", None))
-    key = "mm_ldlm.corpus.text_labels:num_words"
+    key = "mm_ldlm.families.classification.text_labels:num_words"
     found = labels.read_labels(records, key=key)
     assert (found.names, found.number_n.tolist(), found.failing) == (("02",), [0, 0, 0], {})
     manifest = labels.write_labels(records, records, found, tmp_path / "labels", key=key)
@@ -71,7 +71,7 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'objective\.label' is 'shape'.* those of '.*:num_words'\. Run"):
         labels.refuse_other_labels(ShardStore.open(tmp_path / "labels"), key="shape")
     with pytest.raises(ConfigurationError, match=r"'objective\.label'.*no callable 'colour'"):
-        labels.read_labels(records, key="mm_ldlm.corpus.text_labels:colour")
+        labels.read_labels(records, key="mm_ldlm.families.classification.text_labels:colour")
 
 
 def test_a_comparison_needs_an_answer_and_a_second_text(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data import Dataset, commit, labels
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data import Dataset, commit
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.checks import Outcome
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, rows_of_ids, texts_of_split
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.checks import Outcome
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.families.classification import labels
 
 TEXTS = [f"w{i} w{(i * 7) % 20}" + " w3" * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 4 == 0 else "validation" if i % 4 == 1 else "train" for i in range(20)]

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.sentences import held_out, images_of, labels_of, rows_of_ids, texts_of_split
-from mm_ldlm.errors import StoreError
 
 TEXTS = [f"w{i} w{(i * 7) % 20}" for i in range(20)] + [f"w{i} w{(i * 3) % 20} w5" for i in range(20)]
 SPLITS = ["test" if i % 4 == 0 else "train" for i in range(40)]

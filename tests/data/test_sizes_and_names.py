@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.data import Dataset, labels
+from mm_ldlm.data import Dataset
 from mm_ldlm.data.index import splits_of, write_index, write_quarantine
-from mm_ldlm.data.labels import Labels, write_label_names
+from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.sentences import sample_rows
-from mm_ldlm.data.token_identity import Classifier, identity_bits
-from mm_ldlm.latents.checks import Outcome
-from mm_ldlm.store import Manifest, ShardStore
-from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.families.ccdd.token_identity import Classifier, identity_bits
+from mm_ldlm.families.classification import labels
+from mm_ldlm.families.classification.labels import Labels, write_label_names
 
 
 def test_frequencies_and_means_of_few_tokens_are_shrunk_by_half_a_token() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.data import token_identity as module
-from mm_ldlm.data.token_identity import Classifier, identity_bits
+from mm_ldlm.families.ccdd import token_identity as module
+from mm_ldlm.families.ccdd.token_identity import Classifier, identity_bits
 
 CODE = np.array([[-1.0, 0.0], [1.0, 0.0]])
 

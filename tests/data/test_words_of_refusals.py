@@ -13,14 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.data import Dataset, commit, labels, token_identity
+from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError, ValidationError
+from mm_ldlm.data import Dataset, commit
 from mm_ldlm.data.dataset import NAME
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
+from mm_ldlm.data.latents.checks import Outcome
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.sentences import read_sentences, rows_of_ids, split_rows
-from mm_ldlm.errors import FingerprintError, MMLDLMError, StoreError, ValidationError
-from mm_ldlm.latents.checks import Outcome
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.families.ccdd import token_identity
+from mm_ldlm.families.classification import labels
 
 TEXTS = ["w1", "w2 w3", "w4 w5 w6", "w7"]
 SPLITS = ["train", "test", "train", "validation"]
@@ -84,7 +86,7 @@ def test_a_manifest_that_lacks_stores_or_was_edited_says_what_it_has(made: Datas
 def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(
     made: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_ldlm.store import atomic
+    from mm_ldlm.data.store import atomic
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

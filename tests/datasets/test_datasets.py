@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
+from mm_ldlm.app.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.app.datasets.preview import preview_of
+from mm_ldlm.app.datasets.run import RunDataset
+from mm_ldlm.app.datasets.table import TableDataset
 from mm_ldlm.data import Dataset
-from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
-from mm_ldlm.datasets.preview import preview_of
-from mm_ldlm.datasets.run import RunDataset
-from mm_ldlm.datasets.table import TableDataset
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.store import schema as latent_schema
-from mm_ldlm.latents.store import table as latent_table
-from mm_ldlm.store import NOT_NEEDED, Manifest, ShardStore, StoreWriter
-from mm_ldlm.store.manifest import NAME
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.latents.store import schema as latent_schema
+from mm_ldlm.data.latents.store import table as latent_table
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store.manifest import NAME
 
 SCHEMA = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
@@ -108,7 +108,7 @@ def test_a_preview_has_the_rows_that_are_asked_for_in_values_that_json_has(tmp_p
 
 
 def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_ldlm.datasets.run.chosen_run", lambda path: {"chosen": path})
+    monkeypatch.setattr("mm_ldlm.app.datasets.run.chosen_run", lambda path: {"chosen": path})
     file = str(tmp_path / "run.json")
     own, chosen = RunDataset(filepath=file), RunDataset(filepath=file, chosen="/a/run")
     assert (own.exists(), chosen.exists()) == (False, True)
@@ -121,7 +121,7 @@ def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path, monk
 
 def test_folder_saves_and_loads_by_the_class_named_in_the_catalog(tmp_path: Path) -> None:
     # A manifest is an object of this project that reads itself from a directory; enough to stand in for a tokenizer.
-    dataset = FolderDataset(filepath=str(tmp_path / "f"), holds="mm_ldlm.store.manifest:Manifest", marker=NAME)
+    dataset = FolderDataset(filepath=str(tmp_path / "f"), holds="mm_ldlm.data.store.manifest:Manifest", marker=NAME)
     assert not dataset.exists()
     with pytest.raises(DatasetError, match=f"no {NAME} found") as error:
         dataset.load()
@@ -137,7 +137,7 @@ def test_a_folder_without_its_marker_is_none(content: list[str], tmp_path: Path)
     for name in content:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    holds = "mm_ldlm.latents.normaliser:Normaliser"
+    holds = "mm_ldlm.data.latents.normaliser:Normaliser"
     arguments: Any = {"filepath": str(tmp_path), "holds": holds, "marker": "normaliser.json"}
     assert not FolderDataset(**arguments).exists()
     assert FolderDataset(**arguments, optional=True).load() is None
@@ -147,7 +147,7 @@ def test_a_folder_without_its_marker_is_none(content: list[str], tmp_path: Path)
 
 def test_a_folder_holds_the_last_object_that_was_saved(tmp_path: Path) -> None:
     entry = FolderDataset(
-        filepath=str(tmp_path / "n"), holds="mm_ldlm.latents.normaliser:Normaliser", marker="normaliser.json"
+        filepath=str(tmp_path / "n"), holds="mm_ldlm.data.latents.normaliser:Normaliser", marker="normaliser.json"
     )
     for kind in ("standard", "one_scale"):
         entry.save(Normaliser(kind, np.zeros(3), np.ones(3), False))
@@ -171,7 +171,7 @@ def test_a_store_of_vectors_is_read_as_float32_and_others_as_plain_stores(tmp_pa
 
 def test_folder_refuses_classes_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
-    for holds in ("os:system", "mm_ldlm.store.manifest"):
+    for holds in ("os:system", "mm_ldlm.data.store.manifest"):
         with pytest.raises(DatasetError, match="must name a class of this project"):
             FolderDataset(filepath=str(tmp_path), holds=holds, marker="x").load()
 
@@ -201,7 +201,7 @@ def test_a_store_that_is_not_optional_has_to_be_there(tmp_path: Path) -> None:
 
 
 def test_an_optional_folder_loads_as_none(tmp_path: Path) -> None:
-    arguments = {"filepath": str(tmp_path / "f"), "holds": "mm_ldlm.store.manifest:Manifest", "marker": NAME}
+    arguments = {"filepath": str(tmp_path / "f"), "holds": "mm_ldlm.data.store.manifest:Manifest", "marker": NAME}
     optional = FolderDataset(**arguments, optional=True)
     assert optional.load() is None
     optional.save(NOT_NEEDED)

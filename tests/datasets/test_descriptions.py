@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.datasets import FolderDataset, RunDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.app.datasets import FolderDataset, RunDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 
-NAMED: dict[str, Any] = {"holds": "mm_ldlm.corpus.tokenizer:TextTokenizer", "marker": "tokenizer.json"}
+NAMED: dict[str, Any] = {"holds": "mm_ldlm.data.corpus.tokenizer:TextTokenizer", "marker": "tokenizer.json"}
 
 
 @pytest.mark.parametrize(

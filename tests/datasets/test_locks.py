@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.datasets.locks import FOLDERS, FolderLocks, _part
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.app.datasets.locks import FOLDERS, FolderLocks, _part
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.store import lock
+from mm_ldlm.data.store.lock import Lock
 from mm_ldlm.pipeline_registry import register_pipelines
-from mm_ldlm.store import lock
-from mm_ldlm.store.lock import Lock
 
 _holding: list[FolderLocks] = []
 """Locks end with their object."""

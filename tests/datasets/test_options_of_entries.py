@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
-from mm_ldlm.checkpoints.provenance import MADE_BY
-from mm_ldlm.datasets import FolderDataset, SamplesDataset, StoreDataset, samples
-from mm_ldlm.datasets.samples import KEEP
-from mm_ldlm.datasets.store import READERS
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.app.datasets import FolderDataset, SamplesDataset, StoreDataset, samples
+from mm_ldlm.app.datasets.samples import KEEP
+from mm_ldlm.app.datasets.store import READERS
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
-HOLDS = "mm_ldlm.latents.normaliser:Normaliser"
+HOLDS = "mm_ldlm.data.latents.normaliser:Normaliser"
 WEIGHTS = {"run": "r", "checkpoint": "step-1", "digest": "d", "weights": "last"}
 
 
@@ -109,4 +109,4 @@ def test_a_store_is_committed_with_the_manifest_of_the_node_as_a_whole(tmp_path:
         manifest = Manifest(**{**vars(first), **change})  # type: ignore[arg-type]
         entry.save(manifest)
         assert Manifest.read(tmp_path) == manifest
-    assert READERS == {"latents": "mm_ldlm.latents.store:LatentStore"}
+    assert READERS == {"latents": "mm_ldlm.data.latents.store:LatentStore"}

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from kedro.io import DatasetError
 
-from mm_ldlm.checkpoints.provenance import MADE_BY
-from mm_ldlm.datasets import RunDataset, SamplesDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
-from mm_ldlm.datasets.samples import KEEP
-from mm_ldlm.store import StoreWriter
+from mm_ldlm.app.datasets import RunDataset, SamplesDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.app.datasets.samples import KEEP
+from mm_ldlm.data.store import StoreWriter
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 SCHEMA = pa.schema([("row", pa.int64())])
 WEIGHTS = {"run": "r", "checkpoint": "step-1", "digest": "d", "weights": "last"}

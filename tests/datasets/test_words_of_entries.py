@@ -13,13 +13,13 @@ import pytest
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.datasets import FolderDataset, RunDataset, StoreDataset, ValidatedDataset, WorkspaceDataset, locks
-from mm_ldlm.datasets.locks import FolderLocks
-from mm_ldlm.errors import ConfigurationError, StoreError
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.store import Manifest, StoreWriter
+from mm_ldlm.app.datasets import FolderDataset, RunDataset, StoreDataset, ValidatedDataset, WorkspaceDataset, locks
+from mm_ldlm.app.datasets.locks import FolderLocks
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.store import Manifest, StoreWriter
 
-HOLDS = "mm_ldlm.latents.normaliser:Normaliser"
+HOLDS = "mm_ldlm.data.latents.normaliser:Normaliser"
 
 
 def written(folder: Path, *, kind: str = "toy", shards: int = 3) -> Manifest:

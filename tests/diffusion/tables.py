@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.gidd import GiddConfig
-from mm_ldlm.diffusion.interpolating import Interpolating, Noise
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.diffusion.uniform import UniformConfig
+from mm_ldlm.families.uniform.gidd import GiddConfig
+from mm_ldlm.families.uniform.interpolating import Interpolating, Noise
+from mm_ldlm.families.uniform.uniform import UniformConfig
 
 V, MASK, PAD = 3, 3, 4
 JOINT = torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.absorbing import (
     CONSTANT,
     Absorbing,
@@ -23,7 +24,6 @@ from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.sampling.registry import text_sampler
 
 PAD, MASK, V = 0, 1, 7

@@ -10,13 +10,13 @@ import torch
 from test_traits import CASES, IDS, STORES
 from torch import Tensor
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.distributions import categorical
-from mm_ldlm.diffusion.masking_policies import mask_rates, sharpen
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.families.atat.masking_policies import mask_rates, sharpen
 
 B, L = 6, 5
 ENDS = {"schedule": {"name": "log_linear", "epsilon": 0.3}}  # some tokens are kept at the end

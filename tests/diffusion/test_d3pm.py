@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.diffusion.d3pm import D3pm
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.d3pm.process import D3pm
 from mm_ldlm.sampling.ancestral import reverse_process
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import text_sampler

@@ -10,7 +10,7 @@ import torch
 from test_traits import CASES, IDS, STORES
 from torch import Tensor
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.process import NelboDraws, stratified
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES

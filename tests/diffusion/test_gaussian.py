@@ -8,14 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.diffusion.gaussian import (
-    add_noise,
-    convert,
-    loss_weight,
-    target,
-    to_x0,
-    to_x0_and_eps,
-)
+from mm_ldlm.diffusion.gaussian import add_noise, convert, loss_weight, target, to_x0, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 

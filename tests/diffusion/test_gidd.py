@@ -8,13 +8,13 @@ import pytest
 import torch
 from tables import IDS, MASK, PAIRS, V, gidd
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import ConfigurationError
 
 MDLM = AbsorbingConfig(schedule=MaskSchedule(epsilon=0.0)).build(**IDS)
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.diffusion import hdlm
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.hdlm import HdlmConfig, Levels
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.hdlm import process as hdlm
+from mm_ldlm.families.hdlm.process import HdlmConfig, Levels
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler

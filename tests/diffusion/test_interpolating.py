@@ -9,7 +9,7 @@ import pytest
 import torch
 from tables import JOINT, MASK, PAD, PAIRS, PROCESSES, STATES, V, best_logits, exact_nelbo, forward, gidd, uniform
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import DiTConfig

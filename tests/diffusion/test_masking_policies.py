@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mm_ldlm.diffusion.masking_policies import LOWEST, MaskingPolicy, mask_rates, sharpen
 from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.families.atat.masking_policies import LOWEST, MaskingPolicy, mask_rates, sharpen
 
 POLICIES: tuple[Any, ...] = get_args(MaskingPolicy)
 SCHEDULES = [MaskSchedule(name="log_linear"), MaskSchedule(name="cosine"), MaskSchedule(name="geometric")]

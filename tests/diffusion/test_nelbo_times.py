@@ -9,7 +9,7 @@ import torch
 from test_traits import IDS, STORES
 from torch import Tensor
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.absorbing import Absorbing
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES

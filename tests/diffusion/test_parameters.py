@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
-from mm_ldlm.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

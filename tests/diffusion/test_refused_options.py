@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
 from mm_ldlm.diffusion.timesteps import antithetic
-from mm_ldlm.errors import ConfigurationError
 
 SCHEDULES = {"mask": MaskSchedule, "gaussian": GaussianSchedule}
 # what is refused, the keys that the message names, and what it says was found

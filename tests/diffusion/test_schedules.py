@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
-from mm_ldlm.errors import ConfigurationError
 
 MASK = ["log_linear", "cosine", "geometric"]
 GAUSSIAN = ["cosine", "linear", "sigmoid", "flow"]

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.diffusion.score_entropy import Sedd
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.sedd.score_entropy import Sedd
 from mm_ldlm.sampling.ancestral import reverse_process
 from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw

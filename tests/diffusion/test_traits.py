@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 
 IDS = {"vocab_size": 6, "pad_id": 0, "mask_id": 5}

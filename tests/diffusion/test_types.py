@@ -9,17 +9,18 @@ import pytest
 import torch
 from test_traits import CASES, IDS, STORES
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.diffusion import gaussian, hdlm
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.d3pm import D3pmConfig
 from mm_ldlm.diffusion.distributions import categorical
-from mm_ldlm.diffusion.gidd import GiddConfig
-from mm_ldlm.diffusion.masking_policies import mask_rates
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
-from mm_ldlm.diffusion.sedd import SeddConfig
-from mm_ldlm.diffusion.uniform import UniformConfig
+from mm_ldlm.families.atat.masking_policies import mask_rates
+from mm_ldlm.families.d3pm.process import D3pmConfig
+from mm_ldlm.families.hdlm import process as hdlm
+from mm_ldlm.families.sedd.process import SeddConfig
+from mm_ldlm.families.uniform.gidd import GiddConfig
+from mm_ldlm.families.uniform.uniform import UniformConfig
 
 WIDE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32,
         torch.float16: torch.float32}  # fmt: skip

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tables import IDS, JOINT, MASK, PAIRS, V, best_logits, exact_nelbo, forward, uniform
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.diffusion.uniform import UniformConfig
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.uniform.uniform import UniformConfig
 
 
 def test_the_process_is_chosen_by_its_kind():

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.gidd import GiddConfig
-from mm_ldlm.diffusion.hdlm import HdlmConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule
-from mm_ldlm.diffusion.sedd import SeddConfig
 from mm_ldlm.diffusion.timesteps import antithetic
-from mm_ldlm.diffusion.uniform import UniformConfig
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.hdlm.process import HdlmConfig
+from mm_ldlm.families.sedd.process import SeddConfig
+from mm_ldlm.families.uniform.gidd import GiddConfig
+from mm_ldlm.families.uniform.uniform import UniformConfig
 
 ONE = torch.ones(1)
 SCALES = {"signal_B": ONE, "noise_scale_B": ONE}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import collectives, environment, failure, forked, interfaces, logs, master
 from mm_ldlm.distributed import process as processes
 from mm_ldlm.distributed.failure import Failure
 from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import WorkerFailed
 
 
 def test_sums_maxima_and_broadcasts_are_in_place_and_from_the_first_rank() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import environment, failure, forked, interfaces, launch, logs, master
 from mm_ldlm.distributed import process as processes
-from mm_ldlm.errors import WorkerFailed
 
 
 def appends(number: int) -> bool:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.environment import Hosts, RankInfo, counts_hosts, first_host, hosts, rank_info
-from mm_ldlm.errors import ConfigurationError
 
 
 def test_torchruns_variables() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.core.errors import TrainingDiverged, WorkerFailed
 from mm_ldlm.distributed import failure, launch
-from mm_ldlm.errors import TrainingDiverged, WorkerFailed
 
 
 def recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, *, rank: int, noted: bool = True) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import collectives, forked
 from mm_ldlm.distributed.forked import _store, run_forked
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import WorkerFailed
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import launch as module
 from mm_ldlm.distributed.launch import LaunchConfig, check_hosts, check_number, launch
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -15,10 +15,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
 import mm_ldlm
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import failure
 from mm_ldlm.distributed import launch as module
 from mm_ldlm.distributed.launch import LaunchConfig, _restored_signal_handlers, launch
-from mm_ldlm.errors import WorkerFailed
 
 SENTINELS: dict[str, Any] = {
     "nodes": 3, "processes": 5, "node_rank": 1, "rendezvous": "head:29411", "address": "10.0.0.7", "job": "the-job",

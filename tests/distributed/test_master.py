@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import launch, master
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 
 @pytest.fixture

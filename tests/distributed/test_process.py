@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import master
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process, choose_device, joined
-from mm_ldlm.engines import ray_engine
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.extras.ray import engine as ray_engine
 
 CPU = torch.device("cpu")
 

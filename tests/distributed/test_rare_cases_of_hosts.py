@@ -17,10 +17,10 @@ import pytest
 from torch.distributed.launcher import api
 
 import mm_ldlm
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import launch, logs, master
 from mm_ldlm.distributed import process as processes
 from mm_ldlm.distributed.launch import LaunchConfig
-from mm_ldlm.errors import WorkerFailed
 
 # -- logs --------------------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import failure, interfaces, launch, master, parallel
 from mm_ldlm.distributed.environment import Hosts, RankInfo, first_host, hosts, rank_info
 from mm_ldlm.distributed.process import Process, joined
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 JOB = {"SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_JOB_NODELIST": "gpu[03-05]"}
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, WorkerFailed
 from mm_ldlm.distributed import environment, failure, forked, launch, master
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.failure import Failure
 from mm_ldlm.distributed.launch import LaunchConfig
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process, joined
-from mm_ldlm.errors import ConfigurationError, MMLDLMError, WorkerFailed
 
 
 def said(kind: type[MMLDLMError], call: Any) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.encoders import http_client
-from mm_ldlm.encoders.probes import SENTENCES
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder.probes import SENTENCES
 
 DIM = 12
 Vectors = Callable[[str], np.ndarray]

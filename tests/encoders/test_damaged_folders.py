@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.encoders import LocalEncoderConfig, parse_encoder, transformer
-from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedWeights, _package_folder, _spec_of_folder, locate_weights
-from mm_ldlm.errors import EncoderError
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import LocalEncoderConfig, parse_encoder, transformer
+from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.weights import LocatedWeights, _package_folder, _spec_of_folder, locate_weights
 
 Tiny = Callable[[str], Path]
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.encoders import LocalEncoderConfig, load_encoder, transformer, weights
-from mm_ldlm.encoders.sentence_transformers import SentenceTransformersEncoder
-from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.transformer import TransformerEncoder
-from mm_ldlm.encoders.weights import LocatedWeights, locate_weights
-from mm_ldlm.errors import EncoderError
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder, transformer, weights
+from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
+from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.transformer import TransformerEncoder
+from mm_ldlm.data.encoders.weights import LocatedWeights, locate_weights
 
 Tiny = Callable[[str], Path]
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from embedding_service import DIM, Service, unit
 
-from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder
-from mm_ldlm.encoders.http_client import Client, Stopped
-from mm_ldlm.encoders.http_encoder import vectors_of
-from mm_ldlm.errors import EncoderError
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder.client import Client, Stopped
+from mm_ldlm.extras.http_encoder.encoder import vectors_of
 
 TEXTS = [f"text {number}" for number in range(9)]
 

@@ -17,11 +17,13 @@ from embedding_service import DIM, Service, running, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.config import to_dict
-from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder, probes
-from mm_ldlm.encoders.http_client import RateLimit, _retry_after
-from mm_ldlm.encoders.http_encoder import HttpEncoderConfig, vectors_of
-from mm_ldlm.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.config import to_dict
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.encoders import load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder import probes
+from mm_ldlm.extras.http_encoder.client import RateLimit, _retry_after
+from mm_ldlm.extras.http_encoder.encoder import HttpEncoderConfig, vectors_of
 
 TEXTS = [f"sentence number {number} of some length" for number in range(300)]
 EXPECTED = np.stack([unit(text) for text in TEXTS])
@@ -315,7 +317,7 @@ def test_what_describes_the_vectors_is_kept_and_nothing_of_the_connection() -> N
 
 
 def test_every_option_reaches_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mm_ldlm.encoders import http_encoder
+    from mm_ldlm.extras.http_encoder import encoder as http_encoder
 
     made: list[Any] = []
     monkeypatch.setattr(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from embedding_service import Service
 
-from mm_ldlm.encoders import http_client, http_encoder, load_encoder, parse_encoder
-from mm_ldlm.encoders.http_client import Client
+from mm_ldlm.data.encoders import load_encoder, parse_encoder
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder import encoder as http_encoder
+from mm_ldlm.extras.http_encoder.client import Client
 
 
 def client_of(service: Service, **options: Any) -> Client:

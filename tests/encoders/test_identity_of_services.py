@@ -14,14 +14,16 @@ import torch
 from embedding_service import DIM, Service, unit
 from torch import nn
 
-from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder, pooling, probes
-from mm_ldlm.encoders.http_client import Client, RateLimit, Stopped, _retry_after
-from mm_ldlm.encoders.http_encoder import _short, vectors_of
-from mm_ldlm.encoders.onednn import PackedLinear
-from mm_ldlm.encoders.sentence_transformers import SentenceTransformersEncoder
-from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedWeights
-from mm_ldlm.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.encoders import load_encoder, locate_encoder, parse_encoder, pooling
+from mm_ldlm.data.encoders.onednn import PackedLinear
+from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
+from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.weights import LocatedWeights
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder import probes
+from mm_ldlm.extras.http_encoder.client import Client, RateLimit, Stopped, _retry_after
+from mm_ldlm.extras.http_encoder.encoder import _short, vectors_of
 
 
 def config(service: Service, **values: Any) -> Any:
@@ -171,7 +173,7 @@ def test_an_encoder_for_new_texts_may_leave_its_dimension_open_until_it_is_loade
 def test_an_encoder_for_new_texts_is_loaded_on_the_device_and_has_the_declared_dimension(
     dim: int, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_ldlm.encoders import precomputed
+    from mm_ldlm.extras.own_vectors import encoder as precomputed
 
     devices: list[Any] = []
     real = precomputed.load_encoder

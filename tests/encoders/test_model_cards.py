@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.encoders.registry import REGISTRY
-from mm_ldlm.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.registry import REGISTRY
+from mm_ldlm.data.encoders.spec import EncoderSpec
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "minilm": {"dim": 384, "max_length": 256, "licence": "Apache-2.0"},

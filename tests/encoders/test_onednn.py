@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.encoders.onednn import PackedLinear, pack_linear_layers
+from mm_ldlm.data.encoders.onednn import PackedLinear, pack_linear_layers
 
 
 class Attending(nn.Linear):

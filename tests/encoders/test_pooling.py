@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.encoders.pooling import finish, pool
+from mm_ldlm.data.encoders.pooling import finish, pool
 
 HIDDEN = torch.arange(24.0).reshape(3, 4, 2)
 VALID = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 1, 0, 0]], dtype=torch.bool)

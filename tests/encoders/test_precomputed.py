@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import config, to_dict
-from mm_ldlm.encoders import given_dim, load_encoder, locate_encoder, no_encoder, parse_encoder
-from mm_ldlm.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.config import config, to_dict
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.encoders import given_dim, load_encoder, locate_encoder, no_encoder, parse_encoder
 
 DECLARED: dict[str, Any] = {"kind": "precomputed", "name": "mine", "dim": 3, "normalised": False}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mm_ldlm.encoders import probes
+from mm_ldlm.extras.http_encoder import probes
 
 COUNT = len(probes.SENTENCES)
 REFERENCE = np.random.default_rng(0).normal(size=(COUNT, 200)).astype(np.float32) * np.arange(1, COUNT + 1)[:, None]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.batching import batches_by_length
-from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
-from mm_ldlm.encoders.transformer import TransformerEncoder
-from mm_ldlm.errors import EncoderError
+from mm_ldlm.core.batching import batches_by_length
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
+from mm_ldlm.data.encoders.transformer import TransformerEncoder
 
 Tiny = Callable[[str], Path]
 NAMES = sorted(REGISTRY)
@@ -136,7 +136,7 @@ def test_the_states_of_a_text_do_not_depend_on_its_batch(name: str, cut: int | N
 
 
 def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_ldlm.encoders.transformer.WINDOW", 3)
+    monkeypatch.setattr("mm_ldlm.data.encoders.transformer.WINDOW", 3)
     encoder = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu"))
     many = SENTENCES * 3
     alone = np.concatenate([encoder.encode([sentence]) for sentence in many])
@@ -146,7 +146,7 @@ def test_windows_are_tokenised_ahead_without_changing_order(tiny: Tiny, monkeypa
 
 def test_the_number_of_lanes_changes_no_bit(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder: Any = load_encoder(LocalEncoderConfig(name="minilm", path=str(tiny("minilm")), device="cpu", batch_rows=2))
-    monkeypatch.setattr("mm_ldlm.encoders.transformer.lanes_of", lambda device: 3)
+    monkeypatch.setattr("mm_ldlm.data.encoders.transformer.lanes_of", lambda device: 3)
     np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), encoder.run(encoder.prepare(SENTENCES * 3)))
 
 

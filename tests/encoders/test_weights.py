@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.encoders import REGISTRY, LocalEncoderConfig, load_encoder, locate_encoder
-from mm_ldlm.encoders.spec import EncoderSpec
-from mm_ldlm.encoders.weights import LocatedWeights, _hub_folder, _spec_of_folder, locate_weights
-from mm_ldlm.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, locate_encoder
+from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.weights import LocatedWeights, _hub_folder, _spec_of_folder, locate_weights
 
 Tiny = Callable[[str], Path]
 Folder = Callable[..., Path]
@@ -46,13 +46,13 @@ def test_a_package_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch
     for name in ("config.json", "vocab.txt", "tokenizer.json"):
         shutil.copy(real / name, tmp_path / "model" / name)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"something else")
-    monkeypatch.setattr("mm_ldlm.encoders.weights._package_folder", lambda name, package: tmp_path / "model")
+    monkeypatch.setattr("mm_ldlm.data.encoders.weights._package_folder", lambda name, package: tmp_path / "model")
     with pytest.raises(EncoderError, match=r"model\.safetensors with sha256 53aa5117"):
         locate_encoder(LocalEncoderConfig())
 
 
 def test_weights_of_a_pinned_revision_have_the_pinned_digest(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_ldlm.encoders.weights._hub_folder", lambda name, source, revision: tiny("sonar"))
+    monkeypatch.setattr("mm_ldlm.data.encoders.weights._hub_folder", lambda name, source, revision: tiny("sonar"))
     with pytest.raises(
         EncoderError, match=r"expected .*model\.safetensors with sha256 6b9e604e8707.*, found [0-9a-f]{64}"
     ):
@@ -229,7 +229,7 @@ def test_every_option_reaches_the_search_for_the_weights(monkeypatch: pytest.Mon
     }  # fmt: skip
     elsewhere = {"kind", "device", "batch_tokens", "batch_rows"}
     assert {field.name for field in dataclasses.fields(LocalEncoderConfig)} == {*given, *elsewhere}
-    monkeypatch.setattr("mm_ldlm.encoders.local.locate_weights", lambda name, **options: {"name": name, **options})
+    monkeypatch.setattr("mm_ldlm.data.encoders.local.locate_weights", lambda name, **options: {"name": name, **options})
     found: Any = LocalEncoderConfig(**given).locate(expected="f")
     assert found == given
 
@@ -271,7 +271,7 @@ def test_every_option_reaches_the_library_that_computes(
     assert options["normalize_embeddings"] is normalised
     Library.max_seq_length = 20
     assert config.load(located).model.max_seq_length == 20, "at most that of the model"  # type: ignore[attr-defined]
-    monkeypatch.setattr("mm_ldlm.encoders.transformer.TransformerEncoder", lambda *args, **named: (args, named))
+    monkeypatch.setattr("mm_ldlm.data.encoders.transformer.TransformerEncoder", lambda *args, **named: (args, named))
     located = dataclasses.replace(located, spec=dataclasses.replace(spec, architecture="auto"))
     found: Any = config.load(located, device=device)
     assert found == ((located,), {"device": device or "cuda:1", "batch_rows": 7, "batch_tokens": 11})
@@ -280,7 +280,7 @@ def test_every_option_reaches_the_library_that_computes(
 def test_loading_is_quiet_and_leaves_the_library_as_it_was() -> None:
     from transformers.utils import logging
 
-    from mm_ldlm.encoders.transformer import quiet_loading
+    from mm_ldlm.data.encoders.transformer import quiet_loading
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from embedding_service import DIM, Service, unit
 
-from mm_ldlm.encoders import http_client, load_encoder, locate_encoder, parse_encoder, probes
-from mm_ldlm.encoders.http_address import endpoint
-from mm_ldlm.encoders.http_client import Client
-from mm_ldlm.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.encoders import load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.extras.http_encoder import client as http_client
+from mm_ldlm.extras.http_encoder import probes
+from mm_ldlm.extras.http_encoder.address import endpoint
+from mm_ldlm.extras.http_encoder.client import Client
 
 
 def client_of(url: str, **options: Any) -> Client:

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from embedding_service import DIM, Service, unit
 
-from mm_ldlm.encoders import (
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, MMLDLMError
+from mm_ldlm.data.encoders import (
     REGISTRY,
     LocalEncoderConfig,
     load_encoder,
     locate_encoder,
     no_encoder,
     parse_encoder,
-    probes,
     transformer,
 )
-from mm_ldlm.encoders.http_encoder import vectors_of
-from mm_ldlm.encoders.weights import locate_weights
-from mm_ldlm.errors import ConfigurationError, EncoderError, MMLDLMError
+from mm_ldlm.data.encoders.weights import locate_weights
+from mm_ldlm.extras.http_encoder import probes
+from mm_ldlm.extras.http_encoder.encoder import vectors_of
 
 NAMES = ", ".join(REGISTRY)
 
@@ -91,7 +91,7 @@ def test_what_an_encoder_lacks_is_said_in_full(tmp_path: Path, monkeypatch: pyte
         "Set encoder.for_new_texts (for example {kind: local, name: minilm}) if there is one."
     )
     loaded = SimpleNamespace(dim=5)
-    monkeypatch.setattr("mm_ldlm.encoders.precomputed.load_encoder", lambda config, *, device: loaded)
+    monkeypatch.setattr("mm_ldlm.extras.own_vectors.encoder.load_encoder", lambda config, *, device: loaded)
     assert said(EncoderError, lambda: load_encoder(found)) == (
         "expected vectors of dimension 384 from the encoder for new texts, like those of 'mine', found dimension 5. "
         "Correct encoder.for_new_texts."

@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.engines import ray_engine, ray_task
-from mm_ldlm.engines.base import ENGINES
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.engines.ray_engine import RayEngine, RayEngineConfig
-from mm_ldlm.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.data.engines.base import ENGINES
+from mm_ldlm.data.engines.local import LocalEngineConfig
+from mm_ldlm.extras.ray import engine as ray_engine
+from mm_ldlm.extras.ray import task as ray_task
+from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
 
 
 def test_the_local_engine_runs_in_order_and_takes_a_task_when_it_runs_it() -> None:
@@ -261,7 +262,7 @@ def test_a_cluster_that_lost_all_nodes_is_waited_for_no_longer_than_the_limit(mo
         assert times, "the wait does not end"
         return times.pop()
 
-    monkeypatch.setattr("mm_ldlm.engines.ray_engine.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("mm_ldlm.extras.ray.engine.time", SimpleNamespace(monotonic=monotonic))
     ray = SimpleNamespace(
         wait=lambda running, **_: ([], running),
         nodes=lambda: [{"Alive": alive.pop(), "Resources": {"CPU": 4.0}}],

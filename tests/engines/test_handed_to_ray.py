@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import mm_ldlm
-from mm_ldlm.engines import ray_engine, ray_task
-from mm_ldlm.engines.ray_engine import RayEngine, RayEngineConfig
-from mm_ldlm.errors import WorkerFailed
+from mm_ldlm.core.errors import WorkerFailed
+from mm_ldlm.extras.ray import engine as ray_engine
+from mm_ldlm.extras.ray import task as ray_task
+from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
 
 
 class Ray:

@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("ray")
 import ray_nodes
-from mm_ldlm.engines import ray_task
-from mm_ldlm.engines.ray_engine import RayEngine, RayEngineConfig
-from mm_ldlm.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.extras.ray import task as ray_task
+from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.engines import ray_engine, ray_task
-from mm_ldlm.engines.base import ENGINES
-from mm_ldlm.engines.local import LocalEngineConfig
-from mm_ldlm.engines.ray_engine import RayEngine, RayEngineConfig
-from mm_ldlm.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, WorkerFailed
+from mm_ldlm.data.engines.base import ENGINES
+from mm_ldlm.data.engines.local import LocalEngineConfig
+from mm_ldlm.extras.ray import engine as ray_engine
+from mm_ldlm.extras.ray import task as ray_task
+from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
 
 START = (
     "Start one by `ray start --head` and `ray start --address=HEAD:6379` on the other nodes, and run this command on a "

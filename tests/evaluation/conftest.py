@@ -51,7 +51,7 @@ def make_model():
     """`make_model(mode="l2t", ...)`: a random model of two blocks under an objective with these parameters."""
     import torch
 
-    from mm_ldlm.config import parse_kind
+    from mm_ldlm.core.config import parse_kind
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.models.base import DataShape
     from mm_ldlm.models.registry import MODELS

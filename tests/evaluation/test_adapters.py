@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.sts import score_encoder
 from mm_ldlm.evaluation.sts_sets import from_pairs

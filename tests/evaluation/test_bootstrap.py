@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, EvaluationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation import bootstrap as bs
 from mm_ldlm.evaluation.config import BootstrapConfig, LikelihoodConfig
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,
     ClassificationEvalConfig,

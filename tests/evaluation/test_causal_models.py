@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import generative
 
 

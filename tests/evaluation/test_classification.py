@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
-from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import classification as measures
-from mm_ldlm.evaluation.report import classification_figures
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.families.classification import figures as classification_figures
+from mm_ldlm.families.classification import metrics as measures
 
 OPTIONS = {"replicates": 200, "seed": 0, "level": 0.95}
 NAMES = ["a", "b", "c", "d"]

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.data import commit
-from mm_ldlm.data.labels import Labels, write_label_names, write_labels, write_pair_tokens
 from mm_ldlm.data.sentences import sample_rows
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig
-from mm_ldlm.evaluation.suites import classification as suite
+from mm_ldlm.families.classification import suite
+from mm_ldlm.families.classification.labels import Labels, write_label_names, write_labels, write_pair_tokens
 from mm_ldlm.models.base import init_weights
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.capabilities import Capabilities

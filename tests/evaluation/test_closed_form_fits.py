@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import baselines, bootstrap, classification, generative, inversion, likelihood, retrieval, sts
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation import baselines, bootstrap, generative, inversion, likelihood, retrieval, sts
 from mm_ldlm.evaluation.config import GenerationConfig, LikelihoodConfig
 from mm_ldlm.evaluation.overlap import attested_bigrams
 from mm_ldlm.evaluation.sts_sets import from_pairs
+from mm_ldlm.families.classification import metrics as classification
 
 # -- the bag of words --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 
 from mm_ldlm.evaluation import baselines, bootstrap, retrieval
 from mm_ldlm.evaluation.likelihood import mean, per_token
-from mm_ldlm.evaluation.suites import images
+from mm_ldlm.families.images import suite as images
 
 
 def test_the_error_of_a_rate_is_that_of_a_mean_where_all_lengths_are_equal() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import compare as cmp
 from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.config import BootstrapConfig

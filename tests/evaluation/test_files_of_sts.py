@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import datasets
-from mm_ldlm.corpus.starter import generate_starter_sts
-from mm_ldlm.errors import ConfigurationError, EvaluationError
+from mm_ldlm.core.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.config import StsConfig
 from mm_ldlm.evaluation.sts_sets import (
     HUB_SETS,
@@ -21,6 +20,7 @@ from mm_ldlm.evaluation.sts_sets import (
     read_sick,
     read_stsb,
 )
+from mm_ldlm.extras.starter.corpus import generate_starter_sts
 
 
 def semeval(folder: Path, subset: str, lines: str, golds: str, *, prefix: str = "STS") -> None:

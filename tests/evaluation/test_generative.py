@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import generative as gen
 
 VARIED = [[i, i + 1, i + 2, i + 3, i + 4] for i in range(0, 50, 5)]

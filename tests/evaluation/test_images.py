@@ -11,24 +11,24 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.corpus.ingestion import ingest
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.corpus.tokens import build_tokenizer, tokenize_records
+from mm_ldlm.core.config import parse
 from mm_ldlm.data import Dataset, commit, sentences
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
 from mm_ldlm.data.index import write_index, write_quarantine
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
+from mm_ldlm.data.latents.normaliser_fit import fit
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.evaluation.config import BootstrapConfig, ImagesSuiteConfig
 from mm_ldlm.evaluation.report import page
 from mm_ldlm.evaluation.report.inputs import ReportInputs
-from mm_ldlm.evaluation.suites import images as suite
-from mm_ldlm.latents.images import ImagesConfig, store_images
-from mm_ldlm.latents.normaliser import NormaliserConfig
-from mm_ldlm.latents.normaliser_fit import fit
-from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.families.images import suite
+from mm_ldlm.families.images.decoding import ImageLimits
+from mm_ldlm.families.images.store import ImagesConfig, store_images
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.store import ShardStore
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.suites.inversion import reembedding_cosine
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mm_ldlm.evaluation.report import (
-    classification_figures,
     comparison_page,
     figures,
     inversion_figures,
@@ -16,6 +15,7 @@ from mm_ldlm.evaluation.report import (
     theme,
     training_figures,
 )
+from mm_ldlm.families.classification import figures as classification_figures
 
 
 def interval(value: float) -> dict[str, float]:

@@ -15,7 +15,9 @@ from mm_ldlm.evaluation.config import BootstrapConfig, ImagesSuiteConfig, Invers
 from mm_ldlm.evaluation.report import content, page
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource
-from mm_ldlm.evaluation.suites import classification, images, inversion, sts
+from mm_ldlm.evaluation.suites import inversion, sts
+from mm_ldlm.families.classification import suite as classification
+from mm_ldlm.families.images import suite as images
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import text_sampler
 

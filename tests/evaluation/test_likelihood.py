@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.inference.results import Scores
 

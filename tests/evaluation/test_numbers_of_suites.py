@@ -14,8 +14,8 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import bootstrap, generative
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation import retrieval as ret

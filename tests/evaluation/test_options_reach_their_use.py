@@ -26,7 +26,9 @@ from mm_ldlm.evaluation.config import (
 from mm_ldlm.evaluation.samples import no_rows
 from mm_ldlm.evaluation.sts import ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSource, from_pairs
-from mm_ldlm.evaluation.suites import classification, images, inversion, latents, likelihood, sts
+from mm_ldlm.evaluation.suites import inversion, latents, likelihood, sts
+from mm_ldlm.families.classification import suite as classification
+from mm_ldlm.families.images import suite as images
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.sampling.registry import text_sampler
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.errors import EvaluationError
-from mm_ldlm.evaluation import bootstrap, classification, compare, generative, likelihood, samples, sts
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation import bootstrap, compare, generative, likelihood, samples, sts
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.sts_sets import from_pairs
-from mm_ldlm.evaluation.suites import images
+from mm_ldlm.families.classification import metrics as classification
+from mm_ldlm.families.images import suite as images
 
 OPTIONS: dict[str, Any] = {"replicates": 60, "seed": 7, "level": 0.8}
 COUNT = 24

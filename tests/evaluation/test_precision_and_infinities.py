@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import baselines, bootstrap, likelihood, retrieval, sts
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.config import BootstrapConfig, LatentsConfig

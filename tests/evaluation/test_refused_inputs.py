@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, EvaluationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation import bootstrap, generative, retrieval, run_result, sts
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation import samples as sampled

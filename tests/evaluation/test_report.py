@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.evaluation.classification import measure
 from mm_ldlm.evaluation.compare import compare
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.inversion import by_length, score_rows, summarise
 from mm_ldlm.evaluation.report import content, figures, inputs, page, theme, training_figures
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.run_result import Result
+from mm_ldlm.families.classification.metrics import measure
 
 HOSTILE = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'x'"
 

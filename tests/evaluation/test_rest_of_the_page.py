@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 import pytest
 
 from mm_ldlm.evaluation.report import (
-    classification_figures,
     comparison_page,
     content,
     figures,
@@ -23,6 +22,7 @@ from mm_ldlm.evaluation.report import (
 )
 from mm_ldlm.evaluation.report.cards import cards
 from mm_ldlm.evaluation.report.inputs import ReportInputs, own_timings
+from mm_ldlm.families.classification import figures as classification_figures
 
 
 def interval(value: float, reach: float = 0.1) -> dict[str, float]:

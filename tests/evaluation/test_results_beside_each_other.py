@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.config import BootstrapConfig

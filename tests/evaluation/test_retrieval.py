@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import baselines
 from mm_ldlm.evaluation import retrieval as ret
 

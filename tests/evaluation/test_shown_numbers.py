@@ -14,7 +14,6 @@ import pytest
 
 from mm_ldlm.evaluation.report import (
     cards,
-    classification_figures,
     comparison_page,
     content,
     figures,
@@ -27,6 +26,7 @@ from mm_ldlm.evaluation.report import (
 from mm_ldlm.evaluation.report.cards import percent
 from mm_ldlm.evaluation.report.content import spelled
 from mm_ldlm.evaluation.report.inputs import ReportInputs
+from mm_ldlm.families.classification import figures as classification_figures
 
 COUNT = itertools.count(1)
 

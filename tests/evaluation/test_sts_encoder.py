@@ -2,8 +2,8 @@
 
 import pytest
 
-from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.encoders.base import load_encoder
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.encoders.base import load_encoder
 from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.sts import score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSource, load_sts

@@ -3,7 +3,7 @@
 import pytest
 
 import datasets
-from mm_ldlm.errors import ConfigurationError, EvaluationError
+from mm_ldlm.core.errors import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.sts_sets import (
     HUB_SETS,
     SEMEVAL_SUBSETS,

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mm_ldlm.core.errors import EvaluationError, StoreError
 from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, split_rows, texts_of_split
-from mm_ldlm.errors import EvaluationError, StoreError
 from mm_ldlm.evaluation import headline
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import (

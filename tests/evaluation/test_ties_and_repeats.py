@@ -12,15 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.errors import EvaluationError
 from mm_ldlm.evaluation import bootstrap, compare, generative, likelihood, retrieval, run_result, samples
 from mm_ldlm.evaluation import inversion as inv
 from mm_ldlm.evaluation.config import BootstrapConfig, GenerationConfig, LatentsConfig, TextFile
 from mm_ldlm.evaluation.headline import most_important
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
-from mm_ldlm.evaluation.suites import generation, images, latents
+from mm_ldlm.evaluation.suites import generation, latents
 from mm_ldlm.evaluation.suites.likelihood import read_lines
+from mm_ldlm.families.images import suite as images
 
 BOOTSTRAP = BootstrapConfig(replicates=20)
 

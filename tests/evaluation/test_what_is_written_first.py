@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, EvaluationError
-from mm_ldlm.evaluation import bootstrap, classification, compare, retrieval, run_result, samples, sts
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EvaluationError
+from mm_ldlm.evaluation import bootstrap, compare, retrieval, run_result, samples, sts
 from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig, LikelihoodConfig
 from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
 from mm_ldlm.evaluation.sts_sets import from_pairs
-from mm_ldlm.evaluation.suites import generation, images
+from mm_ldlm.evaluation.suites import generation
+from mm_ldlm.families.classification import metrics as classification
+from mm_ldlm.families.images import suite as images
 
 ROWS = pd.DataFrame({"id": ["c", "a", "b"], "tokens": [3, 1, 2], "nll": [0.5, 1.5, 2.5]}, index=[7, 3, 9])
 REBUILT = ROWS.assign(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import datasets
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation import run_result
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, load_sts, read_semeval, read_sick, read_stsb
 

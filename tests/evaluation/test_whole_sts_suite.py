@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
 from mm_ldlm.evaluation.sts import ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, from_pairs

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.checkpoints.provenance import MADE_BY
 from mm_ldlm.evaluation.report import content
 from mm_ldlm.evaluation.report.inputs import ReportInputs
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 
 def inputs(**given: Any) -> ReportInputs:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.core.errors import MMLDLMError
 
 MINUTES = 5.0
 """A child that runs longer than this hangs."""

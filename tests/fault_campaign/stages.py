@@ -12,7 +12,7 @@ from typing import Any
 
 import helpers
 
-from mm_ldlm.store.verified import RECORD
+from mm_ldlm.data.store.verified import RECORD
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -45,9 +45,9 @@ def prepare(root: Path) -> Path:
 
 
 def ingestion(inputs: Path, folder: Path) -> Any:
-    from mm_ldlm.config import parse
-    from mm_ldlm.corpus.config import IngestionConfig
-    from mm_ldlm.corpus.ingestion import ingest
+    from mm_ldlm.core.config import parse
+    from mm_ldlm.data.corpus.config import IngestionConfig
+    from mm_ldlm.data.corpus.ingestion import ingest
 
     source = {"kind": "text", "path": str(inputs / "corpus.txt")}
     keys = {"sources": [source], "shard_rows": 60, "max_row_bytes": 1000, "progress": False}
@@ -59,9 +59,9 @@ def ingestion(inputs: Path, folder: Path) -> Any:
 
 
 def tokens(inputs: Path, folder: Path) -> Any:
-    from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
-    from mm_ldlm.corpus.tokens import tokenize_records
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+    from mm_ldlm.data.corpus.tokens import tokenize_records
+    from mm_ldlm.data.store import ShardStore
 
     limits = TokenizerConfig(max_length=32, reduce_vocabulary=False)
     tokenizer = load_tokenizer(limits)
@@ -72,10 +72,10 @@ def tokens(inputs: Path, folder: Path) -> Any:
 
 
 def extraction(inputs: Path, folder: Path) -> Any:
-    from mm_ldlm.encoders import LocalEncoderConfig
-    from mm_ldlm.latents.config import ExtractConfig
-    from mm_ldlm.latents.extract import extract
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.encoders import LocalEncoderConfig
+    from mm_ldlm.data.latents.config import ExtractConfig
+    from mm_ldlm.data.latents.extract import extract
+    from mm_ldlm.data.store import ShardStore
 
     encoder = LocalEncoderConfig(
         name="minilm", path=str(inputs / "encoder"), device="cpu", batch_tokens=256, max_length=64
@@ -127,7 +127,7 @@ def _encoder(folder: Path) -> None:
     import torch
     from transformers import BertConfig, BertModel
 
-    from mm_ldlm.encoders import LocalEncoderConfig, locate_encoder
+    from mm_ldlm.data.encoders import LocalEncoderConfig, locate_encoder
 
     with torch.random.fork_rng():
         torch.manual_seed(1)

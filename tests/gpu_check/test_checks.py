@@ -15,11 +15,22 @@ import torch
 import torch._dynamo
 import yaml
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process, joined
-from mm_ldlm.gpu_check import compiling, extraction, flops, kernels, models, precision, rank, ranks, task, throughput
-from mm_ldlm.gpu_check.outcome import Finding, Setting
+from mm_ldlm.extras.gpu_check import (
+    compiling,
+    extraction,
+    flops,
+    kernels,
+    models,
+    precision,
+    rank,
+    ranks,
+    task,
+    throughput,
+)
+from mm_ldlm.extras.gpu_check.outcome import Finding, Setting
 from mm_ldlm.models import layers
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.mmdit import MMDiTConfig

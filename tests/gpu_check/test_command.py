@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm import gpu_check as package
-from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import child, report
-from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting, text
-from mm_ldlm.gpu_check.registry import CHECKS, Entry
-from mm_ldlm.gpu_check.runner import CHILD, run_checks
+from mm_ldlm.extras import gpu_check as package
+from mm_ldlm.extras.gpu_check import __main__ as command
+from mm_ldlm.extras.gpu_check import child, report
+from mm_ldlm.extras.gpu_check.outcome import Finding, Outcome, Setting, text
+from mm_ldlm.extras.gpu_check.registry import CHECKS, Entry
+from mm_ldlm.extras.gpu_check.runner import CHILD, run_checks
 
 _CHILD = """
 import json, os, sys, time
@@ -95,7 +95,7 @@ def test_without_a_gpu_the_command_says_so_and_how_to_check_the_cpu(capsys: pyte
     assert command.main([]) == 1
     said = capsys.readouterr().err
     assert "No GPU was found" in said
-    assert "python -m mm_ldlm.gpu_check --device cpu" in said
+    assert "python -m mm_ldlm.extras.gpu_check --device cpu" in said
 
 
 def test_an_unknown_check_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +194,7 @@ def test_the_options_of_the_command_reach_the_checks(
     assert [(check["name"], check["status"], check["seconds"]) for check in found["checks"]] == [
         ("attention", "passed", 3.5), ("flops", "failed", 3.5)
     ]  # fmt: skip
-    assert found["command"] == f"python -m mm_ldlm.gpu_check {' '.join(options)}"
+    assert found["command"] == f"python -m mm_ldlm.extras.gpu_check {' '.join(options)}"
 
 
 def test_a_gpu_is_described_in_the_units_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

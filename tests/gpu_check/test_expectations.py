@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.gpu_check import compiling, extraction, flops, precision
-from mm_ldlm.gpu_check.outcome import Setting
+from mm_ldlm.extras.gpu_check import compiling, extraction, flops, precision
+from mm_ldlm.extras.gpu_check.outcome import Setting
 
 NAN, INF = math.nan, math.inf
 

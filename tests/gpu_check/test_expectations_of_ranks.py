@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.gpu_check import rank, ranks, task
-from mm_ldlm.gpu_check.outcome import Finding, Setting
+from mm_ldlm.extras.gpu_check import rank, ranks, task
+from mm_ldlm.extras.gpu_check.outcome import Finding, Setting
 
 INF = math.inf
 
@@ -149,7 +149,11 @@ def test_a_rank_reads_its_case_from_a_file_beside_its_logs(setting: Setting, mon
     root = setting.folder / "new" / "case"
     ranks.start(setting, spec, root=root, processes=3, fault={"kind": "nan", "step": 2}, megabytes=7.0)
     ((module, args, more),) = launched
-    assert (module, args, more["log_directory"]) == ("mm_ldlm.gpu_check.rank", [str(root / "case.json")], root / "logs")
+    assert (module, args, more["log_directory"]) == (
+        "mm_ldlm.extras.gpu_check.rank",
+        [str(root / "case.json")],
+        root / "logs",
+    )
     assert (more["config"].processes, more["config"].nodes) == (3, 1)
     case = json.loads((root / "case.json").read_text())
     assert case.pop("spec") == spec.to_dict()

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.gpu_check import extraction
-from mm_ldlm.gpu_check.outcome import Setting
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.store import write_shard
-from mm_ldlm.store.writer import shard_name
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.store import write_shard
+from mm_ldlm.data.store.writer import shard_name
+from mm_ldlm.extras.gpu_check import extraction
+from mm_ldlm.extras.gpu_check.outcome import Setting
 
 
 def test_the_vectors_of_the_random_encoder_are_means_of_all_bytes_at_their_places() -> None:

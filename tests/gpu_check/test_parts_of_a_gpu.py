@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import extraction, models, precision, runner, task
-from mm_ldlm.gpu_check.outcome import Outcome, Setting
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.extras.gpu_check import __main__ as command
+from mm_ldlm.extras.gpu_check import extraction, models, precision, runner, task
+from mm_ldlm.extras.gpu_check.outcome import Outcome, Setting
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.sanity import SanityConfig
 

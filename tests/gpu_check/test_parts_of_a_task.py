@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from mm_ldlm.distributed import failure, logs, process
-from mm_ldlm.gpu_check import compiling, extraction, flops, precision, rank, ranks, sessions, task, throughput
-from mm_ldlm.gpu_check.outcome import Setting
+from mm_ldlm.extras.gpu_check import compiling, extraction, flops, precision, rank, ranks, sessions, task, throughput
+from mm_ldlm.extras.gpu_check.outcome import Setting
 from mm_ldlm.training.config import PrecisionConfig
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

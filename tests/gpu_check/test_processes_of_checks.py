@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import child, rank, ranks, runner, sessions, task
-from mm_ldlm.gpu_check import throughput as throughputs
-from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting
-from mm_ldlm.gpu_check.registry import CHECKS, Entry
+from mm_ldlm.extras.gpu_check import __main__ as command
+from mm_ldlm.extras.gpu_check import child, rank, ranks, runner, sessions, task
+from mm_ldlm.extras.gpu_check import throughput as throughputs
+from mm_ldlm.extras.gpu_check.outcome import Finding, Outcome, Setting
+from mm_ldlm.extras.gpu_check.registry import CHECKS, Entry
 from mm_ldlm.models.base import DataShape
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.gpu_check import child, kernels, models, rank, report, sessions, task, throughput
-from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting
-from mm_ldlm.gpu_check.registry import Entry
-from mm_ldlm.gpu_check.runner import run_alone
+from mm_ldlm.extras.gpu_check import child, kernels, models, rank, report, sessions, task, throughput
+from mm_ldlm.extras.gpu_check.outcome import Finding, Outcome, Setting
+from mm_ldlm.extras.gpu_check.registry import Entry
+from mm_ldlm.extras.gpu_check.runner import run_alone
 
 NAN, INF = math.nan, math.inf
 ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.gpu_check import compiling, kernels, models, task
-from mm_ldlm.gpu_check import precision as precisions
-from mm_ldlm.gpu_check.kernels import Compared
-from mm_ldlm.gpu_check.outcome import Finding, Setting
+from mm_ldlm.extras.gpu_check import compiling, kernels, models, task
+from mm_ldlm.extras.gpu_check import precision as precisions
+from mm_ldlm.extras.gpu_check.kernels import Compared
+from mm_ldlm.extras.gpu_check.outcome import Finding, Setting
 from mm_ldlm.training.preflight import Check
 
 GPU = Setting("cuda", Path())

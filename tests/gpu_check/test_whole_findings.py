@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import mm_ldlm
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.gpu_check import __main__ as command
-from mm_ldlm.gpu_check import child, flops, kernels, models, report, task
-from mm_ldlm.gpu_check.outcome import Finding, Outcome, Setting
-from mm_ldlm.gpu_check.runner import run_checks
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.extras.gpu_check import __main__ as command
+from mm_ldlm.extras.gpu_check import child, flops, kernels, models, report, task
+from mm_ldlm.extras.gpu_check.outcome import Finding, Outcome, Setting
+from mm_ldlm.extras.gpu_check.runner import run_checks
 from mm_ldlm.models.mmdit import MMDiTConfig
 
 # -- the command and its report ----------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_the_command_checks_and_reports_the_device_and_the_options_of_the_proces
     about = {"device": device, "out": out}
     assert asked[0] == (["flops"], {**about, "seconds": 1800.0, "show": command._show})
     assert asked[1] == (
-        outcomes, {**about, "command": f"python -m mm_ldlm.gpu_check --device {device} --only flops"}
+        outcomes, {**about, "command": f"python -m mm_ldlm.extras.gpu_check --device {device} --only flops"}
     )  # fmt: skip
     assert capsys.readouterr().out == "2 passed, 1 left out\nwritten: J and T; append the second to docs/log.md\n"
 

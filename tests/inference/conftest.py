@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.families.autoregressive.model import CausalConfig
+from mm_ldlm.families.autoregressive.objective import AutoregressiveConfig
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.models.causal import CausalConfig
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
 from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
@@ -172,12 +172,12 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from mm_ldlm.checkpoints import folder
-    from mm_ldlm.checkpoints.identity import identity_of
-    from mm_ldlm.config import to_dict
-    from mm_ldlm.corpus.tokenizer import TextTokenizer, complete_specials
+    from mm_ldlm.core.config import to_dict
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+    from mm_ldlm.data.store import atomic
     from mm_ldlm.objectives.root import TrainableRoot
-    from mm_ldlm.store import atomic
+    from mm_ldlm.training.checkpoints import folder
+    from mm_ldlm.training.checkpoints.identity import identity_of
 
     objective = objective or MultimodalConfig()
     config = config or MMDiTConfig(dim=32, depth=2, heads=2, latent_tokens=2)

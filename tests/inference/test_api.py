@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.multimodal_options import ModeWeights
 from mm_ldlm.sampling.config import SearchConfig, UnconditionalConfig

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scripted import ABLE, LONGEST, Scripted, Sized, engine
 
-from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference import classifying
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference.engine import Engine
 
 

@@ -16,11 +16,12 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from mm_ldlm import MMLDLM, __main__, console
-from mm_ldlm.checkpoints.converting import Names
-from mm_ldlm.errors import SamplingError
+from mm_ldlm import MMLDLM, __main__
+from mm_ldlm.app import console
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.extras.foreign_checkpoints.converting import Names
+from mm_ldlm.extras.foreign_checkpoints.importing import Given
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.training.importing import Given
 
 WARM = {"kind": "confidence", "steps": 4, "temperature": 1.0}
 
@@ -278,8 +279,8 @@ def test_every_option_of_a_checkpoint_reaches_its_conversion(tmp_path: Path, mon
         seen.append(given)
         return SimpleNamespace(tensors={"a": 1}, format="ddit", left_out=["b"])
 
-    monkeypatch.setattr("mm_ldlm.training.exporting.export_checkpoint", export)
-    monkeypatch.setattr("mm_ldlm.training.importing.import_checkpoint", convert)
+    monkeypatch.setattr("mm_ldlm.extras.foreign_checkpoints.exporting.export_checkpoint", export)
+    monkeypatch.setattr("mm_ldlm.extras.foreign_checkpoints.importing.import_checkpoint", convert)
     (tmp_path / "ema.safetensors").touch()
     for options, given, words in (
         ((), {"checkpoint": "latest", "use_ema": True}, f"the averaged weights of {tmp_path}"),

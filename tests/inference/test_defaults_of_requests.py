@@ -9,7 +9,7 @@ import pytest
 import torch
 from scripted import MASK, Scripted, engine
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, embedding, inverting, memory, scoring
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

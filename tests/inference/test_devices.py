@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import loading
 from mm_ldlm.objectives.root import TrainableRoot
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.editing import neighbours, remask, slerp
 
 MASK, PAD = 21, 20

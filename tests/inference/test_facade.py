@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from mm_ldlm.inference import MMLDLM, api, classifying, editing, embedding, inverting, scoring
-from mm_ldlm.inference.images import ImageWriter
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.families.images.requests import ImageWriter
+from mm_ldlm.inference import MMLDLM, api, editing, embedding, inverting, scoring
 
 # method → (module and name of the function that it calls, the arguments that it passes by their place)
 HANDED_ON = {

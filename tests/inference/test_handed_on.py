@@ -17,16 +17,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from mm_ldlm import console
-from mm_ldlm.errors import FingerprintError, SamplingError
-from mm_ldlm.inference import api, classifying, editing, embedding, images, inverting, loading, memory, scoring
+from mm_ldlm.app import console
+from mm_ldlm.core.errors import FingerprintError, SamplingError
+from mm_ldlm.extras.foreign_checkpoints import exporting, importing
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.families.images import requests as images
+from mm_ldlm.inference import api, editing, embedding, inverting, loading, memory, scoring
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
-from mm_ldlm.training import exporting, importing
 
 LONGEST, DIM = 9, 2
 SHAPE = DataShape(vocab_size=23, pad_id=20, mask_id=21, max_length=LONGEST, latent_dim=DIM, image_size=(1, 2, 1))

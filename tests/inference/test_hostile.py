@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.errors import MMLDLMError, SamplingError
+from mm_ldlm.core.errors import MMLDLMError, SamplingError
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scripted import ABLE, MASK, Scripted, Words
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.families.images.requests import VALUES_PER_TOKEN, ImageWriter
 from mm_ldlm.inference import memory
-from mm_ldlm.inference.images import VALUES_PER_TOKEN, ImageWriter
-from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
@@ -197,10 +197,10 @@ def pixels(**places: float) -> Any:
          "ids[1]: expected ids of words, found 21, which is [MASK]. Remove it."),
         (lambda m: m.caption(np.zeros((1, 3, 2, 1))),
          "expected images of shape (n, 2, 3, 1), as in training, found shape (1, 3, 2, 1). Resize them, for example by "
-         "mm_ldlm.latents.images.resize."),
+         "mm_ldlm.families.images.store.resize."),
         (lambda m: m.caption(np.zeros(SIZE)),
          "expected images of shape (n, 2, 3, 1), as in training, found shape (2, 3, 1). Resize them, for example by "
-         "mm_ldlm.latents.images.resize."),
+         "mm_ldlm.families.images.store.resize."),
         (lambda m: m.caption(np.zeros((0, *SIZE))), "images: expected at least one image, found none."),
         (lambda m: m.caption("a picture"),
          "images: expected real numbers, found str with values of dtype <U9. Give an array of numbers or "

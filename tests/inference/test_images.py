@@ -9,11 +9,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.config import parse, parse_kind
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scripted import ABLE, MASK, Scripted, engine
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, inverting, memory
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.latents import LatentWriter

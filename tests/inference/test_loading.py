@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.errors import CheckpointError, FingerprintError, SamplingError
+from mm_ldlm.core.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.inference import loading
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig

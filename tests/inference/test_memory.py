@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import memory
 
 PAGE = resource.getpagesize()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.inference.own_words import rewritten, with_masks
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from scripted import MASK, SHAPE, Scripted, Shift, Words, engine
 
-from mm_ldlm.inference import classifying, inverting
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.inference import inverting
 from mm_ldlm.inference.choices import text_config
 from mm_ldlm.inference.edge import Edge
 from mm_ldlm.inference.writing import Writer

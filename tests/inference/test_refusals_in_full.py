@@ -14,8 +14,9 @@ import pytest
 import torch
 from scripted import ABLE, MASK, Scripted, Shift, Words, engine
 
-from mm_ldlm.errors import ConfigurationError, SamplingError
-from mm_ldlm.inference import MMLDLM, classifying, editing, inputs, inverting
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.inference import MMLDLM, editing, inputs, inverting
 from mm_ldlm.inference.edge import Edge, refuse_huge
 from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.writing import Writer

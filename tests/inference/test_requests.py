@@ -14,9 +14,10 @@ import pytest
 import torch
 from scripted import LONGEST, MASK, PAD, SHAPE, Scripted, Sized, Words, engine
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
-from mm_ldlm.inference import batching, classifying, editing, embedding, inputs, inverting, memory, scoring
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.inference import batching, editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.edge import FARTHEST, Edge, fraction_of, refuse_huge
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_words

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted import MASK, Scripted, engine
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import embedding, inverting
 from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.writing import Writer

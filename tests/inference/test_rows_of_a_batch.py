@@ -10,7 +10,7 @@ import pytest
 import torch
 from scripted import LONGEST, MASK, PAD, Scripted, Sized, engine
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.writing import Writer

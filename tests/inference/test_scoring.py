@@ -14,8 +14,8 @@ import pytest
 import torch
 from scripted import ABLE, engine
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import MMLDLM, scoring
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.mmdit import Output

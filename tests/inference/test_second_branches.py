@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import CheckpointError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import CheckpointError, SamplingError
 from mm_ldlm.inference import editing, loading
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
+from mm_ldlm.training.checkpoints import folder
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 

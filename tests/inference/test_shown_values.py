@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scripted import ABLE, SHAPE, Scripted, Shift, Words, engine
 
-from mm_ldlm.errors import MMLDLMError
-from mm_ldlm.inference import MMLDLM, classifying, editing, inputs, inverting, loading
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.inference import MMLDLM, editing, inputs, inverting, loading
 from mm_ldlm.sampling.lengths import how_many_lengths
 
 SECRET = "s3cret"

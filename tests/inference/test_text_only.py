@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference.choices import latent_config, text_config
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from scripted import MASK, SHAPE, Scripted, Shift, Words
 
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.images.requests import ImageWriter
 from mm_ldlm.inference.edge import Edge
-from mm_ldlm.inference.images import ImageWriter
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.latents.normaliser import Normaliser
 from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 import pytest
 
+from mm_ldlm.data.latents.normaliser import Normaliser, norms
+from mm_ldlm.data.latents.normaliser_fit import TYPICAL_MARGIN, TYPICAL_QUANTILES
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents.normaliser import Normaliser, norms
-from mm_ldlm.latents.normaliser_fit import TYPICAL_MARGIN, TYPICAL_QUANTILES
 
 
 @pytest.fixture(scope="module")

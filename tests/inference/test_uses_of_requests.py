@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted import ABLE, Scripted, engine
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, embedding, inputs, inverting, scoring
 from mm_ldlm.objectives.capabilities import Capabilities
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError, ConfigurationError, SamplingError
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, SamplingError
 from mm_ldlm.inference import loading
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.training.checkpoints import folder
 
 NUMBERS = ", ".join(field.name for field in dataclasses.fields(DataShape))
 

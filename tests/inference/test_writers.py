@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference import writing
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.writing import Writer

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.splits import SplitConfig, split_of
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.corpus.tokens import tokenize_records
-from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import ShardStore, StoreWriter
-from mm_ldlm.store.verified import RECORD
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.splits import SplitConfig, split_of
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokens import tokenize_records
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store.verified import RECORD
 
 ENCODERS = str(Path(__file__).parents[1] / "encoders")
 if ENCODERS not in sys.path:  # `embedding_service` is imported by name
@@ -72,7 +72,7 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import BertConfig, BertModel
 
-    from mm_ldlm.encoders import locate_encoder
+    from mm_ldlm.data.encoders import locate_encoder
 
     folder = tmp_path_factory.mktemp("encoder")
     with torch.random.fork_rng():

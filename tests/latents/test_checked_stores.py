@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import extract, images, layout, worker
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.checks import Outcome, validate
-from mm_ldlm.latents.config import ValidationConfig
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
-from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.latents import extract, worker
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.checks import Outcome, validate
+from mm_ldlm.data.latents.config import ValidationConfig
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store.fingerprint import file_sha256
+from mm_ldlm.extras.layout import export as layout
+from mm_ldlm.families.images import store as images
+from mm_ldlm.families.images.decoding import ImageLimits
 
 
 def opened(data: Any) -> dict[str, Any]:

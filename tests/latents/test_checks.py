@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.core.errors import StoreError, ValidationError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column, write_index, write_quarantine
-from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.latents import alignment, checks
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.checks import Outcome, validate
-from mm_ldlm.latents.config import ValidationConfig
-from mm_ldlm.latents.findings import Findings, enforce
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.data.latents import alignment, checks
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.checks import Outcome, validate
+from mm_ldlm.data.latents.config import ValidationConfig
+from mm_ldlm.data.latents.findings import Findings, enforce
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 
 Edit = Callable[[list[str], np.ndarray], tuple[list[str], np.ndarray]]
 
@@ -415,7 +415,9 @@ def test_a_dimension_that_is_not_the_encoders_is_named(data: Any) -> None:
 def test_texts_alone_are_checked_without_an_encoder(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An objective without latents: what an earlier run embedded is neither read nor compared."""
     rewrite(data, lambda ids, vectors: (ids[::-1], vectors * np.nan))
-    monkeypatch.setattr("mm_ldlm.latents.checks.locate_encoder", lambda encoder: pytest.fail("an encoder was located"))
+    monkeypatch.setattr(
+        "mm_ldlm.data.latents.checks.locate_encoder", lambda encoder: pytest.fail("an encoder was located")
+    )
     outcome = check(data, stores={**opened(data), "latents": None})
     assert outcome.report["passed"]
     assert outcome.failing == {}
@@ -452,8 +454,8 @@ def test_norms_of_a_normalising_encoder(data: Any) -> None:
 
 @pytest.mark.parametrize("choice", ["warn", "quarantine"])
 def test_norms_of_other_encoders_are_compared_with_their_quartiles(data: Any, choice: str) -> None:
-    from mm_ldlm.latents import statistics
-    from mm_ldlm.latents.checks import check_vectors
+    from mm_ldlm.data.latents import statistics
+    from mm_ldlm.data.latents.checks import check_vectors
 
     def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
         vectors *= np.random.default_rng(0).uniform(1, 1.5, (len(vectors), 1)).astype(np.float32)
@@ -574,7 +576,7 @@ def test_an_index_without_training_rows_is_refused(pristine: Any, tmp_path: Path
 
 
 def test_plots_hold_what_was_measured(pristine: Any) -> None:
-    from mm_ldlm.latents import figures
+    from mm_ldlm.data.latents import figures
 
     measured = check(pristine).statistics
     assert measured is not None
@@ -590,7 +592,7 @@ def test_plots_hold_what_was_measured(pristine: Any) -> None:
 
 
 def test_statistics_are_those_of_numpy(pristine: Any) -> None:
-    from mm_ldlm.latents import statistics
+    from mm_ldlm.data.latents import statistics
 
     vectors = pristine.latents.take(slice(None)).astype(np.float64)
     found = statistics.measure(pristine.latents, plot_rows=1000, seed=0)
@@ -605,7 +607,7 @@ def test_statistics_are_those_of_numpy(pristine: Any) -> None:
 @pytest.mark.parametrize(("queries", "step"), [(2000, 1), (40, 15)])
 def test_no_row_is_its_own_neighbour(queries: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """600 rows are compared in parts of 256 queries; of too many rows, every 15th is a query."""
-    from mm_ldlm.latents import statistics
+    from mm_ldlm.data.latents import statistics
 
     monkeypatch.setattr(statistics, "_NEIGHBOUR_QUERIES", queries)
     sample = np.random.default_rng(0).normal(size=(600, 8))

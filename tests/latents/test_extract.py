@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.encoders import LocalEncoderConfig, load_encoder
-from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
-from mm_ldlm.latents import extract as module
-from mm_ldlm.latents import worker
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.plan import default_shard_rows
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, ShardStore
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError
+from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder
+from mm_ldlm.data.latents import extract as module
+from mm_ldlm.data.latents import worker
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.plan import default_shard_rows
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore
 
 Files = Callable[[Path], dict[str, bytes]]
 
@@ -79,7 +79,7 @@ def task_engine(monkeypatch: pytest.MonkeyPatch) -> type:
     """The engine `local` as one that runs elsewhere: a task is one shard, and what a node receives is pickled."""
     import pickle
 
-    from mm_ldlm.engines.local import LocalEngine, LocalEngineConfig
+    from mm_ldlm.data.engines.local import LocalEngine, LocalEngineConfig
 
     class Elsewhere(LocalEngine):
         def run(self, function: Any, tasks: Any, **options: Any) -> Any:
@@ -292,8 +292,8 @@ def test_half_precision_is_stored_and_read_as_float32(pristine: Any, tmp_path: P
 
 
 def test_no_records_make_an_empty_store(pristine: Any, tmp_path: Path) -> None:
-    from mm_ldlm.corpus.record import RECORD_SCHEMA
-    from mm_ldlm.store import StoreWriter
+    from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+    from mm_ldlm.data.store import StoreWriter
 
     StoreWriter(tmp_path / "r", kind="records", schema=RECORD_SCHEMA).finish()
     records = ShardStore.open(tmp_path / "r")
@@ -313,12 +313,12 @@ def test_shards_are_neither_many_nor_few() -> None:
 
 def test_a_dead_process_is_one_readable_error_and_nothing_is_lost(pristine: Any, tmp_path: Path, files: Files) -> None:
     """The second process finds other weights than the plan's: they were changed after the launch."""
-    from mm_ldlm.errors import WorkerFailed
+    from mm_ldlm.core.errors import WorkerFailed
 
     folder = tmp_path / "encoder"
     shutil.copytree(pristine.encoder.path, folder)
     encoder = LocalEncoderConfig(name="minilm", path=str(folder), device="cpu", batch_tokens=256, max_length=64)
-    import mm_ldlm.latents.extract as module
+    import mm_ldlm.data.latents.extract as module
 
     real = module.launch
 
@@ -420,7 +420,7 @@ def test_twenty_kills_lose_nothing_and_change_no_byte(
 
 
 def test_processes_zero_means_the_machines_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mm_ldlm.latents.extract import _processes_and_lanes
+    from mm_ldlm.data.latents.extract import _processes_and_lanes
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

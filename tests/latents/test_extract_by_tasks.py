@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.latents import worker
 from mm_ldlm.distributed import failure, logs, process
-from mm_ldlm.errors import EncoderError
-from mm_ldlm.latents import worker
 
 Files = Callable[[Path], dict[str, bytes]]
 

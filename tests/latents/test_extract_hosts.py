@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.latents import hosts, worker
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract, extract_with_first_host
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import NOT_NEEDED
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.launch import HostsConfig
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.latents import hosts, worker
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.extract import extract, extract_with_first_host
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import NOT_NEEDED
 
 VARIABLES = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "NPROC_PER_NODE": "1"}
 
@@ -98,7 +98,7 @@ def test_hosts_of_one_store_have_one_name_and_each_has_logs_of_its_own(
         assert config is not None
         hosts.run_ranks(tmp_path, config=config)
         progress = tmp_path / ".extract"
-        assert launched[-1][0] == ("mm_ldlm.latents.worker", [str(progress / "job.json")])
+        assert launched[-1][0] == ("mm_ldlm.data.latents.worker", [str(progress / "job.json")])
         assert launched[-1][1] == {"config": config, "log_directory": progress / "logs" / f"left-{rank}"}
 
 

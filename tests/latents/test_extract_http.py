@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from embedding_service import DIM, Service, unit
 
-from mm_ldlm.config import parse
-from mm_ldlm.encoders import EncoderConfig, load_encoder, locate_encoder, parse_encoder
-from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError
-from mm_ldlm.latents import extract as extraction
-from mm_ldlm.latents import worker
-from mm_ldlm.latents.checks import validate
-from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.plan import Plan, make_plan
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, Shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError
+from mm_ldlm.data.encoders import EncoderConfig, load_encoder, locate_encoder, parse_encoder
+from mm_ldlm.data.latents import extract as extraction
+from mm_ldlm.data.latents import worker
+from mm_ldlm.data.latents.checks import validate
+from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.plan import Plan, make_plan
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, Shard
 
 Files = Callable[[Path], dict[str, bytes]]
 FAULTS = ["429", "500", "503", "slow", "truncated", "not_json", "reset", "reordered"]

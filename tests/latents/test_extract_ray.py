@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("ray")
 import ray_nodes
-from mm_ldlm.engines.ray_engine import RayEngineConfig
-from mm_ldlm.latents import worker
+from mm_ldlm.data.latents import worker
+from mm_ldlm.extras.ray.engine import RayEngineConfig
 
 
 @pytest.mark.slow

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.record import DECODED, RECORD_SCHEMA
-from mm_ldlm.corpus.vectors import VectorStore, vector_table
-from mm_ldlm.encoders import EncoderConfig, parse_encoder
-from mm_ldlm.errors import FingerprintError, StoreError
-from mm_ldlm.latents import given as module
-from mm_ldlm.latents import plan
-from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.findings import Findings
-from mm_ldlm.latents.given import take_over
-from mm_ldlm.latents.spot_check import check_spots
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA
+from mm_ldlm.data.encoders import EncoderConfig, parse_encoder
+from mm_ldlm.data.latents import plan
+from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.latents.spot_check import check_spots
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.extras.own_vectors import latents as module
+from mm_ldlm.extras.own_vectors.latents import take_over
+from mm_ldlm.extras.own_vectors.store import VectorStore, vector_table
 
 D = 6
 

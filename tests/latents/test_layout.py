@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.layout import Folder, paired, parse_tokens
-from mm_ldlm.corpus.layout_export import export_layout
-from mm_ldlm.corpus.record import record_id
-from mm_ldlm.corpus.sources import SourceConfig
-from mm_ldlm.corpus.sources.registry import open_source
-from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
-from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.layout import export_latents, write_layout
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import StoreWriter
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.corpus.record import record_id
+from mm_ldlm.data.corpus.sources import SourceConfig
+from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import StoreWriter
+from mm_ldlm.extras.layout.export import export_latents, write_layout
+from mm_ldlm.extras.layout.reading import Folder, paired, parse_tokens
+from mm_ldlm.extras.layout.writing import export_layout
 
 Build = Callable[..., Any]
 
@@ -31,7 +31,7 @@ Build = Callable[..., Any]
 def test_the_source_reads_every_bit_that_the_export_writes(
     pristine: Any, tmp_path: Path, name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mm_ldlm.latents.layout._ROWS", 50)
+    monkeypatch.setattr("mm_ldlm.extras.layout.export._ROWS", 50)
     vectors = pristine.latents.take(slice(None)).astype(dtype)
     vectors[3, 5] = np.nan
     vectors[4] = -0.0

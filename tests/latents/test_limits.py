@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import spot_check
-from mm_ldlm.latents.alignment import check_tokens
-from mm_ldlm.latents.checks import check_vectors
-from mm_ldlm.latents.config import ValidationConfig
-from mm_ldlm.latents.findings import Findings
-from mm_ldlm.latents.statistics import measure
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.latents import spot_check
+from mm_ldlm.data.latents.alignment import check_tokens
+from mm_ldlm.data.latents.checks import check_vectors
+from mm_ldlm.data.latents.config import ValidationConfig
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.latents.statistics import measure
+from mm_ldlm.data.store import ShardStore, StoreWriter
 
 
 def failing_norms(norms: list[float], *, normalised: bool, **limits: Any) -> list[int]:

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA
-from mm_ldlm.corpus.vectors import VectorStore, vector_table
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+from mm_ldlm.data.encoders import parse_encoder
+from mm_ldlm.data.latents import extract as module
+from mm_ldlm.data.latents import hosts, worker
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.plan import Plan, make_plan
+from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 from mm_ldlm.distributed.launch import HostsConfig
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import ConfigurationError, EncoderError
-from mm_ldlm.latents import extract as module
-from mm_ldlm.latents import hosts, worker
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.given import take_over
-from mm_ldlm.latents.plan import Plan, make_plan
-from mm_ldlm.latents.rate import FIRST_SECONDS, Rate
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.extras.own_vectors.latents import take_over
+from mm_ldlm.extras.own_vectors.store import VectorStore, vector_table
 
 HOST_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "SLURM_NNODES")
 

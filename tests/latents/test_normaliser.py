@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.errors import StoreError
-from mm_ldlm.latents import normaliser_fit
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
-from mm_ldlm.latents.normaliser_fit import fit
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.latents import normaliser_fit
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.data.latents.normaliser_fit import fit
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore, StoreWriter
 
 KINDS = ["standard", "robust", "whitening", "one_scale"]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
-from mm_ldlm.latents.normaliser_fit import ENOUGH, fit, one_scale_part
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.store import StoreWriter
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.data.latents.normaliser_fit import ENOUGH, fit, one_scale_part
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import StoreWriter
 
 DIM = 48
 SPREAD = np.geomspace(3.0, 0.05, DIM)
@@ -58,7 +58,7 @@ def test_from_ten_rows_for_each_dimension_on_it_is_whitening_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     vectors = drawn(ENOUGH * DIM)
-    with caplog.at_level(logging.INFO, logger="mm_ldlm.latents.normaliser_fit"):
+    with caplog.at_level(logging.INFO, logger="mm_ldlm.data.latents.normaliser_fit"):
         whole = fitted(tmp_path / "a", vectors)
         assert not caplog.records
         fewer = fitted(tmp_path / "b", vectors[:120])

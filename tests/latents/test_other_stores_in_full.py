@@ -15,19 +15,22 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_ldlm.corpus.images import ImageLimits, digest
-from mm_ldlm.corpus.layout import LISTS, Folder
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import EncoderError, FingerprintError, StoreError
-from mm_ldlm.latents import checks, images, token_clusters, token_states, token_vectors
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.config import ExtractConfig, TokenClustersConfig
-from mm_ldlm.latents.findings import Finding, Findings
-from mm_ldlm.latents.images import ImagesConfig
-from mm_ldlm.latents.layout import write_layout
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.core.errors import EncoderError, FingerprintError, StoreError
+from mm_ldlm.data.encoders import parse_encoder
+from mm_ldlm.data.latents import checks, token_vectors
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig, TokenClustersConfig
+from mm_ldlm.data.latents.findings import Finding, Findings
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.extras.layout.export import write_layout
+from mm_ldlm.extras.layout.reading import LISTS, Folder
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
+from mm_ldlm.families.hdlm import token_clusters
+from mm_ldlm.families.images import store as images
+from mm_ldlm.families.images.decoding import ImageLimits, digest
+from mm_ldlm.families.images.store import ImagesConfig
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 

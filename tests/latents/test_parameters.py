@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.dedup import NearDuplicateConfig
-from mm_ldlm.corpus.filters import LengthConfig
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.corpus.sources import SourceConfig
-from mm_ldlm.corpus.splits import SplitConfig
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
-from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.latents.config import ExtractConfig, TokenClustersConfig, ValidationConfig
-from mm_ldlm.latents.images import ImagesConfig
-from mm_ldlm.latents.normaliser import NormaliserConfig
-from mm_ldlm.latents.token_states import TokenStatesConfig
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
+from mm_ldlm.data.corpus.filters import LengthConfig
+from mm_ldlm.data.corpus.sources import SourceConfig
+from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.latents.config import ExtractConfig, TokenClustersConfig, ValidationConfig
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig
+from mm_ldlm.families.images.decoding import ImageLimits
+from mm_ldlm.families.images.store import ImagesConfig
 
 MANY = 10**8
 FRACTION: tuple[list[Any], list[Any]] = ([0, 0.5, 1], [-0.001, 1.001, None])

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 import torch
 
-from mm_ldlm.errors import ConfigurationError, StoreError, ValidationError
-from mm_ldlm.latents import alignment, figures, spot_check, statistics
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.alignment import check_texts, check_tokens
-from mm_ldlm.latents.config import TokenClustersConfig, ValidationConfig
-from mm_ldlm.latents.findings import Findings, enforce
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig, norms
-from mm_ldlm.latents.normaliser_fit import fit
-from mm_ldlm.latents.rate import FIRST_SECONDS, Rate
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_clusters import cluster, cluster_vocabulary
-from mm_ldlm.store import ShardStore, StoreWriter
+from mm_ldlm.core.errors import ConfigurationError, StoreError, ValidationError
+from mm_ldlm.data.latents import alignment, figures, spot_check, statistics
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.alignment import check_texts, check_tokens
+from mm_ldlm.data.latents.config import TokenClustersConfig, ValidationConfig
+from mm_ldlm.data.latents.findings import Findings, enforce
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, norms
+from mm_ldlm.data.latents.normaliser_fit import fit
+from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.families.hdlm.token_clusters import cluster, cluster_vocabulary
 
 # -- texts and tokens --------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_ldlm.latents.rate import Rate
+from mm_ldlm.data.latents.rate import Rate
 
 
 def test_the_first_shards_are_not_measured_and_the_time_since_the_last_one_is_subtracted() -> None:

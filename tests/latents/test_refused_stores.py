@@ -14,16 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.corpus.images import ImageLimits
-from mm_ldlm.errors import ConfigurationError, EncoderError, StoreError
-from mm_ldlm.latents import extract, hosts, images, layout, token_states, worker
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
-from mm_ldlm.latents.token_vectors import embed_vocabulary
-from mm_ldlm.store import Manifest, StoreWriter
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, StoreError
+from mm_ldlm.data.latents import extract, hosts, worker
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.latents.token_vectors import embed_vocabulary
+from mm_ldlm.data.store import Manifest, StoreWriter
+from mm_ldlm.extras.layout import export as layout
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
+from mm_ldlm.families.images import store as images
+from mm_ldlm.families.images.decoding import ImageLimits
 
 # -- the extraction ----------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_ldlm.core.errors import ConfigurationError, FingerprintError
 from mm_ldlm.data.dataset import values
-from mm_ldlm.errors import ConfigurationError, FingerprintError
-from mm_ldlm.latents.config import TokenClustersConfig
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_clusters import cluster, cluster_vocabulary
-from mm_ldlm.store import Manifest, ShardStore
+from mm_ldlm.data.latents.config import TokenClustersConfig
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.families.hdlm.token_clusters import cluster, cluster_vocabulary
 
 TEXTS, SPLITS = ["w0 w1 w2"], ["train"]
 VECTORS = np.random.default_rng(0).normal(size=(23, 6)).astype(np.float32)

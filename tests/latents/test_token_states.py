@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.errors import EncoderError, FingerprintError
-from mm_ldlm.latents import token_states
-from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
-from mm_ldlm.store import Manifest, ShardStore
+from mm_ldlm.core.errors import EncoderError, FingerprintError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
 
 
 def run(data: Any, workspace: Path, *, tokenizer: Any = None, encoder: Any = None, **config: Any) -> Manifest:

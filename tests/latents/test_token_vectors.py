@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from embedding_service import DIM, Service, running, unit
 
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import EncoderError
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_vectors import embed_vocabulary
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import parse_encoder
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.latents.token_vectors import embed_vocabulary
 
 TOKENS = ["[PAD]", "[MASK]", "cat", "##s", "▁dog", "##"]
 

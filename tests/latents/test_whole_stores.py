@@ -14,17 +14,19 @@ import pytest
 import torch
 from embedding_service import DIM, Service, unit
 
+from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.data.encoders import LocatedEncoder, parse_encoder
+from mm_ldlm.data.latents import extract, hosts, worker
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.plan import Plan, make_plan
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import LaunchConfig
-from mm_ldlm.encoders import LocatedEncoder, parse_encoder
-from mm_ldlm.errors import FingerprintError, StoreError
-from mm_ldlm.latents import extract, given, hosts, token_states, worker
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.given import take_over
-from mm_ldlm.latents.plan import Plan, make_plan
-from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
-from mm_ldlm.store.fingerprint import fingerprint
+from mm_ldlm.extras.own_vectors import latents as given
+from mm_ldlm.extras.own_vectors.latents import take_over
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
 
 # -- the extraction ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +293,7 @@ def test_several_processes_are_launched_with_the_missing_shards_of_the_plan(
         data.extract(processes=3)
     progress = folder / ".extract"
     assert launched == [(
-        "mm_ldlm.latents.worker", [str(progress / "job.json")], LaunchConfig(processes=2), progress / "logs"
+        "mm_ldlm.data.latents.worker", [str(progress / "job.json")], LaunchConfig(processes=2), progress / "logs"
     )]  # fmt: skip
     assert "2 process(es), 2 shard(s) at a time" in caplog.messages
     assert files(folder) == files(pristine.root / "latents")

@@ -12,22 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.record import DECODED, RECORD_SCHEMA
-from mm_ldlm.corpus.vectors import VectorStore, vector_table
-from mm_ldlm.encoders import parse_encoder
-from mm_ldlm.errors import ConfigurationError, EncoderError, FingerprintError, MMLDLMError, StoreError
-from mm_ldlm.latents import extract as extraction
-from mm_ldlm.latents import hosts, images, layout, token_clusters, token_states, worker
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.given import take_over
-from mm_ldlm.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.latents.normaliser_fit import fit
-from mm_ldlm.latents.plan import Plan
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_states import TokenStatesConfig, embed_tokens
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError, MMLDLMError, StoreError
+from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA
+from mm_ldlm.data.encoders import parse_encoder
+from mm_ldlm.data.latents import extract as extraction
+from mm_ldlm.data.latents import hosts, worker
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
+from mm_ldlm.data.latents.normaliser_fit import fit
+from mm_ldlm.data.latents.plan import Plan
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.extras.layout import export as layout
+from mm_ldlm.extras.own_vectors.latents import take_over
+from mm_ldlm.extras.own_vectors.store import VectorStore, vector_table
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
+from mm_ldlm.families.hdlm import token_clusters
+from mm_ldlm.families.images import store as images
 
 
 def said(kind: type[MMLDLMError], call: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.mmdit import MMDiT
 from mm_ldlm.models.registry import MODELS

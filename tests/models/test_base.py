@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.families.classification.latent_mlp import LatentMLP
 from mm_ldlm.models.base import DataShape, count_parameters, require_latents, sizes_only
 from mm_ldlm.models.dit import DiT, DiTConfig
-from mm_ldlm.models.latent_mlp import LatentMLP
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.models.registry import MODELS

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from mm_ldlm.config import parse, parse_kind
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, build_on_meta, count_parameters
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.models.parts import tagged_parameters

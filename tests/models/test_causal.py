@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
 from mm_ldlm.models.base import DataShape, count_parameters
-from mm_ldlm.models.causal import CausalConfig, CausalTransformer
 from mm_ldlm.models.parts import tagged_parameters
 
 SHAPE = DataShape(vocab_size=23, pad_id=0, mask_id=1, max_length=10)

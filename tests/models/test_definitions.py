@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.registry import MODELS
 
 B, L, N, V, PAD, MASK, d, P = 3, 6, 9, 23, 0, 1, 5, 36

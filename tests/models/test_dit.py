@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, count_parameters
 from mm_ldlm.models.dit import DiT, DiTConfig
 from mm_ldlm.models.parts import tagged_parameters

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.errors import FreezingError
+from mm_ldlm.core.errors import FreezingError
 from mm_ldlm.models.freezing import FreezingSnapshot, freeze, verify_parameter_freezing
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.multimodal import MultimodalConfig

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.families.images.model import ImageMMDiT, Patches
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.image_mmdit import ImageMMDiT, Patches
 from mm_ldlm.models.registry import MODELS
 
 SIZE = (4, 6, 3)

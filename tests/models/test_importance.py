@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.base import DataShape, count_parameters, init_weights
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.parts import count_by_part
 
 V, PAD, MASK, N = 30, 0, 1, 10

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.families.images.model import Patches
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.embeddings import LatentEncoder, LatentTokens, NullEmbedding, TokenTable
-from mm_ldlm.models.image_mmdit import Patches
 from mm_ldlm.models.layers import Linear
 from mm_ldlm.models.registry import MODELS
 

@@ -11,8 +11,8 @@ import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, count_parameters
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.layers import CrossAttention

@@ -13,8 +13,8 @@ from test_definitions import SHAPE, build, inputs, normed, rms, stirred
 from torch import Tensor
 from torch.nn import functional as F
 
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator, LayerNorm
 from mm_ldlm.models.heads import mean_features
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator, LayerNorm
 from mm_ldlm.models.layers import EPSILON, QKNorm, modulate, prepare_qkv, prepare_qkv_plainly
 
 OPTIONS: dict[str, dict[str, Any]] = {"mmdit": {"direct_views": True}}

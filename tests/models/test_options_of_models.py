@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.models.base import DataShape, sizes_only
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.models.registry import MODELS

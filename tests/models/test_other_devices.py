@@ -12,8 +12,8 @@ from test_definitions import SHAPE, VALID, B, L, build, inputs, stirred
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.models.causal import CausalAttention
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
+from mm_ldlm.families.autoregressive.model import CausalAttention
 from mm_ldlm.models.layers import Attention
 
 NULL = torch.tensor([False, True, False])

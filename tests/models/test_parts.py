@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import FreezingError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import FreezingError
 from mm_ldlm.models.base import count_parameters
 from mm_ldlm.models.parts import Part, count_by_part, tag, tagged_parameters
 from mm_ldlm.models.registry import MODELS

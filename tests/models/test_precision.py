@@ -10,11 +10,11 @@ from every_model import KINDS, VALID, outputs
 from test_definitions import B, build, inputs, stirred
 from torch import nn
 
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
+from mm_ldlm.families.classification.latent_mlp import LatentMLP
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.fused_qkv import PrepareQKV
 from mm_ldlm.models.heads import ClassHead, ComparisonHead, LengthHead, mean_features
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator
-from mm_ldlm.models.latent_mlp import LatentMLP
 from mm_ldlm.models.layers import Attention, QKNorm, prepare_qkv, rope_table
 from mm_ldlm.models.timestep_embedding import Conditioner
 from mm_ldlm.models.token_vectors import set_token_vectors

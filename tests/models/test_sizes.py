@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.base import DataShape, sizes_only
 from mm_ldlm.models.heads import ClassHead, ComparisonHead
-from mm_ldlm.models.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.models.parts import count_by_part
 from mm_ldlm.models.registry import MODELS
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import ConfigurationError, FreezingError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, FreezingError
+from mm_ldlm.families.atat.importance import ImportanceConfig
+from mm_ldlm.families.ccdd.model import CcddConfig
+from mm_ldlm.families.classification.latent_mlp import LatentMLPConfig
+from mm_ldlm.families.images.model import ContinuousImageMMDiTConfig, ImageMMDiTConfig
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.ccdd import CcddConfig
 from mm_ldlm.models.freezing import FreezingSnapshot, freeze, verify_parameter_freezing
-from mm_ldlm.models.image_mmdit import ContinuousImageMMDiTConfig, ImageMMDiTConfig
-from mm_ldlm.models.importance import ImportanceConfig
-from mm_ldlm.models.latent_mlp import LatentMLPConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
 from mm_ldlm.models.parts import tag, tagged_parameters
 from mm_ldlm.models.registry import MODELS

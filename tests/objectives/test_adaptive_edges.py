@@ -11,10 +11,10 @@ import torch
 from test_adaptive_masking import SHAPE, losses_of, objective
 from test_text_diffusion import TEXTS, batch, rows
 
+from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
+from mm_ldlm.families.atat.importance import ImportanceConfig
+from mm_ldlm.families.atat.objective import AdaptiveMaskingConfig, frequency_prior
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.importance import ImportanceConfig
-from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig, frequency_prior
-from mm_ldlm.objectives.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
 from mm_ldlm.objectives.training_times import text_times
 
 FINE = (8.0, 8.0)

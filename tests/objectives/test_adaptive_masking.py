@@ -11,14 +11,14 @@ import torch
 from test_text_diffusion import SHAPE, TEXTS, OptimalDenoiser, P, batch, conditional_nll, rows
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.atat.objective import AdaptiveMaskingConfig, frequency_prior, rank_by_row
+from mm_ldlm.families.autoregressive.model import CausalConfig
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.causal import CausalConfig
 from mm_ldlm.models.dit import DiTConfig
-from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig, frequency_prior, rank_by_row
 from mm_ldlm.objectives.base import Batch, Objective
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import Output

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
+from mm_ldlm.families.autoregressive.objective import AutoregressiveConfig, nll
+from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.causal import CausalConfig, CausalTransformer
 from mm_ldlm.models.dit import DiTConfig
-from mm_ldlm.objectives.autoregressive import AutoregressiveConfig, nll
 from mm_ldlm.objectives.base import Batch, Objective
-from mm_ldlm.sampling.autoregressive import AutoregressiveSampler
 from mm_ldlm.sampling.registry import text_sampler
 
 N = 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.ccdd.model import Output
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.ccdd import Output
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch, Objective
 from mm_ldlm.objectives.registry import OBJECTIVES

@@ -10,8 +10,8 @@ import torch
 from classifiers import CASES, NAMES, SHAPE, TEXT_MODELS, batch, labels_of, losses, names, root_of
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import ConfigurationError, FreezingError, SamplingError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, FreezingError, SamplingError
 from mm_ldlm.objectives.registry import OBJECTIVES
 
 

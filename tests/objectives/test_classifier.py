@@ -8,9 +8,9 @@ import pytest
 import torch
 from classifiers import CASES, SHAPE, batch, names, root_of
 
-from mm_ldlm.objectives.classification import decode_names
-from mm_ldlm.objectives.classifier import Classifier
-from mm_ldlm.objectives.pairwise_classification import ANSWERS
+from mm_ldlm.families.classification.classifier import Classifier
+from mm_ldlm.families.classification.objective import decode_names
+from mm_ldlm.families.classification.pairs import ANSWERS
 
 
 def pairs() -> Any:

@@ -10,7 +10,7 @@ import torch
 from test_every_option import KINDS, SHAPE, STEP, STORES, batch, built, generator, numbers
 from torch.nn import functional as F
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch, BuildsOnModel, UsesTokenCounts
 from mm_ldlm.objectives.registry import OBJECTIVES

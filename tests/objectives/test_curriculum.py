@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mm_ldlm.objectives.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
+from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
 
 IMPORTANCE = torch.tensor([[0.1, 0.3, 0.5, 0.7, 0.9, 0.2], [0.8, 0.9, 0.1, 0.0, 0.0, 0.0]])
 VALID = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()

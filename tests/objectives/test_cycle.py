@@ -10,7 +10,7 @@ import torch
 from test_multimodal import DIM, MASK, PAD, VOCAB, Spy, batch, generator, losses_of, mmdit, objective
 from torch import Tensor
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.objectives.cycle import CycleConfig
 
 BOTH = {"text_weight": 0.5, "latent_weight": 0.25}

@@ -14,13 +14,13 @@ from test_every_option import ABSORBING, REAL, STEP, batch, built, generator, pa
 from torch import Tensor
 
 from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.families.atat.objective import AdaptiveMaskingConfig
+from mm_ldlm.families.ccdd.objective import CcddObjectiveConfig
+from mm_ldlm.families.images.generation import ContinuousImageTextGeneration, ImageTextGeneration
+from mm_ldlm.families.images.objective import ImageTextConfig
+from mm_ldlm.families.latent_dit.objective import LatentConditionedConfig
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
-from mm_ldlm.objectives.ccdd import CcddObjectiveConfig
 from mm_ldlm.objectives.cycle import CycleConfig
-from mm_ldlm.objectives.image_text import ImageTextConfig
-from mm_ldlm.objectives.image_text_generation import ContinuousImageTextGeneration, ImageTextGeneration
-from mm_ldlm.objectives.latent_conditioned import LatentConditionedConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.multimodal_generation import MultimodalGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig

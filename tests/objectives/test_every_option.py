@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.models.base import DataShape, init_weights

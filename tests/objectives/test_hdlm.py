@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.autoregressive.objective import AutoregressiveConfig
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
-from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.gaussian import convert
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.images.model import Output
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.image_mmdit import Output
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import Output
 from mm_ldlm.models.registry import MODELS

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.objectives.base import Batch, Losses, Objective

@@ -10,7 +10,7 @@ import torch
 from test_every_option import KINDS, SHAPE, built, generator
 from torch import Tensor
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.sampling.registry import latent_sampler
 
 CANVAS = torch.ones(2, 3, dtype=torch.long)

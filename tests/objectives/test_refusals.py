@@ -8,9 +8,9 @@ import pytest
 import torch
 from test_capabilities import NAMES, TRAINS, capabilities
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES

@@ -10,8 +10,8 @@ import pytest
 from test_capabilities import capabilities
 from test_every_option import built
 
-from mm_ldlm.config import parse_kind, to_dict
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.objectives.registry import OBJECTIVES
 
 FLOW = {"name": "flow"}

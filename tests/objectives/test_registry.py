@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm import kinds
+from mm_ldlm.core import kinds
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import ModelConfig
 from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.registry import MODELS

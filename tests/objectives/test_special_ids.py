@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_every_option import KINDS, STEP, batch, generator
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import UsesTokenCounts

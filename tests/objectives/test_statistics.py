@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mm_ldlm.diffusion.gaussian import to_x0
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.models.ccdd import Output
+from mm_ldlm.families.ccdd.model import Output
 from mm_ldlm.objectives.gaussian_loss import gaussian_loss
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.autoregressive.model import CausalConfig
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.causal import CausalConfig
 from mm_ldlm.models.dit import DiTConfig, Output
 from mm_ldlm.objectives.base import Batch, Objective
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig

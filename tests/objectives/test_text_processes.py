@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.dit import DiTConfig

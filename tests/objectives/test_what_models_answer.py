@@ -13,7 +13,7 @@ import torch
 from test_every_option import ABSORBING, REAL, batch, built, generator, part
 from torch import Tensor
 
-from mm_ldlm.objectives.adaptive_masking import importance_statistics
+from mm_ldlm.families.atat.objective import importance_statistics
 
 GIVEN = {"latent_conditioned": "latents", "multimodal": "latents", "image_text": "images"}
 """kind of objective with a condition → its field"""

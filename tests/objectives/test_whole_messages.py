@@ -11,27 +11,27 @@ import pytest
 import torch
 from classifiers import names
 
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.gidd import GiddConfig
-from mm_ldlm.diffusion.hdlm import HdlmConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.diffusion.sedd import SeddConfig
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.atat.objective import AdaptiveMaskingConfig
+from mm_ldlm.families.ccdd.model import CcddConfig
+from mm_ldlm.families.ccdd.objective import CcddObjectiveConfig
+from mm_ldlm.families.classification.objective import ClassificationConfig, refuse_compiled
+from mm_ldlm.families.classification.pairs import PairwiseClassificationConfig
+from mm_ldlm.families.hdlm.process import HdlmConfig
+from mm_ldlm.families.images.model import ImageMMDiTConfig
+from mm_ldlm.families.images.objective import ContinuousImageTextConfig, ImageTextConfig
+from mm_ldlm.families.images.options import ImageModeWeights
+from mm_ldlm.families.latent_dit.objective import LatentConditionedConfig
+from mm_ldlm.families.sedd.process import SeddConfig
+from mm_ldlm.families.uniform.gidd import GiddConfig
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.ccdd import CcddConfig
-from mm_ldlm.models.image_mmdit import ImageMMDiTConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
-from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
-from mm_ldlm.objectives.ccdd import CcddObjectiveConfig
-from mm_ldlm.objectives.classification import ClassificationConfig, refuse_compiled
 from mm_ldlm.objectives.cycle import CycleConfig
-from mm_ldlm.objectives.image_text import ContinuousImageTextConfig, ImageTextConfig
-from mm_ldlm.objectives.image_text_options import ImageModeWeights
-from mm_ldlm.objectives.latent_conditioned import LatentConditionedConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.multimodal_options import ModeWeights
-from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.gidd import GiddConfig
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
-from mm_ldlm.models.causal import CausalConfig
-from mm_ldlm.models.ccdd import CcddConfig
+from mm_ldlm.families.atat.objective import AdaptiveMaskingConfig
+from mm_ldlm.families.autoregressive.model import CausalConfig
+from mm_ldlm.families.autoregressive.objective import AutoregressiveConfig
+from mm_ldlm.families.ccdd.model import CcddConfig
+from mm_ldlm.families.ccdd.objective import CcddObjectiveConfig
+from mm_ldlm.families.classification.latent_mlp import LatentMLPConfig
+from mm_ldlm.families.classification.objective import ClassificationConfig
+from mm_ldlm.families.classification.pairs import PairwiseClassificationConfig
+from mm_ldlm.families.images.model import ContinuousImageMMDiTConfig, ImageMMDiTConfig
+from mm_ldlm.families.images.objective import ContinuousImageTextConfig, ImageTextConfig
+from mm_ldlm.families.images.options import ImageModeWeights
+from mm_ldlm.families.latent_dit.model import LatentDiTConfig
+from mm_ldlm.families.latent_dit.objective import LatentConditionedConfig
+from mm_ldlm.families.uniform.gidd import GiddConfig
 from mm_ldlm.models.dit import DiTConfig
-from mm_ldlm.models.image_mmdit import ContinuousImageMMDiTConfig, ImageMMDiTConfig
-from mm_ldlm.models.latent_dit import LatentDiTConfig
-from mm_ldlm.models.latent_mlp import LatentMLPConfig
 from mm_ldlm.models.mmdit import MMDiTConfig
-from mm_ldlm.objectives.adaptive_masking import AdaptiveMaskingConfig
-from mm_ldlm.objectives.autoregressive import AutoregressiveConfig
 from mm_ldlm.objectives.base import require_interface
 from mm_ldlm.objectives.capabilities import USES, Capabilities
-from mm_ldlm.objectives.ccdd import CcddObjectiveConfig
-from mm_ldlm.objectives.classification import ClassificationConfig
-from mm_ldlm.objectives.image_text import ContinuousImageTextConfig, ImageTextConfig
-from mm_ldlm.objectives.image_text_options import ImageModeWeights
-from mm_ldlm.objectives.latent_conditioned import LatentConditionedConfig
 from mm_ldlm.objectives.multimodal import MultimodalConfig
-from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
 from mm_ldlm.objectives.text_generation import untrained_lengths
 from mm_ldlm.sampling.registry import text_sampler

@@ -16,20 +16,19 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from mm_ldlm.checkpoints import folder as checkpoint_folder
-from mm_ldlm.checkpoints import provenance
-from mm_ldlm.checkpoints.provenance import MADE_BY
-from mm_ldlm.checkpoints.reference import CHOSEN, run_folder, weights_folder
-from mm_ldlm.config import parse
-from mm_ldlm.corpus import ingestion as corpus
-from mm_ldlm.corpus import report as corpus_report
-from mm_ldlm.corpus import tokens as corpus_tokens
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.app.tracking import mlflow
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import EvaluationError, PreflightError
 from mm_ldlm.data import index as data_index
-from mm_ldlm.data import labels as data_labels
 from mm_ldlm.data import sentences
-from mm_ldlm.errors import EvaluationError, PreflightError
+from mm_ldlm.data.corpus import ingestion as corpus
+from mm_ldlm.data.corpus import report as corpus_report
+from mm_ldlm.data.corpus import tokens as corpus_tokens
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.latents import checks, extract, figures, normaliser_fit, token_vectors
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.store import NOT_NEEDED
 from mm_ldlm.evaluation import compare, headline, run_result, sts_sets
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import BootstrapConfig, EvaluationConfig
@@ -37,21 +36,16 @@ from mm_ldlm.evaluation.report import figures as report_figures
 from mm_ldlm.evaluation.report import inputs as report_inputs
 from mm_ldlm.evaluation.report import page as report_page
 from mm_ldlm.evaluation.report import theme as report_theme
-from mm_ldlm.evaluation.suites import classification, generation, images, inversion, latents, likelihood, sts
+from mm_ldlm.evaluation.suites import generation, inversion, latents, likelihood, sts
+from mm_ldlm.extras.own_vectors import latents as given
+from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.families.classification import labels as data_labels
+from mm_ldlm.families.classification import suite as classification
+from mm_ldlm.families.classification.pairs import PairwiseClassificationConfig
+from mm_ldlm.families.hdlm import token_clusters
+from mm_ldlm.families.images import store as image_store
+from mm_ldlm.families.images import suite as images
 from mm_ldlm.inference import inputs as inference_inputs
-from mm_ldlm.latents import (
-    checks,
-    extract,
-    figures,
-    given,
-    normaliser_fit,
-    token_clusters,
-    token_states,
-    token_vectors,
-)
-from mm_ldlm.latents import images as image_store
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
 from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 from mm_ldlm.pipelines.embedding import nodes as embedding_nodes
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
@@ -63,8 +57,10 @@ from mm_ldlm.pipelines.sanity import nodes as sanity_nodes
 from mm_ldlm.pipelines.training import nodes as training_nodes
 from mm_ldlm.pipelines.validation import nodes as validation_nodes
 from mm_ldlm.sampling.config import SamplingConfig
-from mm_ldlm.store import NOT_NEEDED
-from mm_ldlm.tracking import mlflow
+from mm_ldlm.training.checkpoints import folder as checkpoint_folder
+from mm_ldlm.training.checkpoints import provenance
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
 TEXT_ONLY = {"kind": "text_diffusion"}
 HDLM = {"kind": "text_diffusion", "process": {"kind": "hdlm"}}
@@ -106,8 +102,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.mark.parametrize("dim", [None, 7])
 def test_ingestion(dim: int | None, calls: Calls, tmp_path: Path) -> None:
-    from mm_ldlm.corpus import tokenizer
-    from mm_ldlm.store import Manifest
+    from mm_ldlm.data.corpus import tokenizer
+    from mm_ldlm.data.store import Manifest
 
     calls.replace(corpus, "ingest", ("records", "quarantine", "report"))
     calls.replace(tokenizer, "load_tokenizer", "loaded")
@@ -143,8 +139,8 @@ def test_ingestion(dim: int | None, calls: Calls, tmp_path: Path) -> None:
 
 
 def test_embedding(calls: Calls, tmp_path: Path) -> None:
-    from mm_ldlm.encoders import parse_encoder
-    from mm_ldlm.latents.config import ExtractConfig
+    from mm_ldlm.data.encoders import parse_encoder
+    from mm_ldlm.data.latents.config import ExtractConfig
 
     nodes: Any = embedding_nodes
     calls.replace(extract, "extract", "extracted")
@@ -185,8 +181,8 @@ def test_embedding(calls: Calls, tmp_path: Path) -> None:
 
 
 def test_validation(calls: Calls, tmp_path: Path) -> None:
-    from mm_ldlm.encoders import parse_encoder
-    from mm_ldlm.latents.config import ValidationConfig
+    from mm_ldlm.data.encoders import parse_encoder
+    from mm_ldlm.data.latents.config import ValidationConfig
 
     nodes: Any = validation_nodes
     outcome = SimpleNamespace(report="report", failing={"id": "zero"}, statistics="statistics")
@@ -240,8 +236,8 @@ class _Column:
 
 
 def test_the_stores_of_validation(calls: Calls, tmp_path: Path) -> None:
-    from mm_ldlm.latents import findings
-    from mm_ldlm.latents.config import TokenClustersConfig
+    from mm_ldlm.data.latents import findings
+    from mm_ldlm.data.latents.config import TokenClustersConfig
 
     nodes: Any = validation_nodes
     calls.replace(findings, "enforce")
@@ -373,7 +369,7 @@ def test_training_and_sanity(calls: Calls, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("path", "latents"), [(None, "latents"), ("elsewhere", None)])
 def test_export(path: str | None, latents: Any, calls: Calls, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    from mm_ldlm.latents import layout
+    from mm_ldlm.extras.layout import export as layout
 
     calls.replace(layout, "write_layout", {"train": 3, "test": 1})
     found = export_nodes.export_layout("records", latents, "tokenizer", {"path": path}, tmp_path)  # type: ignore[arg-type]
@@ -715,9 +711,9 @@ def test_an_inversion_without_an_encoder_names_what_it_leaves_out(
 
 
 def test_comparison(calls: Calls, tmp_path: Path) -> None:
-    from mm_ldlm.comparison import results, sessions
-    from mm_ldlm.comparison.config import ComparisonConfig
     from mm_ldlm.evaluation.report import comparison_page
+    from mm_ldlm.extras.comparison import results, sessions
+    from mm_ldlm.extras.comparison.config import ComparisonConfig
 
     nodes: Any = comparison_nodes
     plan = {"project": "/p", "conf_source": "conf", "reports": "/r"}

@@ -14,7 +14,7 @@ import yaml
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.pipelines.comparison import nodes
 
 Run = Callable[..., CompletedProcess[str]]
@@ -65,7 +65,7 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(finished: Path
     assert "diverged" in table.loc["diverges", "reason"]
     assert "Failed runs" in (reports / "comparison.html").read_text()
 
-    from mm_ldlm.tracking.mlflow import client
+    from mm_ldlm.app.tracking.mlflow import client
 
     parent = json.loads((finished / "data/test/06_models/tracking_reference.json").read_text())
     tracking = client(parent["tracking_uri"])

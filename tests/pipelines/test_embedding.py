@@ -10,11 +10,11 @@ import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.datasets import StoreDataset, WorkspaceDataset
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.app.datasets import StoreDataset, WorkspaceDataset
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.store import NOT_NEEDED, ShardStore, StoreWriter
 from mm_ldlm.pipelines.embedding.pipeline import create_pipeline
-from mm_ldlm.store import NOT_NEEDED, ShardStore, StoreWriter
 
 MULTIMODAL, TEXT_ONLY = {"kind": "multimodal"}, {"kind": "text_diffusion", "process": {"kind": "absorbing"}}
 HDLM, DIT = {"kind": "text_diffusion", "process": {"kind": "hdlm"}}, {"kind": "dit", "dim": 32}
@@ -74,7 +74,7 @@ def test_an_objective_on_texts_alone_embeds_nothing(
 ) -> None:
     """No encoder is looked for, latents that an earlier run wrote stay as they are, and the log says why."""
     caplog.set_level("INFO")
-    for name in ("mm_ldlm.latents.extract.locate_encoder", "mm_ldlm.encoders.load_encoder"):
+    for name in ("mm_ldlm.data.latents.extract.locate_encoder", "mm_ldlm.data.encoders.load_encoder"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("an encoder was located"))
     data = catalog(records, tmp_path, objective=TEXT_ONLY, encoder={"name": "no such encoder"})
     data["latents_workspace"].load()
@@ -102,7 +102,7 @@ def test_token_vectors_are_embedded_for_whatever_uses_them(
 ) -> None:
     from mm_ldlm.pipelines.embedding import nodes
 
-    monkeypatch.setattr("mm_ldlm.latents.token_vectors.embed_vocabulary", lambda *_, **__: "embedded")
+    monkeypatch.setattr("mm_ldlm.data.latents.token_vectors.embed_vocabulary", lambda *_, **__: "embedded")
     assert nodes.embed_vocabulary(None, {}, model, objective, tmp_path) == "embedded"
     assert nodes.embed_vocabulary(None, {}, DIT, TEXT_ONLY, tmp_path) is NOT_NEEDED
 
@@ -133,7 +133,7 @@ def test_of_several_hosts_the_first_makes_every_store_and_the_others_encode(
         ("pixels", "images.store_images"), ("tokens", "token_vectors.embed_vocabulary"),
         ("states", "token_states.embed_tokens"),
     ):  # fmt: skip
-        monkeypatch.setattr(f"mm_ldlm.latents.{place}", maker(name))
+        monkeypatch.setattr(f"mm_ldlm.data.latents.{place}", maker(name))
     monkeypatch.setenv("NNODES", "2")
     monkeypatch.setenv("NODE_RANK", number)
     records, vectors, mine = "records", "vectors", {"kind": "precomputed", "name": "a", "dim": 5, "normalised": True}

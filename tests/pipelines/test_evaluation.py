@@ -19,7 +19,7 @@ from mm_ldlm.sampling.config import TASKS
 def test_the_parameters_of_base_are_of_the_right_type(project):
     import yaml
 
-    from mm_ldlm.config import parse
+    from mm_ldlm.core.config import parse
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 
     folder = project / "conf" / "base" / "parameters"
@@ -70,7 +70,7 @@ def test_the_model_is_loaded_by_one_node_and_taken_by_all_others():
 
 
 def test_an_unknown_key_is_refused_by_its_path(tmp_path):
-    from mm_ldlm.errors import ConfigurationError
+    from mm_ldlm.core.errors import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=r"evaluation\.sts\.set.*Did you mean 'sets'"):
         nodes.load_model({"name": "x"}, tmp_path, None, {"sts": {"set": []}})

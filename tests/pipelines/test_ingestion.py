@@ -8,10 +8,10 @@ from kedro.config import OmegaConfigLoader
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.config import IngestionConfig
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.pipelines.ingestion import nodes
 from mm_ldlm.pipelines.ingestion.pipeline import create_pipeline
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from kedro.io import DatasetError
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, weights_of
-from mm_ldlm.config import parse
-from mm_ldlm.datasets.samples import KEEP, SamplesDataset
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.app.datasets.samples import KEEP, SamplesDataset
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes as evaluation
 from mm_ldlm.pipelines.reporting import nodes as reporting
 from mm_ldlm.pipelines.sampling import nodes as sampling
 from mm_ldlm.sampling.config import SamplingConfig
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, weights_of
 
 SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
 
@@ -212,7 +212,7 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     other = samples(write_checkpoint(tmp_path, "B", 2), seed=9)
-    monkeypatch.setattr("mm_ldlm.store.atomic.os.fsync", full)
+    monkeypatch.setattr("mm_ldlm.data.store.atomic.os.fsync", full)
     with pytest.raises(DatasetError, match="No space left"):
         entry.save(other)
     assert [path.name for path in tmp_path.glob("*samples*")] == ["samples.parquet"]

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.config import parse
-from mm_ldlm.corpus.record import LABEL
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import PreflightError, StoreError, WorkerFailed
 from mm_ldlm.data import sentences
-from mm_ldlm.errors import PreflightError, StoreError, WorkerFailed
+from mm_ldlm.data.corpus.record import LABEL
+from mm_ldlm.data.store import NOT_NEEDED
 from mm_ldlm.evaluation import samples as sampled
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites import generation, inversion, latents
@@ -25,7 +26,6 @@ from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
 from mm_ldlm.pipelines.ingestion import nodes as ingestion_nodes
 from mm_ldlm.pipelines.sanity import nodes as sanity_nodes
 from mm_ldlm.pipelines.validation import nodes as validation_nodes
-from mm_ldlm.store import NOT_NEEDED
 
 TEXT_ONLY, HDLM = {"kind": "text_diffusion"}, {"kind": "text_diffusion", "process": {"kind": "hdlm"}}
 MULTIMODAL, IMAGES, CCDD = {"kind": "multimodal"}, {"kind": "image_text"}, {"kind": "ccdd"}
@@ -101,7 +101,7 @@ def test_a_store_is_used_where_it_is_needed_and_only_there(needed: tuple[str, ..
 
 
 def test_the_label_of_an_objective_and_the_answers_of_pairs() -> None:
-    from mm_ldlm.objectives.pairwise_classification import PairwiseClassificationConfig
+    from mm_ldlm.families.classification.pairs import PairwiseClassificationConfig
 
     answers = PairwiseClassificationConfig.answers
     assert needs.labels_of(TEXT_ONLY) == (LABEL, None)
@@ -245,7 +245,7 @@ def test_whether_texts_are_measured_is_decided_by_all_of_them(
 def test_the_progress_of_tokenising_is_shown_unless_it_is_switched_off(
     given: dict[str, bool], shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_ldlm.corpus import tokens
+    from mm_ldlm.data.corpus import tokens
 
     monkeypatch.setattr(tokens, "tokenize_records", lambda *_, progress: progress)
     assert ingestion_nodes.make_tokens("records", "files", given, {"max_length": 9}, HERE) is shown  # type: ignore[arg-type, comparison-overlap]
@@ -274,8 +274,8 @@ def test_every_failed_member_is_named_with_its_reason() -> None:
 
 
 def test_the_sessions_of_a_comparison_are_those_of_its_plan(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from mm_ldlm.comparison import results, sessions
     from mm_ldlm.evaluation.report import comparison_page, inputs
+    from mm_ldlm.extras.comparison import results, sessions
 
     caplog.set_level("INFO", logger="mm_ldlm")
     plan = {"project": "/p", "conf_source": "conf", "reports": "/r"}

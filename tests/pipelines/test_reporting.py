@@ -12,13 +12,13 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.provenance import MADE_BY, weights_of
 from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.report import cards, figures, inputs, page, theme
 from mm_ldlm.pipelines.reporting import nodes
 from mm_ldlm.pipelines.reporting.pipeline import create_pipeline
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
 
 
 def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):

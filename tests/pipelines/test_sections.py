@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.data import labels
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.families.classification import labels
 from mm_ldlm.pipelines import needs
 from mm_ldlm.pipelines.comparison import nodes as comparison
 from mm_ldlm.pipelines.embedding import nodes as embedding

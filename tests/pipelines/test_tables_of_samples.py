@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.data import sentences
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.pipelines.sampling import nodes as sampling_nodes
 
 SAMPLERS = {"text": {"kind": "confidence"}, "latent": {"kind": "ddim"}}

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.checkpoints.reference import weights_folder
 from mm_ldlm.inference import MMLDLM, loading
 from mm_ldlm.pipelines import trained
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
 from mm_ldlm.pipelines.sampling import nodes as sampling_nodes
 from mm_ldlm.pipelines.sanity import nodes as sanity_nodes
+from mm_ldlm.training.checkpoints.reference import weights_folder
 
 CHOSEN = {"checkpoint": "best", "use_ema": False, "device": "cpu", "batch_tokens": 777}
 USUAL = {"checkpoint": "latest", "use_ema": True, "device": None, "batch_tokens": None}
@@ -82,9 +82,9 @@ SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classifica
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_signs_its_metrics_and_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that read no samples, and those that are skipped."""
-    from mm_ldlm.checkpoints import provenance
     from mm_ldlm.data import sentences
     from mm_ldlm.evaluation import suites
+    from mm_ldlm.training.checkpoints import provenance
 
     weights = {"run": "r", "checkpoint": "c", "digest": "d", "weights": "last"}
     monkeypatch.setattr(provenance, "weights_of", lambda checkpoint, *, use_ema: weights if not use_ema else {})

@@ -14,21 +14,21 @@ from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.plotly import JSONDataset as PlotDataset
 
-from mm_ldlm.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.corpus.tokens import tokenize_records
-from mm_ldlm.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
-from mm_ldlm.encoders import LocalEncoderConfig
-from mm_ldlm.errors import StoreError, ValidationError
-from mm_ldlm.latents import store as latent_store
-from mm_ldlm.latents import token_states
-from mm_ldlm.latents.config import ExtractConfig
-from mm_ldlm.latents.extract import extract
-from mm_ldlm.latents.normaliser import norms
-from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.app.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
+from mm_ldlm.core.errors import StoreError, ValidationError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokens import tokenize_records
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.latents import store as latent_store
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.normaliser import norms
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
+from mm_ldlm.families.ccdd import token_states
 from mm_ldlm.pipelines.validation import nodes
 from mm_ldlm.pipelines.validation.pipeline import create_pipeline
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter, write_shard
 
 TEXTS = [
     f"The {noun} {verb} the {other}."
@@ -80,7 +80,7 @@ def catalog(tmp_path: Path) -> DataCatalog:
             "images": StoreDataset(filepath=str(tmp_path / "images"), kind="latents", optional=True),
             "image_normaliser": FolderDataset(
                 filepath=str(tmp_path / "image_normaliser"),
-                holds="mm_ldlm.latents.normaliser:Normaliser",
+                holds="mm_ldlm.data.latents.normaliser:Normaliser",
                 marker="normaliser.json",
                 optional=True,
             ),
@@ -95,14 +95,14 @@ def catalog(tmp_path: Path) -> DataCatalog:
             "index": StoreDataset(filepath=str(tmp_path / "index"), kind="index"),
             "normaliser": FolderDataset(
                 filepath=str(tmp_path / "normaliser"),
-                holds="mm_ldlm.latents.normaliser:Normaliser",
+                holds="mm_ldlm.data.latents.normaliser:Normaliser",
                 marker="normaliser.json",
                 optional=True,
             ),
             "token_states": StoreDataset(filepath=str(tmp_path / "token_states"), kind="token_states", optional=True),
             "state_normaliser": FolderDataset(
                 filepath=str(tmp_path / "state_normaliser"),
-                holds="mm_ldlm.latents.normaliser:Normaliser",
+                holds="mm_ldlm.data.latents.normaliser:Normaliser",
                 marker="normaliser.json",
                 optional=True,
             ),
@@ -165,7 +165,7 @@ def test_texts_alone_need_neither_latents_nor_encoder(
     catalog: DataCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same records under an objective without latents: what the encoder left is not looked at."""
-    monkeypatch.setattr("mm_ldlm.latents.checks.locate_encoder", lambda *_: pytest.fail("an encoder was located"))
+    monkeypatch.setattr("mm_ldlm.data.latents.checks.locate_encoder", lambda *_: pytest.fail("an encoder was located"))
     catalog["params:objective"] = MemoryDataset({"kind": "text_diffusion", "process": {"kind": "absorbing"}})
     catalog["params:model"] = MemoryDataset({"kind": "dit", "dim": 32, "depth": 1, "heads": 2})
     for left in ("with latents of another configuration", "without any"):

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import FingerprintError
 from mm_ldlm.data import sentences
-from mm_ldlm.errors import FingerprintError
+from mm_ldlm.data.latents import normaliser_fit
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.latents import normaliser_fit
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
 from mm_ldlm.pipelines.sampling import nodes as sampling_nodes
 from mm_ldlm.pipelines.validation import nodes as validation_nodes

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.ancestral import reverse_process
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw

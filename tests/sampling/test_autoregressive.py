@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError, SamplingError
+from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
+from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.causal import CausalConfig, CausalTransformer
-from mm_ldlm.sampling.autoregressive import AutoregressiveSampler
 from mm_ldlm.sampling.denoising import TextDenoiser
 
 N, PAD, WORDS, END = 3, 0, (2, 3, 4), 5

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.ancestral import chosen_log_probs
 from mm_ldlm.sampling.config import ImageTasksConfig
 from mm_ldlm.sampling.ddpm_cache import refuse_time_dependence

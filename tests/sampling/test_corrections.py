@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.families.uniform.self_correction import _proposal
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import text_sampler
-from mm_ldlm.sampling.self_correction import _proposal
 from mm_ldlm.sampling.uncertainty import Draft, resized
 
 MASK, PAD, V = 8, 9, 10

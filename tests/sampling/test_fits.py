@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse, parse_kind
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.config import (
     EditConfig,
     ImageTasksConfig,

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion import gaussian as diffusion
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling import gaussian
 from mm_ldlm.sampling.gaussian import Estimator, LatentDenoiser, grid
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, latent_sampler

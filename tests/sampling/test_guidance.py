@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.diffusion.sedd import SeddConfig
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.families.sedd.process import SeddConfig
 from mm_ldlm.sampling.ancestral import log_x0_at
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.hdlm import HdlmConfig
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.families.hdlm.process import HdlmConfig
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
 

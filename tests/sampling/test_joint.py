@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.joint import JointDenoiser
 from mm_ldlm.sampling.logit_filters import Draw

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.gaussian import FLOOR
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.gaussian import Point, estimate_at, grid
 from mm_ldlm.sampling.lengths import refuse_long

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.config import (
     TASKS,
     EditConfig,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.orders import masks_left
 from mm_ldlm.sampling.threshold import entropy_prefix

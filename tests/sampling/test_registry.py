@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from mm_ldlm.config import parse_kind, to_dict
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler, text_sampler
 
 MASK, PAD, WORDS = 8, 9, 8

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tables import IDS, JOINT, MASK, PAD, V, best_logits, gidd, uniform
 
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tables import JOINT, MASK, PAD, PAIRS, V, best_logits, gidd, uniform
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.joint import JointDenoiser, together
 from mm_ldlm.sampling.logit_filters import Draw

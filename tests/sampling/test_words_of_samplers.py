@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError, SamplingError
-from mm_ldlm.sampling.autoregressive import AutoregressiveSampler
+from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.sampling.base import refuse_other_noise, refuse_without_states
 from mm_ldlm.sampling.config import (
     EditConfig,

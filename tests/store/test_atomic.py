@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.errors import StoreError
-from mm_ldlm.store import atomic
-from mm_ldlm.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.store.paths import is_taken
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.data.store.paths import is_taken
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import itertools
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.store.writer import encode_shard
+from mm_ldlm.data.store.writer import encode_shard
 
 ROWS = 200
 COLUMNS = {

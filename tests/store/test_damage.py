@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from damage import damaged
-from mm_ldlm.errors import MissingShardError, StoreError, TruncatedShardError
-from mm_ldlm.store import ShardStore, StoreWriter, shard_file, verified
-from mm_ldlm.store.manifest import NAME
+from mm_ldlm.core.errors import MissingShardError, StoreError, TruncatedShardError
+from mm_ldlm.data.store import ShardStore, StoreWriter, shard_file, verified
+from mm_ldlm.data.store.manifest import NAME
 
 SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32()))])
 

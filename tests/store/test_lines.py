@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.corpus.pretrained import from_vocabulary
-from mm_ldlm.corpus.sources.files import read_lines as lines_of_a_source
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.pretrained import from_vocabulary
+from mm_ldlm.data.corpus.sources.files import read_lines as lines_of_a_source
+from mm_ldlm.data.store.lines import lines_of
 from mm_ldlm.evaluation.config import TextFile
 from mm_ldlm.evaluation.suites.likelihood import read_lines as other_texts
 from mm_ldlm.inference.inputs import read_texts
-from mm_ldlm.store.lines import lines_of
 
 INSIDE = "a\u2028b\x0cc\x85d\x1ce\x0bf\u2029g"
 """One line, with every character that `str.splitlines` takes for a line break"""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_ldlm.store import lock
+from mm_ldlm.data.store import lock
 
 _HOLDER = """
 import sys, time

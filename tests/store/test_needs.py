@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mm_ldlm.store.needs import FROM_ENCODER, MADE_FROM, needed_stores
+from mm_ldlm.data.store.needs import FROM_ENCODER, MADE_FROM, needed_stores
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.store.npy import read_npy
+from mm_ldlm.data.store.npy import read_npy
 
 
 def file_of(array: Any) -> bytes:

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.errors import MissingShardError, StoreError, TruncatedShardError, UnsafePathError
-from mm_ldlm.store import Manifest, Shard, ShardStore, StoreWriter, atomic, lock, shard_file, shards, verified
-from mm_ldlm.store.columns import _matrix
-from mm_ldlm.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.store.paths import inside, problem
+from mm_ldlm.core.errors import MissingShardError, StoreError, TruncatedShardError, UnsafePathError
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, StoreWriter, atomic, lock, shard_file, shards, verified
+from mm_ldlm.data.store.columns import _matrix
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.data.store.paths import inside, problem
 
 PAGE = mmap.PAGESIZE
 SCHEMA = pa.schema(

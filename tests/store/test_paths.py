@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.errors import UnsafePathError
-from mm_ldlm.store.paths import check_name, inside, is_taken, problem, refuse_no_file
+from mm_ldlm.core.errors import UnsafePathError
+from mm_ldlm.data.store.paths import check_name, inside, is_taken, problem, refuse_no_file
 
 
 @pytest.fixture(scope="module")

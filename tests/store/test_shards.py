@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.errors import FingerprintError, StoreError
-from mm_ldlm.store import Manifest, Shard, ShardStore, StoreWriter, shards, write_shard
-from mm_ldlm.store.fingerprint import file_sha256
+from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, StoreWriter, shards, write_shard
+from mm_ldlm.data.store.fingerprint import file_sha256
 
 SCHEMA = pa.schema(
     [("id", pa.string()), ("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("v", pa.list_(pa.float32(), 3))]

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.errors import MissingShardError, StoreError, UnsafePathError
-from mm_ldlm.store import Manifest, ShardStore, atomic, columns, lock, paths, shard_file, verified, write_shard
-from mm_ldlm.store.npy import map_npy, read_npy
+from mm_ldlm.core.errors import MissingShardError, StoreError, UnsafePathError
+from mm_ldlm.data.store import Manifest, ShardStore, atomic, columns, lock, paths, shard_file, verified, write_shard
+from mm_ldlm.data.store.npy import map_npy, read_npy
 from stand_ins import refused
 
 # -- arrays of numpy ---------------------------------------------------------------------------------------------------

@@ -12,16 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_ldlm.errors import FingerprintError, ShardSchemaError, StoreError
-from mm_ldlm.store import (
-    Manifest,
-    ShardStore,
-    StoreWriter,
-    shard_file,
-    shards,
-    write_shard,
-)
-from mm_ldlm.store.shard_file import REMEDY
+from mm_ldlm.core.errors import FingerprintError, ShardSchemaError, StoreError
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, shard_file, shards, write_shard
+from mm_ldlm.data.store.shard_file import REMEDY
 from stand_ins import refused
 
 SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("name", pa.string())])

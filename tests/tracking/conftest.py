@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.app.tracking import mlflow as tracking
 
 
 @pytest.fixture(scope="session")

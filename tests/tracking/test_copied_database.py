@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.app.tracking import mlflow as tracking
 
 
 @pytest.mark.parametrize(("folder", "warned"), [("here", False), ("elsewhere", True)])

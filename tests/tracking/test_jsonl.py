@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import StoreError
-from mm_ldlm.tracking.base import Silent, Tracker
-from mm_ldlm.tracking.follower import Follower
-from mm_ldlm.tracking.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
-from mm_ldlm.tracking.mlflow import MlflowSink
-from mm_ldlm.tracking.progress import ProgressSink, progress_line
+from mm_ldlm.app.tracking.follower import Follower
+from mm_ldlm.app.tracking.mlflow import MlflowSink
+from mm_ldlm.app.tracking.progress import ProgressSink, progress_line
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.training.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
+from mm_ldlm.training.tracker import Silent, Tracker
 
 
 def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_the_progress_line_shows_everything_once(capsys: pytest.CaptureFixture[s
 
 
 def test_the_smoothed_loss_keeps_nine_tenths_of_its_past(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    caplog.set_level("INFO", logger="mm_ldlm.app.tracking.progress")
     sink = ProgressSink(100, quiet_seconds=0.0)
     sink.take([{"step": step, "loss": loss, "lr": 0.1} for step, loss in ((1, 1.0), (2, "nan"), (3, 2.0))])
     assert "smoothed 1.1000" in caplog.text
 
 
 def test_lines_reach_mlflow_with_their_steps(uri: str) -> None:
-    from mm_ldlm.tracking.mlflow import client, close_run, open_run
+    from mm_ldlm.app.tracking.mlflow import client, close_run, open_run
 
     run_id = open_run(uri, experiment="e", name="n", parameters={}, tags={})
     sink = MlflowSink(uri, run_id)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.tracking import mlflow as tracking
+from mm_ldlm.app.tracking import mlflow as tracking
+from mm_ldlm.core.errors import ConfigurationError
 
 
 def test_relative_databases_count_from_the_project(tmp_path: Path) -> None:

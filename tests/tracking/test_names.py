@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mm_ldlm.app.tracking import names
+from mm_ldlm.app.tracking.description import clean, command, name_of, note, without_paths
 from mm_ldlm.evaluation.headline import most_important
-from mm_ldlm.tracking import names
-from mm_ldlm.tracking.description import clean, command, name_of, note, without_paths
 
 TRAINING = (
     "loss", "validation/loss", "tokens_per_second", "lr", "epoch", "l2t/text_loss", "validation/l2t/text_nll",

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import TrackingError
-from mm_ldlm.tracking import mlflow as tracking
-from mm_ldlm.tracking import opening
-from mm_ldlm.tracking.opening import LOCAL, open_somewhere, within
-from mm_ldlm.tracking.source import commit
+from mm_ldlm.app.tracking import mlflow as tracking
+from mm_ldlm.app.tracking import opening
+from mm_ldlm.app.tracking.opening import LOCAL, open_somewhere, within
+from mm_ldlm.app.tracking.source import commit
+from mm_ldlm.core.errors import TrackingError
 
 RUN: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {"a": 1}, "tags": {}, "parent": "of the server"}
 

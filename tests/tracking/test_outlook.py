@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mm_ldlm.tracking.outlook import outlook, training_time, until_trained
+from mm_ldlm.app.tracking.outlook import outlook, training_time, until_trained
 
 PROJECT = Path("/projects/here")
 TYPED: dict[str, Any] = {

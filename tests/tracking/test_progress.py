@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.tracking import progress
-from mm_ldlm.tracking.progress import ProgressSink, progress_line
+from mm_ldlm.app.tracking import progress
+from mm_ldlm.app.tracking.progress import ProgressSink, progress_line
 
 PREVIEW: dict[str, Any] = {"event": "preview", "step": 30, "original": "a red bird sings", "text": "a red cat sings"}
 
 
 def printed(caplog: pytest.LogCaptureFixture, *lines: dict[str, Any]) -> list[str]:
     caplog.clear()
-    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    caplog.set_level("INFO", logger="mm_ldlm.app.tracking.progress")
     sink = ProgressSink(100)
     sink.take(list(lines))
     sink.close()
@@ -65,7 +65,7 @@ def test_a_preview_that_failed_is_a_warning(caplog: pytest.LogCaptureFixture) ->
 def test_elsewhere_than_on_a_terminal_a_line_comes_at_its_interval_and_after_the_last_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    caplog.set_level("INFO", logger="mm_ldlm.app.tracking.progress")
     now = [1000.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     sink = ProgressSink(100)

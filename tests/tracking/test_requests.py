@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError
-from mm_ldlm.tracking import mlflow as tracking
-from mm_ldlm.tracking.config import TrackingConfig
+from mm_ldlm.app.tracking import mlflow as tracking
+from mm_ldlm.app.tracking.config import TrackingConfig
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 
 
 class Client:

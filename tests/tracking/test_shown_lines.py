@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.tracking import jsonl, names, record
-from mm_ldlm.tracking.description import clean, name_of, note, without_paths
-from mm_ldlm.tracking.jsonl import JsonlTracker, number, read_metrics
-from mm_ldlm.tracking.progress import _EVENTS_SHOWN, ProgressSink, progress_line
+from mm_ldlm.app.tracking import names, record
+from mm_ldlm.app.tracking.description import clean, name_of, note, without_paths
+from mm_ldlm.app.tracking.progress import _EVENTS_SHOWN, ProgressSink, progress_line
+from mm_ldlm.training import jsonl
+from mm_ldlm.training.jsonl import JsonlTracker, number, read_metrics
 
 LINE = {
     "step": 30, "loss": 1.23456, "lr": 2.5e-3, "grad_norm": 0.625, "tokens_per_second": 12345.6, "seconds_left": 3725.9,
@@ -31,7 +32,7 @@ def test_the_progress_line() -> None:
 
 
 def test_lines_without_a_learning_rate_are_not_shown_and_the_last_step_always(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    caplog.set_level("INFO", logger="mm_ldlm.app.tracking.progress")
     sink = ProgressSink(30, quiet_seconds=1e9)
     sink._last = 1e12
     sink.take([{**LINE, "step": 29}])

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mm_ldlm.tracking import progress, record
-from mm_ldlm.tracking.description import by_pipeline, clean, command, name_of, without_paths
-from mm_ldlm.tracking.outlook import outlook
-from mm_ldlm.tracking.progress import sentence
+from mm_ldlm.app.tracking import progress, record
+from mm_ldlm.app.tracking.description import by_pipeline, clean, command, name_of, without_paths
+from mm_ldlm.app.tracking.outlook import outlook
+from mm_ldlm.app.tracking.progress import sentence
 
 
 def test_lists_and_mappings_inside_others_lose_the_folders_of_the_project() -> None:
@@ -97,7 +97,7 @@ def test_a_line_on_a_terminal_is_there_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_events_and_metrics_of_one_batch_are_all_shown(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm.tracking.progress")
+    caplog.set_level("INFO", logger="mm_ldlm.app.tracking.progress")
     sink = progress.ProgressSink(3)
     skip = {"event": "skip", "step": 2, "reason": "why"}
     sink.take([skip, {"step": 2, "loss": 1.0, "lr": 0.1}, {**skip, "step": 3}, {"step": 3, "loss": 2.0, "lr": 0.1}])

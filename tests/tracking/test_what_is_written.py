@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import ConfigurationError, StoreError, TrackingError
-from mm_ldlm.tracking import follower, jsonl, mlflow, opening
-from mm_ldlm.tracking.follower import Follower
-from mm_ldlm.tracking.jsonl import JsonlTracker, follow, read_events, read_lines, read_metrics
+from mm_ldlm.app.tracking import follower, mlflow, opening
+from mm_ldlm.app.tracking.follower import Follower
+from mm_ldlm.core.errors import ConfigurationError, StoreError, TrackingError
+from mm_ldlm.training import jsonl
+from mm_ldlm.training.jsonl import JsonlTracker, follow, read_events, read_lines, read_metrics
 
 # -- the log -----------------------------------------------------------------------------------------------------------
 

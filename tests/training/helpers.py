@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.config import parse, parse_kind, to_dict
+from mm_ldlm.core.config import parse, parse_kind, to_dict
 from mm_ldlm.data.dataset import Dataset, commit
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
@@ -94,7 +94,7 @@ def spec(
 
 
 def tensors(directory: Path, step: int, name: str = "model") -> dict[str, Any]:
-    from mm_ldlm.checkpoints import folder
+    from mm_ldlm.training.checkpoints import folder
 
     return folder.tensors(folder.find(directory, which=str(step)), f"{name}.safetensors")
 
@@ -122,11 +122,11 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
     import pyarrow as pa
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from mm_ldlm.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.latents.normaliser import NormaliserConfig
-    from mm_ldlm.latents.normaliser_fit import fit
-    from mm_ldlm.store.writer import StoreWriter
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.latents import store as latent_store
+    from mm_ldlm.data.latents.normaliser import NormaliserConfig
+    from mm_ldlm.data.latents.normaliser_fit import fit
+    from mm_ldlm.data.store.writer import StoreWriter
 
     rows = Rows(count)
     ids = [f"row{i:04d}" for i in range(count)]
@@ -175,10 +175,10 @@ def write_stores(directory: Path, count: int = 64, *, splits: tuple[str, ...] = 
 
 def _write_clusters(directory: Path, tokenizer: Any) -> None:
     """Token vectors and their clusters, for a process that is made from them."""
-    from mm_ldlm.latents import store as latent_store
-    from mm_ldlm.latents.config import TokenClustersConfig
-    from mm_ldlm.latents.token_clusters import cluster_vocabulary
-    from mm_ldlm.store.writer import StoreWriter
+    from mm_ldlm.data.latents import store as latent_store
+    from mm_ldlm.data.latents.config import TokenClustersConfig
+    from mm_ldlm.data.store.writer import StoreWriter
+    from mm_ldlm.families.hdlm.token_clusters import cluster_vocabulary
 
     vectors_Vd = np.random.default_rng(5).standard_normal((VOCAB, DIM)).astype(np.float32)
     writer = StoreWriter(directory / "token_vectors", kind="latents", schema=latent_store.schema(DIM, "float32"))
@@ -193,10 +193,10 @@ def _write_token_states(directory: Path, ids: Any) -> None:
     """The state of every token of every record, and their normaliser."""
     import pyarrow as pa
 
-    from mm_ldlm.latents import token_states
-    from mm_ldlm.latents.normaliser import NormaliserConfig
-    from mm_ldlm.latents.normaliser_fit import fit
-    from mm_ldlm.store import ShardStore, StoreWriter
+    from mm_ldlm.data.latents.normaliser import NormaliserConfig
+    from mm_ldlm.data.latents.normaliser_fit import fit
+    from mm_ldlm.data.store import ShardStore, StoreWriter
+    from mm_ldlm.families.ccdd import token_states
 
     schema = pa.schema([(token_states.COLUMN, pa.list_(pa.float32(), STATE_DIM))])
     writer = StoreWriter(directory / "token_states", kind=token_states.KIND, schema=schema)
@@ -213,8 +213,8 @@ def _write_token_states(directory: Path, ids: Any) -> None:
 
 def _write_labels(directory: Path, tokenizer: Any) -> None:
     """The stores of labels, and of the second texts of pairs."""
-    from mm_ldlm.data import labels
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.store import ShardStore
+    from mm_ldlm.families.classification import labels
 
     records = ShardStore.open(directory / "records")
     read = labels.read_labels(records, key="label")

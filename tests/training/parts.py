@@ -8,7 +8,7 @@ import torch
 
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.tracking.base import Silent
+from mm_ldlm.training.tracker import Silent
 
 ALONE = Process(RankInfo(), torch.device("cpu"), None)
 

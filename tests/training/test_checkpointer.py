@@ -10,13 +10,13 @@ import pytest
 import torch
 from parts import Heard
 
-from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training import build as building
 from mm_ldlm.training import checkpointer
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 
 
 def made(root: Path, *, rank: int = 0, world: int = 1, **checkpoint: Any) -> tuple[Any, Heard]:

@@ -9,7 +9,7 @@ import helpers
 import pytest
 import torch
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
 from mm_ldlm.training.worker import train
 
@@ -48,7 +48,7 @@ def test_a_frozen_trunk_starts_from_another_run_and_does_not_move(tmp_path: Path
 
 
 def folder_of(directory: Path) -> Path:
-    from mm_ldlm.checkpoints import folder
+    from mm_ldlm.training.checkpoints import folder
 
     return folder.find(directory)
 

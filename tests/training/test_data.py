@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.config import to_dict
+from mm_ldlm.core.config import to_dict
 from mm_ldlm.data.dataset import commit
-from mm_ldlm.objectives.adaptive_masking import frequency_prior
+from mm_ldlm.families.atat.objective import frequency_prior
 from mm_ldlm.training.build import untrained_root
 from mm_ldlm.training.data import StoreSource, open_data, stores_of_fields, token_counts
 from mm_ldlm.training.plan import plan

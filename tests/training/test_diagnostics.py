@@ -11,8 +11,8 @@ import helpers
 import pytest
 import torch
 
+from mm_ldlm.app.tracking.names import of_training
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.tracking.names import of_training
 from mm_ldlm.training import diagnostics
 from mm_ldlm.training.diagnosis import LARGEST_NORM, Findings
 from mm_ldlm.training.diagnostics import Diagnostics, part_of, underflow

@@ -12,15 +12,15 @@ import torch
 from test_importing import HEADS, LENGTH, D, older, weights
 from test_importing_parts import described
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.converting import convert
-from mm_ldlm.checkpoints.weights import load_tensors
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints.converting import convert
+from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
 from mm_ldlm.models.registry import MODELS
-from mm_ldlm.training import importing
-from mm_ldlm.training.exporting import export_checkpoint
-from mm_ldlm.training.importing import Given, import_checkpoint
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.weights import load_tensors
 
 
 def config_of(run: Path) -> Any:

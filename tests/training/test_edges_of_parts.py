@@ -16,15 +16,15 @@ from test_checkpointer import made as checkpointer_of
 from test_saves_by_hand import made as saves_of
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.training import build as building
 from mm_ldlm.training import precision, session
 from mm_ldlm.training.batches import Planned, deal
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import EmaConfig, OptimizerConfig, PrecisionConfig
 from mm_ldlm.training.diagnosis import Findings, _Watch
 from mm_ldlm.training.optimizer import parameter_groups

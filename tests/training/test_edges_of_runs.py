@@ -13,15 +13,15 @@ import pytest
 import torch
 from parts import ALONE, Heard
 
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.core.errors import PreflightError
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import PreflightError
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.tracking.jsonl import JsonlTracker
 from mm_ldlm.training import build as building
 from mm_ldlm.training import preflight, resuming, sanity, trial, worker
 from mm_ldlm.training import throughput as throughputs
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.jsonl import JsonlTracker
 from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.sanity import SanityConfig
 from mm_ldlm.training.state import TrainingState, random_states, restore_random_states

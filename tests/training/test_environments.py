@@ -20,13 +20,13 @@ import helpers
 import pytest
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.config import Kinds, parse_kind
-from mm_ldlm.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core.config import Kinds, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.dataset import commit
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.parameters import check_parameters
 from mm_ldlm.pipelines.evaluation import nodes as evaluation
 from mm_ldlm.pipelines.sampling import nodes as sampling
 from mm_ldlm.settings import CONFIG_LOADER_ARGS

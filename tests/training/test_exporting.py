@@ -10,11 +10,11 @@ import pytest
 import torch
 from test_importing import LENGTH, older, weights
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.training import importing
-from mm_ldlm.training.exporting import export_checkpoint
-from mm_ldlm.training.importing import Given, import_checkpoint, read_names
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint, read_names
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.state import TrainingState
 
 

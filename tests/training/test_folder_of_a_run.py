@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import mm_ldlm
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import WorkerFailed
-from mm_ldlm.tracking.jsonl import read_events
 from mm_ldlm.training import status, worker
+from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.worker import Result, train
 
 CPU = torch.device("cpu")

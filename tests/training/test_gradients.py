@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.errors import FreezingError
+from mm_ldlm.core.errors import FreezingError
 from mm_ldlm.models.parts import tag
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.diagnostics import Diagnostics

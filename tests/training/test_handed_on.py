@@ -16,9 +16,9 @@ import torch
 from parts import ALONE, Heard
 from torch import nn
 
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import CheckpointError, ConfigurationError
 from mm_ldlm.training import build as building
 from mm_ldlm.training import checkpointer, loop
 from mm_ldlm.training.build import build

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from damage import damaged
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.reference import run_folder
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, MMLDLMError, TrainingDiverged, WorkerFailed
 from mm_ldlm.distributed import launch
-from mm_ldlm.errors import CheckpointError, ConfigurationError, MMLDLMError, TrainingDiverged, WorkerFailed
-from mm_ldlm.tracking.jsonl import JsonlTracker
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.reference import run_folder
+from mm_ldlm.training.jsonl import JsonlTracker
 from mm_ldlm.training.session import run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import STATUS, read_failure, read_status

@@ -8,7 +8,7 @@ from pathlib import Path
 import helpers
 import pytest
 
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.worker import train
 
 

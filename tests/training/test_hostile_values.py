@@ -14,14 +14,15 @@ import yaml
 from kedro.pipeline import Pipeline, node
 from test_saves_by_hand import made
 
-from mm_ldlm.checkpoints.legacy import Legacy
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, MMLDLMError
-from mm_ldlm.hooks import first_run
-from mm_ldlm.hooks.unread import unread
-from mm_ldlm.training import importing, trial
+from mm_ldlm.app.hooks import first_run
+from mm_ldlm.app.hooks.unread import unread
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
+from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
+from mm_ldlm.training import trial
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.exporting import refuse_existing
 from mm_ldlm.training.state import TrainingState
 from mm_ldlm.training.status import STATUS, read_status
 

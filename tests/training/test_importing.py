@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from mm_ldlm import MMLDLM, console
-from mm_ldlm.checkpoints import folder, legacy
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm import MMLDLM
+from mm_ldlm.app import console
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint, read_names
 from mm_ldlm.inference.loading import load_run
-from mm_ldlm.tracking.jsonl import read_events
-from mm_ldlm.training.exporting import export_checkpoint
-from mm_ldlm.training.importing import Given, import_checkpoint, read_names
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.worker import train
 
 D, HEADS, LENGTH, WORDS = 16, 2, 12, 20

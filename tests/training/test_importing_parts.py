@@ -12,12 +12,12 @@ from test_importing import HEADS, LENGTH, WORDS, D, older, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from mm_ldlm.checkpoints.converting import Names
-from mm_ldlm.checkpoints.legacy import Legacy
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.training import importing
-from mm_ldlm.training.exporting import refuse_existing
-from mm_ldlm.training.importing import Given, import_checkpoint
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints.converting import Names
+from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
 
 FILE = Path("model.pt")
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from parts import Heard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.identity import identity_of
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import initial
 from mm_ldlm.training.build import _initial_root
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.identity import identity_of
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.initial import common_tokens, initialise, refuse_other_vocabulary
+from mm_ldlm.training.tracker import Silent
 
 SPECIALS = ("[PAD]", "[MASK]", "[UNK]")
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, EmaConfig, GuardConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.validation import Validation
 
 ALONE = Process(RankInfo(), torch.device("cpu"), None)

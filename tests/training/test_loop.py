@@ -14,10 +14,9 @@ import pytest
 import torch
 from parts import ALONE, Heard
 
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import loop
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.build import build
@@ -26,6 +25,7 @@ from mm_ldlm.training.guard import Guard, Verdict
 from mm_ldlm.training.loop import Agreed
 from mm_ldlm.training.losses import Tally
 from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.tracker import Silent
 
 
 def test_a_roll_back_keeps_what_was_seen_and_restores_what_was_learned() -> None:

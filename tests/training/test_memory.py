@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse, parse_kind
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, count_parameters
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.training import memory

@@ -16,18 +16,18 @@ import torch
 from parts import ALONE, Heard
 from test_importing import older
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.config import parse
-from mm_ldlm.errors import CheckpointError, ConfigurationError, StoreError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, StoreError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.store import atomic
 from mm_ldlm.training import data as training_data
 from mm_ldlm.training import initial, memory, plan, precision, resuming
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, OptimizerConfig, TrainingConfig
-from mm_ldlm.training.exporting import export_checkpoint
-from mm_ldlm.training.importing import Given, import_checkpoint
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.spec import TrainingSpec
 

@@ -17,20 +17,21 @@ import torch
 from parts import ALONE, Heard
 from test_checkpointer import made
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError, ConfigurationError
-from mm_ldlm.tracking.base import Silent
-from mm_ldlm.training import batches, importing, memory, preflight, preview, sanity, session, trial
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints.importing import read_names
+from mm_ldlm.training import batches, memory, preflight, preview, sanity, session, trial
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, GuardConfig
 from mm_ldlm.training.guard import Guard
-from mm_ldlm.training.importing import read_names
 from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.sanity import SanityConfig
 from mm_ldlm.training.state import seed_everything
 from mm_ldlm.training.status import read_status, write_status
+from mm_ldlm.training.tracker import Silent
 
 # -- alerts and the guard ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.training.config import EmaConfig, OptimizerConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.learning_rate import learning_rate_factor

@@ -12,10 +12,10 @@ from parts import Heard
 from test_initial import KINDS, OTHER, SPECIALS, WORDS, built, shape_of, started, tokenizer
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import initial
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.initial import initialise, refuse_other_vocabulary, remap
 
 SHAPE = DataShape(vocab_size=5, pad_id=0, mask_id=1, max_length=8)

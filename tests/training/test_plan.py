@@ -12,19 +12,19 @@ import helpers
 import numpy as np
 import pytest
 
-from mm_ldlm.config import parse_kind, to_dict
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.process import joined
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.tracking.base import Silent
-from mm_ldlm.tracking.jsonl import read_metrics
 from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import open_data
+from mm_ldlm.training.jsonl import read_metrics
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 

@@ -16,9 +16,9 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Objective
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
 from mm_ldlm.training import precision
 from mm_ldlm.training.config import PrecisionConfig
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.precision import multiplies_bf16, resolve
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.worker import train

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.core.errors import PreflightError
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import PreflightError
 from mm_ldlm.training import data as training_data
 from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan

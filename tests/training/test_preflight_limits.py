@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, TrainingConfig
+from mm_ldlm.training.tracker import Silent
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.tracking.base import Silent
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
 from mm_ldlm.training import build, preview
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.data import open_data
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.preview import task_of
 from mm_ldlm.training.session import run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import random_states
+from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 EVERY_STEP = 1e-9

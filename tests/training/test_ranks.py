@@ -15,9 +15,9 @@ from typing import Any
 import helpers
 import pytest
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed.launch import LaunchConfig, launch
-from mm_ldlm.errors import WorkerFailed
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.status import read_status
 
 

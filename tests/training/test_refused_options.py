@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.config import parse, to_dict
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse, to_dict
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.training.config import BatchConfig, TrainingConfig
 
 BASE: dict[str, Any] = {"max_steps": 200, "batch": {"examples": 8}}

@@ -9,13 +9,13 @@ import helpers
 import pytest
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.errors import ConfigurationError, SamplingError
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
-from mm_ldlm.tracking.jsonl import read_events
+from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.worker import train
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2}

@@ -13,13 +13,13 @@ import pytest
 from parts import Heard
 from test_ranks import go
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.config import parse
-from mm_ldlm.errors import CheckpointError, ConfigurationError
-from mm_ldlm.parameters import check_files
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.app.parameters import check_files
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.training import resuming
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import CheckpointConfig, TrainingConfig
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.session import run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.worker import Result, train

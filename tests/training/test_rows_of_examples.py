@@ -14,9 +14,9 @@ import pytest
 import torch
 from parts import ALONE, Heard
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.core.errors import FingerprintError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.errors import FingerprintError
 from mm_ldlm.training import build, preflight, preview, sanity
 from mm_ldlm.training.batches import BatchPlan, Planned, deal
 from mm_ldlm.training.config import BatchConfig

@@ -15,15 +15,15 @@ from parts import ALONE
 from test_importing import older
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import MMLDLMError
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
 from mm_ldlm.training import diagnostics, sanity
 from mm_ldlm.training.batches import BatchPlan
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, PrecisionConfig
 from mm_ldlm.training.diagnosis import Findings
 from mm_ldlm.training.diagnostics import Diagnostics, underflow
-from mm_ldlm.training.exporting import export_checkpoint
-from mm_ldlm.training.importing import Given, import_checkpoint
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.sanity import SanityConfig
 

@@ -13,10 +13,10 @@ from typing import Any
 import helpers
 import pytest
 
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, PreflightError, StoreError, WorkerFailed
 from mm_ldlm.distributed.launch import LaunchConfig
-from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, StoreError, WorkerFailed
 from mm_ldlm.training import status, worker
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.session import reference, run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_failure, read_status, write_failure, write_status

@@ -9,9 +9,9 @@ from pathlib import Path
 import helpers
 import pytest
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import ConfigurationError, PreflightError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core.errors import ConfigurationError, PreflightError, TrainingDiverged, WorkerFailed
 from mm_ldlm.training import session
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.status import write_status
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import helpers
 
-from mm_ldlm.config import parse, parse_kind, to_dict
+from mm_ldlm.core.config import parse, parse_kind, to_dict
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.spec import _FREE, TrainingSpec

@@ -11,9 +11,9 @@ from typing import Any
 import helpers
 import pytest
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.training import resuming
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.state import step_seed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.training import status
 from mm_ldlm.training.status import read_failure, read_status, sole_writer, taken, write_failure, write_status
 

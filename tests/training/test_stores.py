@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mm_ldlm import MMLDLM
+from mm_ldlm.core.errors import CheckpointError, FingerprintError, StoreError
 from mm_ldlm.data import Dataset, commit
-from mm_ldlm.errors import CheckpointError, FingerprintError, StoreError
-from mm_ldlm.latents.config import TokenClustersConfig
-from mm_ldlm.latents.store import LatentStore
-from mm_ldlm.latents.token_clusters import cluster_vocabulary
+from mm_ldlm.data.latents.config import TokenClustersConfig
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.families.hdlm.token_clusters import cluster_vocabulary
 from mm_ldlm.training.data import StoreSource, open_data
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.errors import ConfigurationError, FreezingError, TrainingDiverged
-from mm_ldlm.objectives.adaptive_masking import frequency_prior
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, FreezingError, TrainingDiverged
+from mm_ldlm.families.atat.objective import frequency_prior
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.tracking.jsonl import read_events, read_metrics
+from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.worker import train
 
 

@@ -15,15 +15,15 @@ import torch
 from tests.training.helpers import SHAPE, data, spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.config import parse, to_dict
-from mm_ldlm.corpus.record import RECORD_SCHEMA
-from mm_ldlm.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.core.config import parse, to_dict
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.store import ShardStore, StoreWriter
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.store import ShardStore, StoreWriter
 from mm_ldlm.training import trial
 from mm_ldlm.training.config import TrainingConfig
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from parts import ALONE
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import trial
 from mm_ldlm.training.config import TrainingConfig

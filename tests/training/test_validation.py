@@ -14,14 +14,14 @@ import torch
 from parts import ALONE
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.checkpoints import folder
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import Likelihood
-from mm_ldlm.tracking.jsonl import read_metrics
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, EmaConfig
 from mm_ldlm.training.ema import Ema
+from mm_ldlm.training.jsonl import read_metrics
 from mm_ldlm.training.validation import Subset, Validation, _use
 from mm_ldlm.training.worker import train
 

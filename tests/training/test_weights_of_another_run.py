@@ -13,9 +13,9 @@ import torch
 from parts import ALONE, Heard
 from torch import nn
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.initial import common_tokens, initialise, root_names
 
 

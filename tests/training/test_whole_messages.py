@@ -12,13 +12,15 @@ import torch
 from test_importing import older, weights
 from test_initial import SPECIALS, tokenizer
 
-from mm_ldlm.checkpoints import folder, legacy, reference
-from mm_ldlm.checkpoints.converting import Names
-from mm_ldlm.checkpoints.formats import DDIT
-from mm_ldlm.checkpoints.legacy import Legacy
-from mm_ldlm.errors import MMLDLMError
-from mm_ldlm.training import data, importing, initial
-from mm_ldlm.training.importing import Given
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.extras.foreign_checkpoints import importing
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import Names
+from mm_ldlm.extras.foreign_checkpoints.formats import DDIT
+from mm_ldlm.extras.foreign_checkpoints.importing import Given
+from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
+from mm_ldlm.training import data, initial
+from mm_ldlm.training.checkpoints import folder, reference
 from mm_ldlm.training.spec import TrainingSpec
 
 

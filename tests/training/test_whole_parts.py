@@ -13,7 +13,7 @@ import torch
 from parts import ALONE, Heard
 from test_saves_by_hand import made as saves_of
 
-from mm_ldlm.config import to_dict
+from mm_ldlm.core.config import to_dict
 from mm_ldlm.training import build as building
 from mm_ldlm.training import preview
 from mm_ldlm.training.alerts import Alerts

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.training import memory, plan, session
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.status import write_status

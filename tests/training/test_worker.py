@@ -15,10 +15,10 @@ import helpers
 import pytest
 import torch
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged, WorkerFailed
-from mm_ldlm.tracking.jsonl import read_events, read_lines, read_metrics
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, TrainingDiverged, WorkerFailed
 from mm_ldlm.training import status
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.jsonl import read_events, read_lines, read_metrics
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import read_status, sole_writer
 from mm_ldlm.training.worker import Result, train

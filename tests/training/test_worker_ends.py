@@ -11,13 +11,13 @@ import helpers
 import pytest
 import torch
 
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, PreflightError, WorkerFailed
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import CheckpointError, ConfigurationError, PreflightError, WorkerFailed
-from mm_ldlm.tracking.base import Silent
-from mm_ldlm.tracking.jsonl import read_events
 from mm_ldlm.training import status, worker
+from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.status import read_failure, read_status, sole_writer, write_status
+from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 SMALL = {"depth": 1}

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column
-from mm_ldlm.errors import FingerprintError, StoreError
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import Manifest, ShardStore, atomic
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.needs import MADE_FROM
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.store import Manifest, ShardStore, atomic
-from mm_ldlm.store.fingerprint import fingerprint
-from mm_ldlm.store.needs import MADE_FROM
 
 NAME = "dataset.json"
 FORMAT_VERSION = 1

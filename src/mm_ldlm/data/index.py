@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.corpus.splits import SPLITS
-from mm_ldlm.errors import ValidationError
-from mm_ldlm.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 
 INDEX_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
 """One entry per valid example; `row` is its row in the record, token and latent stores, `length` counts tokens."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import InvalidValue, PositiveFloat, config
+from mm_ldlm.core.config import InvalidValue, PositiveFloat, config
 from mm_ldlm.diffusion.distributions import categorical, forbid_, normalise_, token_loss
 from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, stratified
 from mm_ldlm.diffusion.random import RowGenerator

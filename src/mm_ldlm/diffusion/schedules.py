@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import InvalidValue, config
+from mm_ldlm.core.config import InvalidValue, config
 
 MaskScheduleName = Literal["log_linear", "cosine", "geometric"]
 GaussianScheduleName = Literal["cosine", "linear", "sigmoid", "flow"]

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.distributed import environment
-from mm_ldlm.errors import MMLDLMError
 
 _NOTED = "mm_ldlm_raised"
 

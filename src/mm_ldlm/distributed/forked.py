@@ -20,9 +20,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import interfaces
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import WorkerFailed
 
 HOST = "127.0.0.1"
 

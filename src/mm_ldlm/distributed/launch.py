@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import mm_ldlm
-from mm_ldlm.config import Duration, NonNegativeInt, PositiveInt, Workers, config
+from mm_ldlm.core.config import Duration, NonNegativeInt, PositiveInt, Workers, config
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import environment, failure, interfaces, logs, master
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 _AGENT_KILLS_AFTER = 30
 """Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""

@@ -6,8 +6,8 @@ import logging
 import socket
 import time
 
+from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import interfaces
-from mm_ldlm.errors import WorkerFailed
 
 log = logging.getLogger(__name__)
 _CONNECT = 5.0

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.distributed.shared_memory import average_bucket, shared_memory
-from mm_ldlm.errors import ConfigurationError
 
 
 class Parallel:

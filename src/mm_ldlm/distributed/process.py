@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import RankInfo
-from mm_ldlm.errors import ConfigurationError, WorkerFailed
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 
 
 def nearest_training_rows(query_Nd: np.ndarray, train_Md: np.ndarray, *, block: int = 256) -> np.ndarray:

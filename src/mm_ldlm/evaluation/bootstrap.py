@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 
 FEWEST_PAIRS = 30
 """Fewest items of a paired comparison. Percentile intervals are too narrow for few items: for the mean of n normal

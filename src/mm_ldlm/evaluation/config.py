@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.config import (
+from mm_ldlm.core.config import (
     CheckpointName,
     Device,
     Fraction,
@@ -19,9 +19,9 @@ from mm_ldlm.config import (
     bounded,
     config,
 )
-from mm_ldlm.corpus.splits import Split
+from mm_ldlm.core.messages import nearest
+from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
-from mm_ldlm.messages import nearest
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import how_many_lengths

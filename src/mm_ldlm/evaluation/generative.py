@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.likelihood import Estimate, per_token
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 
 
 def _pair(generated: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

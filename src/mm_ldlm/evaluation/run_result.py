@@ -17,12 +17,12 @@ from typing import Any
 
 import pandas as pd
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.messages import shorten, show
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.atomic import write_bytes, write_json
+from mm_ldlm.data.store.paths import MISSING, problem
 from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
-from mm_ldlm.messages import shorten, show
-from mm_ldlm.store import atomic
-from mm_ldlm.store.atomic import write_bytes, write_json
-from mm_ldlm.store.paths import MISSING, problem
 
 METRICS, FOLDER = "metrics.json", "evaluation"
 INVERSION_ROWS, LIKELIHOOD_ROWS = "inversion_rows.parquet", "likelihood_rows.parquet"

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.sentences import Sentences, read_sentences, rows_of_ids
-from mm_ldlm.errors import EvaluationError
 
 
 def without_truth(samples: Any) -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Interval, PearsonOfCounts, SpearmanOfCounts, interval, replicates_of
 from mm_ldlm.evaluation.sts_sets import StsSet
 

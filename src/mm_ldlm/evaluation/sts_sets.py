@@ -20,9 +20,9 @@ from typing import Literal
 
 import numpy as np
 
-from mm_ldlm.config import InvalidValue, config
-from mm_ldlm.errors import EvaluationError
-from mm_ldlm.store.paths import FOLDER, problem
+from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.data.store.paths import FOLDER, problem
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -333,7 +333,7 @@ def _hub(source: StsSource) -> StsSet:
 
 
 def _starter(name: str, seed: int) -> StsSet:
-    from mm_ldlm.corpus.starter import generate_starter_sts
+    from mm_ldlm.extras.starter.corpus import generate_starter_sts
 
     made = generate_starter_sts(seed=seed)
     return from_pairs(name, [(pair.sentence1, pair.sentence2, float(pair.score)) for pair in made])

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from mm_ldlm.batching import batches_by_length, lanes_of, side_by_side
+from mm_ldlm.core.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.objectives.generation import GenerativeModel
 
 MOST_LOGITS = 48_000_000

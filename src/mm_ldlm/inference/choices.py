@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mm_ldlm.config import parse_kind
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.inference import inputs
-from mm_ldlm.kinds import Kinds
 from mm_ldlm.sampling.limits import MOST_DRAWS, MOST_STEPS
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.latents.normaliser import norms
 from mm_ldlm.inference import inputs
-from mm_ldlm.latents.normaliser import norms
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.default_dtype import float32_by_default
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.messages import show
 from mm_ldlm.inference import inputs
 from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.edge import fraction_of
@@ -19,7 +20,6 @@ from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.own_words import rewritten, with_masks
 from mm_ldlm.inference.results import Neighbours, Texts
 from mm_ldlm.inference.writing import Writer, pad
-from mm_ldlm.messages import show
 from mm_ldlm.sampling.orders import top_by_row
 
 Floats = npt.NDArray[np.floating]

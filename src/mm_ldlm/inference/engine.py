@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.inference import inputs, memory
 from mm_ldlm.inference.choices import text_config
 from mm_ldlm.inference.edge import Edge, Encoder

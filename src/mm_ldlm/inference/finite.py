@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.objectives.generation import GenerativeModel
 
 NAMED = 8

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from mm_ldlm.errors import SamplingError
-from mm_ldlm.messages import nearest, shorten, show
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.messages import nearest, shorten, show
+from mm_ldlm.data.store import npy
+from mm_ldlm.data.store.lines import lines_of
+from mm_ldlm.data.store.paths import problem
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
-from mm_ldlm.store import npy
-from mm_ldlm.store.lines import lines_of
-from mm_ldlm.store.paths import problem
 
 Floats = npt.NDArray[np.float32]
 

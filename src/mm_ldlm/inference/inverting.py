@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from mm_ldlm.config import parse
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, inputs
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.engine import Engine

@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.identity import identity_of, refuse_other
-from mm_ldlm.checkpoints.weights import load_parameters
-from mm_ldlm.config import parse_kind
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, SamplingError
+from mm_ldlm.core.messages import nearest, show
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
-from mm_ldlm.encoders.base import load_encoder, no_encoder
-from mm_ldlm.encoders.registry import parse_encoder
-from mm_ldlm.errors import CheckpointError, ConfigurationError, FingerprintError, SamplingError
+from mm_ldlm.data.encoders.base import load_encoder, no_encoder
+from mm_ldlm.data.encoders.registry import parse_encoder
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store.atomic import read_json
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
-from mm_ldlm.latents.normaliser import Normaliser
-from mm_ldlm.messages import nearest, show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.default_dtype import float32_by_default
 from mm_ldlm.models.registry import MODELS
@@ -34,8 +33,9 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.store import ShardStore
-from mm_ldlm.store.atomic import read_json
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.identity import identity_of, refuse_other
+from mm_ldlm.training.checkpoints.weights import load_parameters
 
 ELSEWHERE = " Give the folder of a run, or the one that contains all runs."
 """Ends the refusal of a folder that does not exist if no other beside it has a similar name"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 
 BYTES_PER_TOKEN = 160
 """Of a token of a text that is written: ids and statistics as Python numbers and in about twelve tensors"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 
 CONTEXT = 3
 """Tokens on each side that decide about spaces: as many as "nurse ' s" has."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.finite import check_finite, check_words
 from mm_ldlm.objectives.generation import GenerativeModel

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.config import PositiveFloat, config
+from mm_ldlm.core.config import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.heads import Modulated, mean_features

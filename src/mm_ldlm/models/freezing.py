@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.errors import FreezingError
-from mm_ldlm.messages import nearest
+from mm_ldlm.core.errors import FreezingError
+from mm_ldlm.core.messages import nearest
 from mm_ldlm.models.parts import tagged_parameters
 
 

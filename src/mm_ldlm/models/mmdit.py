@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.config import config
+from mm_ldlm.core.config import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import LatentEncoder, NullEmbedding, PooledText, TextEmbedding
 from mm_ldlm.models.heads import LengthHead, Modulated, TextHead, mean_features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mm_ldlm.config import InvalidValue, NonNegativeInt, config
+from mm_ldlm.core.config import InvalidValue, NonNegativeInt, config
 from mm_ldlm.models.base import DataShape, require_latents
 from mm_ldlm.models.transformer_options import LatentTokenOptions, ModulatedOptions
 

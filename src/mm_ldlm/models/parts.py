@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from mm_ldlm.errors import FreezingError
+from mm_ldlm.core.errors import FreezingError
 
 M = TypeVar("M", bound=nn.Module)
 

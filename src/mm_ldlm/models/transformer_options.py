@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mm_ldlm.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
+from mm_ldlm.core.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 
 
 def refuse_empty_mlp(dim: int, mlp_ratio: float) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.base import refuse_without_states
 from mm_ldlm.sampling.guidance import refuse_without_condition
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import NonNegativeFloat, NonNegativeInt, config
+from mm_ldlm.core.config import NonNegativeFloat, NonNegativeInt, config
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator

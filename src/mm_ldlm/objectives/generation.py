@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.default_dtype import float32_by_default
 from mm_ldlm.sampling.denoising import TextSample

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import config
+from mm_ldlm.core.config import config
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, Use

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, PositiveInt, config
+from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, PositiveInt, config
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import GaussianSchedule

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
 from mm_ldlm.sampling.defaults import default_text_sampler

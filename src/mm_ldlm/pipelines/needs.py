@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.corpus.record import LABEL
-from mm_ldlm.errors import StoreError
-from mm_ldlm.store import NOT_NEEDED, NotNeeded
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.corpus.record import LABEL
+from mm_ldlm.data.store import NOT_NEEDED, NotNeeded
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def labels_of(objective: Parameters) -> tuple[str, tuple[str, ...] | None]:
 
 def wanted(*, model: Parameters, objective: Parameters) -> frozenset[str]:
     """Return all stores of a model and an objective, with those that they are made from."""
+    from mm_ldlm.data.store.needs import needed_stores
     from mm_ldlm.models.registry import MODELS
     from mm_ldlm.objectives.registry import OBJECTIVES
-    from mm_ldlm.store.needs import needed_stores
 
     return needed_stores(
         model=parse_kind(MODELS, model, at="model"), objective=parse_kind(OBJECTIVES, objective, at="objective")

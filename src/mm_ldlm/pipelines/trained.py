@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import weights_folder
+from mm_ldlm.training.checkpoints.reference import weights_folder
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.limits import Guidance, Steps, refuse_temperature
 from mm_ldlm.sampling.logit_filters import Draw

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import InvalidValue, Size, config, parse, to_dict
+from mm_ldlm.core.config import InvalidValue, Size, config, parse, to_dict
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.base import refuse_other_noise, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.logit_filters import Draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal, get_args
 
-from mm_ldlm.config import (
+from mm_ldlm.core.config import (
     CheckpointName,
     Device,
     Fraction,

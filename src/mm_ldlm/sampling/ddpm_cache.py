@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import config
+from mm_ldlm.core.config import config
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.ancestral import unmask_by_schedule
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample

@@ -20,11 +20,11 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, InvalidValue, PositiveFloat, config, parse, to_dict
+from mm_ldlm.core.config import Fraction, InvalidValue, PositiveFloat, config, parse, to_dict
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
 from mm_ldlm.sampling.limits import Draws, Guidance, Steps
 

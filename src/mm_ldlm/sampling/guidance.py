@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.errors import SamplingError
 
 
 def guide_log_probs(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:

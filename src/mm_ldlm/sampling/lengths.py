@@ -6,9 +6,9 @@ import re
 from numbers import Integral
 from typing import Any
 
-from mm_ldlm.config import InvalidValue
+from mm_ldlm.core.config import InvalidValue
+from mm_ldlm.core.messages import show
 from mm_ldlm.diffusion.process import ProcessTraits
-from mm_ldlm.messages import show
 
 Length = str | int
 """'argmax' | 'sample' (of the length distribution) | 'top-n' (try the n most probable lengths) | a number."""

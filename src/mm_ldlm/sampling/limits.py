@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mm_ldlm.config import InvalidValue, bounded
+from mm_ldlm.core.config import InvalidValue, bounded
 
 MOST_STEPS = 10_000
 """Steps of a sampler: ten times the grids of DDPM and MDLM (1,000)"""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.distributions import categorical, parts
-from mm_ldlm.errors import SamplingError
 from mm_ldlm.sampling.limits import refuse_temperature
 
 

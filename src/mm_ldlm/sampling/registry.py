@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from mm_ldlm.config import parse_kind
-from mm_ldlm.kinds import Kinds
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.sampling.base import TextSampler
 from mm_ldlm.sampling.gaussian import LatentSampler
 
@@ -24,14 +24,13 @@ class AnySampler(Protocol):
 
 TEXT_SAMPLERS = Kinds(
     what="text sampler",
-    known={
+    core={
         "ancestral": "mm_ldlm.sampling.ancestral:AncestralConfig",
         "ddpm_cache": "mm_ldlm.sampling.ddpm_cache:DdpmCacheConfig",
         "confidence": "mm_ldlm.sampling.orders:ConfidenceConfig",
         "margin": "mm_ldlm.sampling.orders:MarginConfig",
         "entropy": "mm_ldlm.sampling.orders:EntropyConfig",
         "random": "mm_ldlm.sampling.orders:RandomConfig",
-        "uncertainty": "mm_ldlm.sampling.uncertainty_order:UncertaintyConfig",
         "threshold": "mm_ldlm.sampling.threshold:ThresholdConfig",
         "entropy_bounded": "mm_ldlm.sampling.threshold:EntropyBoundedConfig",
         "blocks": "mm_ldlm.sampling.blocks:BlocksConfig",
@@ -39,16 +38,13 @@ TEXT_SAMPLERS = Kinds(
         "remdm_rescale": "mm_ldlm.sampling.remdm:RemdmRescaleConfig",
         "remdm_conf": "mm_ldlm.sampling.remdm:RemdmConfConfig",
         "remdm_loop": "mm_ldlm.sampling.remdm:RemdmLoopConfig",
-        "self_correction": "mm_ldlm.sampling.self_correction:SelfCorrectionConfig",
-        "joint_states": "mm_ldlm.sampling.joint_states:JointStatesConfig",
-        "autoregressive": "mm_ldlm.sampling.autoregressive:AutoregressiveSampler",
     },
-    group="mm_ldlm.text_samplers",
+    group="text_samplers",
     interface=TextSampler,
 )
 LATENT_SAMPLERS = Kinds(
     what="latent sampler",
-    known={
+    core={
         "ddpm": "mm_ldlm.sampling.gaussian:DdpmConfig",
         "ddim": "mm_ldlm.sampling.gaussian:DdimConfig",
         "euler": "mm_ldlm.sampling.gaussian:EulerConfig",
@@ -56,11 +52,11 @@ LATENT_SAMPLERS = Kinds(
         "dpmpp_2m": "mm_ldlm.sampling.gaussian:Dpmpp2mConfig",
         "one_step": "mm_ldlm.sampling.gaussian:OneStepConfig",
     },
-    group="mm_ldlm.latent_samplers",
+    group="latent_samplers",
     interface=LatentSampler,
 )
 CAPTION_SAMPLERS = Kinds(
-    what="caption sampler", known={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="mm_ldlm.text_samplers",
+    what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
     interface=AnySampler,
 )  # fmt: skip
 """Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""

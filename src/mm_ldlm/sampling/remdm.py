@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, InvalidValue, config
+from mm_ldlm.core.config import Fraction, InvalidValue, config
 from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.config import Fraction, NonNegativeFloat, config
+from mm_ldlm.core.config import Fraction, NonNegativeFloat, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.base import UnmaskingSampler

@@ -12,19 +12,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.checkpoints.identity import identity_of
-from mm_ldlm.config import to_dict
+from mm_ldlm.core.config import to_dict
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.freezing import freeze
 from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
+from mm_ldlm.training.checkpoints.identity import identity_of
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import Data, no_validation, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
@@ -39,6 +38,7 @@ from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
+from mm_ldlm.training.tracker import Tracker
 from mm_ldlm.training.validation import Validation
 
 

@@ -11,28 +11,28 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.folder import Contents
-from mm_ldlm.checkpoints.identity import differences, refuse_other
-from mm_ldlm.checkpoints.weights import (
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.messages import show
+from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.parallel import assign, full
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.folder import Contents
+from mm_ldlm.training.checkpoints.identity import differences, refuse_other
+from mm_ldlm.training.checkpoints.weights import (
     load_parameters,
     load_tensors,
     persistent_buffers,
     refuse_non_finite,
     saved_tensors,
 )
-from mm_ldlm.checkpoints.writer import Writer
-from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.parallel import assign, full
-from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.messages import show
-from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.checkpoints.writer import Writer
 from mm_ldlm.training.config import CheckpointConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.state import TrainingState, random_states, restore_random_states
+from mm_ldlm.training.tracker import Tracker
 
 
 class Checkpointer:

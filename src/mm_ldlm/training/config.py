@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.config import (
+from mm_ldlm.core.config import (
     AutoDevice,
     Duration,
     Fraction,
@@ -24,8 +24,8 @@ from mm_ldlm.config import (
     parse,
     to_dict,
 )
+from mm_ldlm.core.messages import show
 from mm_ldlm.distributed.launch import RanksConfig
-from mm_ldlm.messages import show
 
 Decay = Annotated[float, bounded(ge=0, lt=1)]
 """Factor of an exponential moving average; with 1 it would never change."""

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
 from mm_ldlm.data.dataset import NORMALISERS, Dataset, values
-from mm_ldlm.errors import ConfigurationError, FingerprintError, StoreError
-from mm_ldlm.latents import token_states
+from mm_ldlm.families.ccdd import token_states
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Ints, Source
 from mm_ldlm.training.spec import TrainingSpec

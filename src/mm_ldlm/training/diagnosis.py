@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed import collectives
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.store import atomic
-from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.losses import total
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.stepper import Stepper
+from mm_ldlm.training.tracker import Tracker
 
 LARGEST_NORM = 1e19
 """The square of a larger norm exceeds float32."""

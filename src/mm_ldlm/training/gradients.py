@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.distributed.parallel import full
-from mm_ldlm.tracking.jsonl import JsonlTracker
+from mm_ldlm.training.jsonl import JsonlTracker
 
 FILE = "gradients.jsonl"
 STATISTICS = ("norm", "mean", "std", "largest", "zeros", "nonfinite")

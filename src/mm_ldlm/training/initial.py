@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mm_ldlm.checkpoints import folder, legacy
-from mm_ldlm.checkpoints.converting import convert
-from mm_ldlm.checkpoints.formats import summary
-from mm_ldlm.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
-from mm_ldlm.corpus.tokenizer import TextTokenizer
-from mm_ldlm.errors import CheckpointError
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import convert
+from mm_ldlm.extras.foreign_checkpoints.formats import summary
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.tracking.base import Tracker
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
+from mm_ldlm.training.tracker import Tracker
 
 Build = Callable[[DataShape], TrainableRoot]
 """Builds the trainable root of a run for data of another shape"""

@@ -12,10 +12,9 @@ from typing import Literal
 
 import torch
 
+from mm_ldlm.core.errors import TrainingDiverged
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import TrainingDiverged
-from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
@@ -30,6 +29,7 @@ from mm_ldlm.training.preview import Preview
 from mm_ldlm.training.state import TrainingState
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
+from mm_ldlm.training.tracker import Tracker
 
 Ending = Literal["finished", "stopped", "paused"]
 

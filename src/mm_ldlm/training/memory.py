@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, count_parameters, sizes_only
 from mm_ldlm.training.config import TrainingConfig
 

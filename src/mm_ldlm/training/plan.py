@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.config import parse, parse_kind, to_dict
-from mm_ldlm.corpus.record import LABEL
+from mm_ldlm.core.config import parse, parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.record import LABEL
 from mm_ldlm.data.dataset import Dataset, values
-from mm_ldlm.data.labels import refuse_other_labels
 from mm_ldlm.distributed.launch import with_environment
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.families.classification.labels import refuse_other_labels
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan

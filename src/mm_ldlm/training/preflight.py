@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.core.errors import ConfigurationError, PreflightError
+from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.errors import ConfigurationError, PreflightError
-from mm_ldlm.store import atomic
 from mm_ldlm.training.batches import BatchPlan, Planned, deal
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import PrecisionConfig, TrainingConfig
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.loop import Run

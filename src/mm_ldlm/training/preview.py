@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mm_ldlm.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-from mm_ldlm.tracking.base import Tracker
 from mm_ldlm.training.batches import Source
 from mm_ldlm.training.state import step_seed
+from mm_ldlm.training.tracker import Tracker
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""

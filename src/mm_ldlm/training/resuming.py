@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed import collectives
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.store import atomic
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import CheckpointConfig
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.spec import TrainingSpec

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.config import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
+from mm_ldlm.core.config import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.tracking.base import Silent
 from mm_ldlm.training.batches import Planned, deal
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.tracker import Silent
 
 
 @config

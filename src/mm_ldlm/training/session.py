@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.checkpoints import folder
-from mm_ldlm.checkpoints.legacy import is_legacy
+from mm_ldlm.app.tracking.follower import Follower
+from mm_ldlm.app.tracking.mlflow import MlflowSink
+from mm_ldlm.app.tracking.progress import ProgressSink
+from mm_ldlm.core.errors import ConfigurationError, StoreError, TrainingDiverged, WorkerFailed
 from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed.environment import host_name, hosts
 from mm_ldlm.distributed.launch import launch, with_environment
-from mm_ldlm.errors import ConfigurationError, StoreError, TrainingDiverged, WorkerFailed
-from mm_ldlm.store import atomic
-from mm_ldlm.tracking.follower import Follower
-from mm_ldlm.tracking.mlflow import MlflowSink
-from mm_ldlm.tracking.progress import ProgressSink
+from mm_ldlm.extras.foreign_checkpoints.reading import is_legacy
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.memory import refuse_beyond_memory, tokens_of_a_batch
 from mm_ldlm.training.resuming import back_to, later
 from mm_ldlm.training.spec import TrainingSpec

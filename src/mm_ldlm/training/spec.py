@@ -9,13 +9,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.config import parse, parse_kind, to_dict
-from mm_ldlm.errors import ConfigurationError
+from mm_ldlm.core.config import parse, parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.store import atomic
-from mm_ldlm.store.fingerprint import fingerprint
 from mm_ldlm.training.config import TrainingConfig
 
 FORMAT_VERSION = 2

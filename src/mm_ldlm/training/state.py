@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mm_ldlm.messages import show
+from mm_ldlm.core.messages import show
 
 
 @dataclasses.dataclass

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.errors import CheckpointError
-from mm_ldlm.store import atomic
-from mm_ldlm.store.lock import try_lock
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.lock import try_lock
 
 log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.store import ShardStore
 from mm_ldlm.training.batches import BatchPlan, Ints, Loader, Planned
 from mm_ldlm.training.build import untrained_root
 from mm_ldlm.training.config import TrainingConfig

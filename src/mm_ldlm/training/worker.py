@@ -22,22 +22,22 @@ from typing import Any
 import torch
 
 import mm_ldlm
-from mm_ldlm.checkpoints import folder
+from mm_ldlm.core.errors import MMLDLMError, WorkerFailed
+from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
-from mm_ldlm.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.objectives.base import Objective
-from mm_ldlm.store import atomic
-from mm_ldlm.tracking.base import Silent, Tracker
-from mm_ldlm.tracking.jsonl import JsonlTracker
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.data import Data, open_data
+from mm_ldlm.training.jsonl import JsonlTracker
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.resuming import start
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import LOG, read_failure, sole_writer, taken, write_failure, write_status
+from mm_ldlm.training.tracker import Silent, Tracker
 
 
 @dataclasses.dataclass(frozen=True)

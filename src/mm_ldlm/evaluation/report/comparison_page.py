@@ -1,6 +1,6 @@
 """The page of the pipeline `comparison`: all runs in one table, failures, scores, paired differences, learning curves.
 
-Its input is what `mm_ldlm.comparison.results.collect` returns; tables and theme are those of the report of one run.
+Its input is what `comparison.results.collect` returns; tables and theme are those of the report of one run.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.core.messages import duration
 from mm_ldlm.evaluation.report import page, theme
 from mm_ldlm.evaluation.report.content import spelled
 from mm_ldlm.evaluation.report.figures import comparison_plot
 from mm_ldlm.evaluation.report.training_figures import smoothed
-from mm_ldlm.messages import duration
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.checkpoints.provenance import MADE_BY
+from mm_ldlm.core.messages import duration
 from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.report.cards import percent
 from mm_ldlm.evaluation.report.inputs import ReportInputs
-from mm_ldlm.messages import duration
-from mm_ldlm.tracking.jsonl import number
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.training.jsonl import number
 
 
 def lede(inputs: ReportInputs) -> str:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.evaluation.report import (
-    classification_figures,
-    inversion_figures,
-    latent_figures,
-    theme,
-    training_figures,
-)
+from mm_ldlm.evaluation.report import inversion_figures, latent_figures, theme, training_figures
+from mm_ldlm.families.classification import figures as classification_figures
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from mm_ldlm.tracking.jsonl import number, read_events, read_metrics
+from mm_ldlm.training.jsonl import number, read_events, read_metrics
 
 LOG, CONFIG = "training_log.jsonl", "config.json"
 

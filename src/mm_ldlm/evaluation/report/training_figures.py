@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.evaluation.report import theme
-from mm_ldlm.tracking.jsonl import number
+from mm_ldlm.training.jsonl import number
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

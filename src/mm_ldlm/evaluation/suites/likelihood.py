@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.data.store.lines import lines_of
+from mm_ldlm.data.store.paths import problem
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.inference.results import Scores
 from mm_ldlm.objectives.capabilities import Use
-from mm_ldlm.store.lines import lines_of
-from mm_ldlm.store.paths import problem
 
 PARTS: dict[str, Use] = {"unconditional": "score", "given_latent": "score_given_latent"}
 """Part of the metrics → the use that a run needs for it."""

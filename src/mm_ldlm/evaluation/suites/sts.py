@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.errors import EvaluationError
+from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
 from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +26,8 @@ def run_members(
 
     `folder` is the folder that the plan's sessions write into; it exists then.
     """
-    from mm_ldlm.comparison.config import ComparisonConfig
-    from mm_ldlm.comparison.sessions import from_plan, run_sessions
+    from mm_ldlm.extras.comparison.config import ComparisonConfig
+    from mm_ldlm.extras.comparison.sessions import from_plan, run_sessions
 
     config = parse(ComparisonConfig, comparison, at="comparison")
     sessions = from_plan(plan)
@@ -46,10 +46,10 @@ def collect_results(
     plan: dict[str, Any], outcomes: list[dict[str, Any]], comparison: Parameters, evaluation: Parameters, seed: int
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """The results of all finished members with their paired differences, and the table of all members."""
-    from mm_ldlm.comparison.config import ComparisonConfig
-    from mm_ldlm.comparison.results import collect, table
-    from mm_ldlm.comparison.sessions import Outcome, from_plan
     from mm_ldlm.evaluation.config import EvaluationConfig
+    from mm_ldlm.extras.comparison.config import ComparisonConfig
+    from mm_ldlm.extras.comparison.results import collect, table
+    from mm_ldlm.extras.comparison.sessions import Outcome, from_plan
 
     results = collect(
         from_plan(plan),
@@ -76,7 +76,7 @@ def report_members(results: dict[str, Any], reporting: Parameters) -> dict[str, 
 
 def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:
     """Raise WorkerFailed where every member failed. It takes the report so that the report is saved by then."""
-    from mm_ldlm.errors import WorkerFailed
+    from mm_ldlm.core.errors import WorkerFailed
 
     if all(outcome["status"] == "failed" for outcome in outcomes):
         listed = "\n".join(f"{each['member']}, seed {each['seed']}: {each['reason']}" for each in outcomes)

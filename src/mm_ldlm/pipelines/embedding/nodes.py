@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 from mm_ldlm.pipelines.needs import fields_of, made_by_first_host, not_needed, wanted
 
 if TYPE_CHECKING:
-    from mm_ldlm.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.store import Manifest, NotNeeded, ShardStore
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
 
 Parameters = dict[str, Any]
 
@@ -29,11 +29,11 @@ def embed_records(
     """
     if "latents" not in fields_of(objective):
         return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
+    from mm_ldlm.data.encoders import given_dim, parse_encoder
+    from mm_ldlm.data.latents.config import ExtractConfig
+    from mm_ldlm.data.latents.extract import extract, extract_with_first_host
     from mm_ldlm.distributed.environment import hosts
-    from mm_ldlm.encoders import given_dim, parse_encoder
-    from mm_ldlm.latents import given
-    from mm_ldlm.latents.config import ExtractConfig
-    from mm_ldlm.latents.extract import extract, extract_with_first_host
+    from mm_ldlm.extras.own_vectors import latents as given
 
     chosen = parse_encoder(encoder)
     config = parse(ExtractConfig, embedding, at="embedding")
@@ -54,8 +54,8 @@ def store_images(
         return elsewhere
     if "images" not in fields_of(objective):
         return not_needed("images", f"the objective '{objective['kind']}' reads no images")
-    from mm_ldlm.corpus.config import IngestionConfig
-    from mm_ldlm.latents import images as store
+    from mm_ldlm.data.corpus.config import IngestionConfig
+    from mm_ldlm.families.images import store
 
     return store.store_images(
         records,
@@ -77,8 +77,8 @@ def embed_vocabulary(
         return elsewhere
     if "token_vectors" not in wanted(model=model, objective=objective):
         return not_needed("token vectors", "neither the model nor the objective starts from them")
-    from mm_ldlm.encoders import parse_encoder
-    from mm_ldlm.latents import token_vectors
+    from mm_ldlm.data.encoders import parse_encoder
+    from mm_ldlm.data.latents import token_vectors
 
     return token_vectors.embed_vocabulary(tokenizer, encoder=parse_encoder(encoder), workspace=token_vectors_workspace)
 
@@ -97,8 +97,8 @@ def embed_tokens(
         return elsewhere
     if "token_states" not in fields_of(objective):
         return not_needed("token states", f"the objective '{objective['kind']}' reads none")
-    from mm_ldlm.encoders import parse_encoder
-    from mm_ldlm.latents import token_states as states
+    from mm_ldlm.data.encoders import parse_encoder
+    from mm_ldlm.families.ccdd import token_states as states
 
     return states.embed_tokens(
         records,

@@ -13,7 +13,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse, to_dict
+from mm_ldlm.core.config import parse, to_dict
 from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _signed(suite: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(suite)
     def evaluate(*arguments: Any, **named: Any) -> Any:
-        from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
+        from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
 
         given = inspect.signature(suite).bind(*arguments, **named).arguments
         model, evaluation = given["model"], given["evaluation"]
@@ -186,7 +186,7 @@ def evaluate_generation(
 @_signed
 def evaluate_classification(model: MMLDLM, dataset: Dataset, evaluation: Parameters, seed: int) -> Metrics:
     """Measure the classes of held-out examples, beside logistic regression on the latents."""
-    from mm_ldlm.evaluation.suites import classification as suite
+    from mm_ldlm.families.classification import suite
 
     config = _config(evaluation)
     return suite.evaluate(model, dataset, config=config.classification, bootstrap=config.bootstrap, seed=seed)
@@ -203,7 +203,7 @@ def evaluate_images(
     seed: int,
 ) -> Metrics:
     """Score the images and captions that `sampling` generated, by a classifier trained on real images."""
-    from mm_ldlm.evaluation.suites import images as suite
+    from mm_ldlm.families.images import suite
 
     tables = (samples_caption_to_image, samples_image_to_caption, samples_image_text)
     if (reason := suite.skip_reason(model, tables)) is not None:

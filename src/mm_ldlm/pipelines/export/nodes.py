@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 
 if TYPE_CHECKING:
-    from mm_ldlm.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.latents.store import LatentStore
-    from mm_ldlm.store import ShardStore
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.latents.store import LatentStore
+    from mm_ldlm.data.store import ShardStore
 
 Parameters = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def export_layout(
     layout_workspace: Path,
 ) -> dict[str, Any]:
     """Write the layout to `export.path`, or to the folder of the catalog; return its place and its rows per split."""
-    from mm_ldlm.latents.layout import ExportConfig, write_layout
+    from mm_ldlm.extras.layout.export import ExportConfig, write_layout
 
     place = Path(parse(ExportConfig, export, at="export").path or layout_workspace)
     counts = write_layout(place, records, tokenizer=tokenizer, latents=latents)

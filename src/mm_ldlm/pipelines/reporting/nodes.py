@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.checkpoints.reference import CHOSEN, run_folder, weights_folder
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,9 +58,9 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
-    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.headline import flat_metrics
     from mm_ldlm.evaluation.report.inputs import own_timings
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
 
     suites = {
         "inversion": inversion, "sts": sts, "likelihood": likelihood, "latents": latents, "generation": generation,
@@ -91,10 +91,10 @@ def compare_runs(
     Raises:
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
-    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.compare import compare
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
     from mm_ldlm.evaluation.run_result import Result, keep, load_result
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
 
     config = parse(ReportingConfig, reporting, at="reporting")
     bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
@@ -107,7 +107,7 @@ def compare_runs(
     def from_tracking(run_id: str) -> dict[str, float] | None:
         if not (uri := tracking.get("tracking_uri")):
             return None
-        from mm_ldlm.tracking.mlflow import read_metrics
+        from mm_ldlm.app.tracking.mlflow import read_metrics
 
         return read_metrics(uri, run_id)
 
@@ -140,10 +140,10 @@ def write_report(
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
     """
-    from mm_ldlm.checkpoints.provenance import MADE_BY, refuse_other
     from mm_ldlm.evaluation.config import ReportingConfig
     from mm_ldlm.evaluation.report import figures, inputs, page, theme
     from mm_ldlm.evaluation.report.cards import cards
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
 
     config = parse(ReportingConfig, parameters["reporting"], at="reporting")
     weights = metrics[MADE_BY]
@@ -201,9 +201,9 @@ def _as_trained(parameters: Parameters, run: dict[str, Any], config: dict[str, A
 
 def _weights(folder: Path, evaluation: Parameters) -> dict[str, str]:
     """Name the weights that the evaluation reads; `folder` is that of the run or of a checkpoint."""
-    from mm_ldlm.checkpoints import folder as checkpoints
-    from mm_ldlm.checkpoints.provenance import weights_of
     from mm_ldlm.evaluation.config import EvaluationConfig
+    from mm_ldlm.training.checkpoints import folder as checkpoints
+    from mm_ldlm.training.checkpoints.provenance import weights_of
 
     config = parse(EvaluationConfig, evaluation, at="evaluation")
     which = str(config.checkpoint).removeprefix("step-")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse, to_dict
-from mm_ldlm.errors import SamplingError
+from mm_ldlm.core.config import parse, to_dict
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
@@ -243,8 +243,8 @@ def _table(
     """Concatenate the parts, with exactly these columns and types, and the attributes that `SamplesDataset` reads."""
     import pandas as pd
 
-    from mm_ldlm.checkpoints.provenance import MADE_BY, made_by, weights_of
-    from mm_ldlm.datasets.samples import KEEP
+    from mm_ldlm.app.datasets.samples import KEEP
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, weights_of
 
     whole = (
         pd.concat([part.reindex(columns=list(columns)) for part in parts])

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
@@ -48,7 +48,7 @@ def check_configuration(
 
 def judge_configuration(report: list[dict[str, Any]]) -> None:
     """Raise PreflightError with the failed checks, after the whole table was saved."""
-    from mm_ldlm.errors import PreflightError
+    from mm_ldlm.core.errors import PreflightError
     from mm_ldlm.training.preflight import Check
 
     if failing := [Check(**line) for line in report if line["remedy"]]:

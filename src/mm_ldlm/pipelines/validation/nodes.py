@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.config import parse
+from mm_ldlm.core.config import parse
+from mm_ldlm.data.store import NOT_NEEDED
 from mm_ldlm.pipelines.needs import fields_of, labels_of, not_needed, stores_of, stores_of_objective, used
-from mm_ldlm.store import NOT_NEEDED
 
 if TYPE_CHECKING:
-    from mm_ldlm.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.latents.normaliser import Normaliser
-    from mm_ldlm.latents.store import LatentStore
-    from mm_ldlm.store import Manifest, NotNeeded, ShardStore
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.latents.normaliser import Normaliser
+    from mm_ldlm.data.latents.store import LatentStore
+    from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
 
 Parameters = dict[str, Any]
 PLOTS = ("norms", "spectrum", "lengths", "neighbours")
@@ -40,13 +40,13 @@ def validate_data(
 
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
+    from mm_ldlm.data.encoders import parse_encoder
     from mm_ldlm.data.index import write_quarantine
-    from mm_ldlm.encoders import parse_encoder
+    from mm_ldlm.data.latents import figures
+    from mm_ldlm.data.latents.checks import validate
+    from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.sts_sets import load_sts
-    from mm_ldlm.latents import figures
-    from mm_ldlm.latents.checks import validate
-    from mm_ldlm.latents.config import ExtractConfig, ValidationConfig
 
     sets = parse(EvaluationConfig, evaluation, at="evaluation").sts.sources
     outcome = validate(
@@ -62,7 +62,7 @@ def validate_data(
         seed=seed,
     )
     if "labels" in fields_of(objective):
-        from mm_ldlm.data.labels import read_labels, with_labels
+        from mm_ldlm.families.classification.labels import read_labels, with_labels
 
         key, answers = labels_of(objective)
         outcome = with_labels(outcome, read_labels(records, key=key, answers=answers), key=key)
@@ -87,7 +87,7 @@ def index_valid_examples(
 ) -> Manifest:
     """Index the examples that are not in quarantine; raise ValidationError if the report has a failed contract."""
     from mm_ldlm.data.index import write_index
-    from mm_ldlm.latents.findings import enforce
+    from mm_ldlm.data.latents.findings import enforce
 
     enforce(report)
     return write_index(records, tokens, _field("latents", latents, objective), quarantine, index_workspace)
@@ -100,8 +100,8 @@ def fit_normaliser(
     if (found := _field("latents", latents, objective)) is None:
         return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents.normaliser import NormaliserConfig
-    from mm_ldlm.latents.normaliser_fit import calibrated, fit
+    from mm_ldlm.data.latents.normaliser import NormaliserConfig
+    from mm_ldlm.data.latents.normaliser_fit import calibrated, fit
 
     unit_norm = bool(found.manifest.meta["encoder"]["normalised"])
     config = parse(NormaliserConfig, normaliser, at="normaliser")
@@ -116,9 +116,9 @@ def fit_state_normaliser(
     if (found := _field("token_states", token_states, objective)) is None:
         return not_needed("normaliser of token states", f"the objective '{objective['kind']}' reads none")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents import token_states as states
-    from mm_ldlm.latents.normaliser import NormaliserConfig
-    from mm_ldlm.latents.normaliser_fit import fit
+    from mm_ldlm.data.latents.normaliser import NormaliserConfig
+    from mm_ldlm.data.latents.normaliser_fit import fit
+    from mm_ldlm.families.ccdd import token_states as states
 
     starts = states.starts(tokens.ints("length").take(slice(None)))
     rows = states.rows_of_tokens(starts, split_column(index, "train", "row"))
@@ -133,8 +133,8 @@ def fit_image_normaliser(
     if (found := _field("images", images, objective)) is None:
         return not_needed("normaliser of images", f"the objective '{objective['kind']}' reads no images")
     from mm_ldlm.data.index import split_column
-    from mm_ldlm.latents.normaliser import NormaliserConfig
-    from mm_ldlm.latents.normaliser_fit import fit
+    from mm_ldlm.data.latents.normaliser import NormaliserConfig
+    from mm_ldlm.data.latents.normaliser_fit import fit
 
     config = parse(NormaliserConfig, image_normaliser, at="image_normaliser")
     return fit(found, rows=split_column(index, "train", "row"), config=config, unit_norm=False)
@@ -151,8 +151,8 @@ def cluster_vocabulary(
     """Cluster the words by their token vectors, for an objective that is made from the clusters."""
     if "token_clusters" not in stores_of_objective(objective):
         return not_needed("token clusters", f"the objective '{objective['kind']}' is not made from them")
-    from mm_ldlm.latents import token_clusters as clusters
-    from mm_ldlm.latents.config import TokenClustersConfig
+    from mm_ldlm.data.latents.config import TokenClustersConfig
+    from mm_ldlm.families.hdlm import token_clusters as clusters
 
     return clusters.cluster_vocabulary(
         tokenizer,
@@ -177,7 +177,7 @@ def index_labels(
     found: dict[str, Manifest | NotNeeded] = dict.fromkeys(LABEL_STORES, NOT_NEEDED)
     if not needed & set(LABEL_STORES):
         return found
-    from mm_ldlm.data import labels as stores
+    from mm_ldlm.families.classification import labels as stores
 
     key, answers = labels_of(objective)
     read = stores.read_labels(records, key=key, answers=answers)

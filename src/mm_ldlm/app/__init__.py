@@ -1,0 +1,1 @@
+"""Application: Kedro catalog, hooks and configuration, the command line, and MLflow."""

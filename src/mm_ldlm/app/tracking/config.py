@@ -1,0 +1,49 @@
+"""Parameters of experiment tracking."""
+
+from __future__ import annotations
+
+import re
+
+from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.credentials import mask
+from mm_ldlm.core.messages import show
+
+_URI = re.compile(
+    r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S|databricks$|[\w./-]+$)"
+)
+"""Addresses that MLflow reads; a text without a scheme is a folder."""
+
+
+@config
+class TrackingConfig:
+    """Parameters under `tracking`.
+
+    Attributes:
+        enabled: false disables MLflow; the log in the run folder is always written.
+        uri: MLflow tracking URI, without credentials, which MLflow reads from the environment. A relative `sqlite:///`
+            path is resolved from the project's root.
+        experiment: MLflow experiment, created when missing.
+        run_name: name of the MLflow run; null derives it from pipelines and environment.
+        parent_run: id of the MLflow run that this one is nested in; null for none.
+    """
+
+    enabled: bool
+    uri: str
+    experiment: str
+    run_name: str | None = None
+    parent_run: str | None = None
+
+    def __post_init__(self) -> None:
+        if mask(self.uri) != self.uri:
+            raise InvalidValue(
+                f"expected an address without user, password or token, found {mask(self.uri)}, because the address is "
+                "stored with every run. Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN, in the environment",
+                "uri",
+            )
+        if not _URI.match(self.uri):
+            raise InvalidValue(
+                f"expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, ...), found "
+                f"{show(self.uri)}",
+                "uri",
+            )

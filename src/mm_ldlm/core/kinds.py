@@ -1,0 +1,168 @@
+"""Kinds: registries of the configurations that the key `kind` of a parameter can choose, and the interface of each.
+
+`mm_ldlm.core.config` turns mappings into configurations; here the class of a kind is found, imported and checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.messages import nearest, show
+
+MARK = "_made_by_mm_ldlm_config"
+"""Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
+CONTRIBUTORS = ("families", "extras")
+"""Folders of this package whose subpackages contribute components, listed in `COMPONENTS` of their `__init__.py`"""
+
+
+@functools.cache
+def contributed(group: str) -> dict[str, str]:
+    """Collect what the installed families and extras contribute to a registry: name → "module:Name".
+
+    Each of them lists its components as `COMPONENTS = {group: {name: "module:Name"}}`, without importing them.
+    """
+    found: dict[str, str] = {}
+    for folder in CONTRIBUTORS:
+        package = importlib.import_module(f"mm_ldlm.{folder}")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            found |= importlib.import_module(module.name).COMPONENTS.get(group, {})
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """Named components of one group: those of the core, of the families and extras, and of other packages.
+
+    A component is imported when it is used. Another package registers its own under the entry-point group
+    `mm_ldlm.GROUP`.
+
+    Attributes:
+        what: the component in words ("text sampler"), for messages.
+        core: name → "module:Name" of the components outside families and extras.
+        group: name of the group.
+    """
+
+    what: str
+    core: Mapping[str, str] = dataclasses.field(hash=False)  # `Annotated[Any, KINDS] | None` hashes its metadata
+    group: str
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Name → "module:Name" of every component of this package."""
+        return {**self.core, **contributed(self.group)}
+
+    @property
+    def external(self) -> dict[str, str]:
+        """The same for the components that other packages registered."""
+        return {point.name: point.value for point in entry_points(group=f"mm_ldlm.{self.group}")}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known | self.external)
+
+    def load(self, name: str) -> Any:
+        """Import the component of a name; KeyError if there is none."""
+        module, _, attribute = (self.known | self.external)[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kinds(Registry):
+    """Registry of the configurations that a parameter with the key `kind` can become.
+
+    A component from another package needs no entry here: it is found under an entry point, or `kind` is its import
+    path, as in `kind: my_package.models:MyModelConfig`.
+
+    Attributes:
+        interface: the protocol that every configuration of the group satisfies, wherever it comes from.
+    """
+
+    interface: type
+
+    def find(self, kind: Any, *, at: str) -> type:
+        """Return the configuration class of a kind.
+
+        Raises:
+            ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration; or its
+                class is not one of the group.
+        """
+        path = self.known.get(kind) if isinstance(kind, str) else None
+        if path is None:
+            external = self.external
+            if isinstance(kind, str):
+                path = external.get(kind) or (kind if _is_import_path(kind) else None)
+        if path is None:
+            names = [*self.known, *external]
+            hint = nearest(kind, names)
+            raise ConfigurationError(
+                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{hint} Known here: "
+                f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
+            )
+        found = _import(path, at=at)
+        if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
+            raise ConfigurationError(
+                f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by "
+                "mm_ldlm.core.config.config."
+            )
+        if inspect.isabstract(found):
+            raise ConfigurationError(
+                f"parameter '{at}.kind': {path} is the abstract base of other configurations. Choose one of them."
+            )
+        self.check(found, path, at=f"{at}.kind")
+        return found
+
+    def check(self, found: type, name: str, *, at: str) -> None:
+        """Raise ConfigurationError unless a class has every member of the interface; `name` stands for it."""
+        has = {*dir(found), *getattr(found, "__dataclass_fields__", {})}
+        if missing := [member for member in _members(self.interface) if member not in has]:
+            raise ConfigurationError(
+                f"parameter '{at}': expected {with_article(self.what)}, found {name}, which is not one: it has no "
+                f"{', '.join(repr(member) for member in missing)} ({self.interface.__module__}."
+                f"{self.interface.__name__}). Choose {with_article(self.what)}: {', '.join(self.known)}."
+            )
+
+    def name(self, found: type, kind: str) -> str:
+        """Return the name that the registry has for a class, even if it was chosen by its import path; else `kind`."""
+        path = f"{found.__module__}:{found.__qualname__}"
+        return next((name for name, known in self.known.items() if known == path), kind)
+
+
+def with_article(words: str) -> str:
+    """Return words with their indefinite article: "a model", "an encoder"."""
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _is_import_path(kind: str) -> bool:
+    """Return whether a string has the form package.module:Class."""
+    module, colon, name = kind.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _import(path: str, *, at: str) -> Any:
+    """Import `module:name`; ConfigurationError for everything that the import of another package can raise.
+
+    A module that ends the process (SystemExit) is refused like the others; Ctrl-C still ends it.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"parameter '{at}.kind': {path} cannot be imported ({reason}). Correct the path, or install or correct its "
+            "package."
+        ) from error
+
+
+def _members(interface: type) -> list[str]:
+    """List the public attributes, properties and methods of a protocol, in their order."""
+    classes = [each for each in reversed(interface.__mro__) if each not in (object, Protocol)]
+    names = [name for each in classes for name in (*vars(each).get("__annotations__", {}), *vars(each))]
+    return list(dict.fromkeys(name for name in names if not name.startswith("_")))

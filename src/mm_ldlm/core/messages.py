@@ -1,0 +1,74 @@
+"""Values in messages: short, on one line, without credentials and without characters that a terminal cannot show."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mm_ldlm.core.credentials import mask, mask_values
+
+LONGEST = 1200
+"""Characters of one line of a message."""
+
+
+def escape(text: str) -> str:
+    """Return `text` with every character that UTF-8 cannot encode, and every line break, as an escape sequence."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in shown)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 200, 60, 200
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 12
+
+
+def show(value: Any, longest: int = LONGEST) -> str:
+    """Return a short representation of any value for a message: one line of `longest` characters, no credentials."""
+    try:
+        return shorten(escape(mask(_SHORT.repr(mask_values(value)))), longest)
+    except Exception:  # the value's own __repr__
+        return f"<{type(value).__name__}>"
+
+
+def shorten(text: str, longest: int = LONGEST) -> str:
+    """Return the beginning and the end of a text that is too long."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: "42 s", "7 min 01 s", "2 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def about(seconds: float) -> str:
+    """Format an estimate of seconds, rounded: "about 40 s", "about 7 min", "about 2 h 05 min"."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {duration(60 * minutes)}"
+
+
+def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
+    is no string. `name` itself is never proposed: a file of that name may be there, but of another type.
+    """
+    if not isinstance(name, str):
+        return ""
+    others = [each for each in known if each != name]
+    near = difflib.get_close_matches(name[:100], others, n=1, cutoff=cutoff)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def summarise(problems: Sequence[str]) -> str:
+    """Join problems, one per line; from the third on only their beginnings, which name the parameters."""
+    lines = [shorten(line) for problem in problems for line in problem.splitlines()]
+    if len(lines) <= 3:
+        return "\n".join(lines)
+    further = [line.partition(":")[0] for line in lines[2:]]
+    named = "; ".join(shorten(text, 120) for text in further[:12])
+    return "\n".join([*lines[:2], f"and {len(further)} more: {named}{'; …' if len(further) > 12 else ''}"])

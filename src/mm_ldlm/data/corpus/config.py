@@ -1,0 +1,102 @@
+"""Parameters of the `ingestion` pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, config
+from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
+from mm_ldlm.data.corpus.filters import LengthConfig
+from mm_ldlm.data.corpus.normalisation import UnicodeForm
+from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.engines.base import ENGINES
+from mm_ldlm.data.engines.local import LocalEngineConfig
+from mm_ldlm.families.images.decoding import ImageLimits
+
+
+@config
+class IngestionConfig:
+    """Parameters of `ingestion`.
+
+    Attributes:
+        sources: read one after another, or in proportion to their weights until one of them is exhausted.
+        path: replaces the path of the one source that has a path, because the command line cannot address list items.
+        text_column: replaces the columns of that source, which must be a table.
+        unicode_form: NFC, NFKC or none.
+        collapse_whitespace: replace each run of white space by one space.
+        length: bounds in characters and words; bounds in tokens belong to the tokenizer.
+        near_duplicates: also remove near duplicates (slow: a few thousand rows per second); None removes exact
+            duplicates only.
+        language_filter: "package.module:function", which receives a text and returns True to keep it.
+        splits: used for sources without splits of their own.
+        max_bad_fraction: the run stops when a larger fraction of the rows is damaged.
+        max_row_bytes: longer lines and documents count as damaged and are never held in memory whole.
+        images: bounds on images; larger ones count as damaged and are not decoded.
+        shard_rows: rows per shard of the store.
+        replace: replace the finished records of other sources in the data folder, which is refused otherwise.
+        engine: where the rows are tested: `local`, this process, or `ray`, a Ray cluster. Sources are read and
+            duplicates are found in this process, in the order of the sources.
+        progress: show a progress bar.
+    """
+
+    sources: tuple[SourceConfig, ...]
+    path: str | None = None
+    text_column: str | None = None
+    unicode_form: UnicodeForm = "NFC"
+    collapse_whitespace: bool = True
+    length: LengthConfig = LengthConfig()
+    near_duplicates: NearDuplicateConfig | None = None
+    language_filter: str | None = None
+    splits: SplitConfig = SplitConfig()
+    max_bad_fraction: Fraction = 0.01
+    max_row_bytes: Bytes = 1_000_000
+    images: ImageLimits = ImageLimits()
+    shard_rows: Rows = 65_536
+    replace: bool = False
+    engine: Annotated[Any, ENGINES] = LocalEngineConfig()
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise InvalidValue("'sources' must name at least one source", "sources")
+        labels = [source.label for source in self.sources]
+        if twice := {label for label in labels if labels.count(label) > 1}:
+            raise InvalidValue(
+                f"several sources are called {sorted(twice)}: give each source a different 'name'", "sources"
+            )
+        if self.path is not None and (count := sum(source.path is not None for source in self.sources)) != 1:
+            raise InvalidValue(
+                f"'path' replaces the path of exactly one source, but {count} sources have a path. For a file of your "
+                "own, name an environment with a path (`--env=own_text --params ingestion.path=FILE`, or own_csv), or "
+                "set ingestion.sources in an environment of your own",
+                "path",
+            )
+        if self.text_column is not None and (
+            [source.reads_columns for source in self.sources if source.path is not None] != [True]
+        ):
+            raise InvalidValue(
+                "'text_column' names the column of exactly one source with a path and columns (csv, jsonl, parquet, "
+                f"arrow, disk), found {', '.join(source.kind for source in self.sources)}. For a table of your own, "
+                "name its environment (`--env=own_csv --params ingestion.path=FILE,ingestion.text_column=NAME`), or "
+                "set ingestion.sources",
+                "text_column",
+            )
+        weighted = [source.label for source in self.sources if source.weight is not None]
+        if weighted and len(weighted) < len(labels):
+            raise InvalidValue(
+                f"sources {sorted(set(labels) - set(weighted))} have no weight: "
+                "give a weight to every source or to none",
+                "sources",
+            )
+
+    def with_path_in_source(self) -> IngestionConfig:
+        """Return the same configuration with `path` and `text_column` moved into the source that they change."""
+        changed: dict[str, Any] = {} if self.path is None else {"path": self.path}
+        if self.text_column is not None:
+            changed["columns"] = (self.text_column,)
+        if not changed:
+            return self
+        sources = tuple(s if s.path is None else dataclasses.replace(s, **changed) for s in self.sources)
+        return dataclasses.replace(self, sources=sources, path=None, text_column=None)

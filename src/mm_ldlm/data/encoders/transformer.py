@@ -1,0 +1,279 @@
+"""The transformer backend: tokenizer, bare transformer and pooling on length-sorted batches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mm_ldlm.core.batching import batches_by_length, lanes_of, side_by_side
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import pooling
+from mm_ldlm.data.encoders.onednn import pack_linear_layers
+from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.weights import LocatedWeights
+from mm_ldlm.families.ccdd.encoder_states import TokenStates
+
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
+"""Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
+WINDOW = 4096
+"""Number of sentences that `encode` tokenises and sorts together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Tokenised and batched sentences.
+
+    Attributes:
+        rows: number of sentences.
+        batches: the sentences by length.
+    """
+
+    rows: int
+    batches: list[Batch]
+
+
+class TransformerEncoder:
+    """An `Encoder` that consists of tokenizer, transformer and pooling."""
+
+    def __init__(self, located: LocatedWeights, *, device: str, batch_tokens: int, batch_rows: int) -> None:
+        self.located = located
+        self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
+        self.device = torch.device(choose_device(device))
+        self.tokenizer = _load_tokenizer(located)
+        self.model = pack_linear_layers(_load_model(located).to(self.device))
+        self.pad_id = self.tokenizer.pad_token_id
+        if self.pad_id is None:
+            raise EncoderError(
+                f"encoder {located.spec.name!r}: its tokenizer has no padding token. Add one to its files."
+            )
+        self._final_id = self._missing_final_token()
+        found = self.model.config.hidden_size
+        if located.spec.dim is not None and found != located.spec.dim:
+            raise EncoderError(
+                f"encoder {located.spec.name!r}: expected dimension {located.spec.dim} (its spec), found {found}. "
+                "Use the weights that the spec names."
+            )
+        self._dim = int(located.truncate_dim or found)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.located.spec
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    @property
+    def fingerprint(self) -> str:
+        return self.located.fingerprint
+
+    def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Return ids with prompt and special tokens, truncated to the spec's maximum."""
+        texts = [self.spec.prompt + sentence for sentence in sentences]
+        room = self.spec.max_length - (self._final_id is not None)
+        ids: list[list[int]] = self.tokenizer(
+            texts,
+            truncation=True,
+            max_length=room,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        if self._final_id is not None:
+            ids = [[*row, self._final_id] for row in ids]
+        return ids
+
+    def prepare(self, sentences: Sequence[str]) -> Prepared:
+        """Tokenise and batch the sentences on the host."""
+        if not sentences:
+            return Prepared(0, [])
+        ids = self.tokenise(sentences)
+        lengths = [len(row) for row in ids]
+        batches = []
+        for chosen in batches_by_length(lengths, max_tokens=self.batch_tokens, max_rows=self.batch_rows):
+            count = np.array([lengths[index] for index in chosen])
+            padded = np.full((len(chosen), max(int(count.max()), 1)), self.pad_id, np.int64)
+            place = np.arange(padded.shape[1])
+            if self.spec.padding_side == "left":
+                valid = place >= padded.shape[1] - count[:, None]
+            else:
+                valid = place < count[:, None]
+            padded[valid] = np.concatenate([ids[index] for index in chosen])
+            batches.append((chosen, padded, None if valid.all() else valid))
+        return Prepared(len(sentences), batches)
+
+    @torch.inference_mode()
+    def run(self, prepared: Prepared, *, lanes: int = 1) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences, computing `lanes` batches at a time."""
+        out = np.empty((prepared.rows, self.dim), np.float32)
+
+        def forward(batch: Batch) -> None:
+            chosen, ids_BL, valid_BL = batch
+            out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
+
+        for _ in side_by_side(forward, prepared.batches, lanes=lanes):
+            pass
+        return out
+
+    def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
+        """Return (B, d) float32 on the device."""
+        hidden_BLd, mask_BL = self._hidden(ids_BL, valid_BL)
+        vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
+        return pooling.finish(vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised)
+
+    def _hidden(
+        self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last hidden states (B, L, d) and the mask (B, L) of the tokens that are not padding."""
+        ids_BL = ids_BL.to(self.device)
+        extra: dict[str, Any] = {}
+        if valid_BL is None:
+            mask_BL = torch.ones_like(ids_BL, dtype=torch.bool)
+        else:
+            mask_BL = torch.from_numpy(valid_BL).to(self.device)
+            extra["attention_mask"] = mask_BL.long()
+            if self.spec.padding_side == "left":  # positions count from the first real token
+                extra["position_ids"] = (mask_BL.long().cumsum(1) - 1).clamp(min=0)
+        return self.model(input_ids=ids_BL, **extra).last_hidden_state, mask_BL
+
+    @torch.inference_mode()
+    def token_states(self, sentences: Sequence[str]) -> list[TokenStates]:
+        """Return the tokens of each sentence and their last hidden states, without the special tokens around them."""
+        special = np.array(sorted({*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}), np.int64)
+        prepared = self.prepare(sentences)
+        found: list[TokenStates] = [TokenStates(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(
+            sentences
+        )
+        for chosen, ids_BL, valid_BL in prepared.batches:
+            hidden_BLd = self._hidden(torch.from_numpy(ids_BL), valid_BL)[0][..., : self.dim].float().cpu().numpy()
+            kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
+            for place, index in enumerate(chosen):
+                kept_L = kept_BL[place]
+                found[index] = TokenStates(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
+        return found
+
+    def verify(self) -> None:
+        """Do nothing: the weights were read once and do not change."""
+
+    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
+        lanes = lanes_of(self.device)
+        windows = [sentences[start : start + WINDOW] for start in range(0, len(sentences), WINDOW)]
+        if len(windows) <= 1:
+            return self.run(self.prepare(sentences), lanes=lanes)
+        found = []
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self.prepare, windows[0])
+            for number in range(len(windows)):
+                prepared = coming.result()
+                if number + 1 < len(windows):
+                    coming = ahead.submit(self.prepare, windows[number + 1])
+                found.append(self.run(prepared, lanes=lanes))
+        return np.concatenate(found)
+
+    def _missing_final_token(self) -> int | None:
+        """Return the id of the spec's final token if the tokenizer does not append it itself."""
+        token = self.spec.final_token
+        if token is None:
+            return None
+        wanted = self.tokenizer.convert_tokens_to_ids(token)
+        if wanted is None or wanted == self.tokenizer.unk_token_id != self.tokenizer.eos_token_id:
+            raise EncoderError(
+                f"encoder {self.spec.name!r}: its tokenizer has no token {token}, which its spec needs for "
+                "pooling. Use the tokenizer that belongs to the weights."
+            )
+        return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
+
+
+def choose_device(wanted: str) -> str:
+    """Return the device name; "auto" is the current GPU if there is one, else the CPU."""
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load_tokenizer(located: LocatedWeights) -> Any:
+    from transformers import AutoTokenizer
+
+    extra = {"src_lang": located.spec.language} if located.spec.language else {}
+    try:
+        return AutoTokenizer.from_pretrained(
+            located.folder, local_files_only=True, trust_remote_code=False, use_fast=True, **extra
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: the tokenizer in {located.folder} cannot be loaded "
+            f"({first_line(error)}). Fetch the model again."
+        ) from error
+
+
+def _load_model(located: LocatedWeights) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModel, T5EncoderModel
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+    loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
+        located.spec.architecture
+    ]
+    try:
+        with quiet_loading():
+            no_pooler = {"add_pooling_layer": False} if _has_pooler(located) else {}
+            model, report = loader.from_pretrained(
+                located.folder,
+                dtype=getattr(torch, located.dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **no_pooler,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded "
+            f"({first_line(error)}). Fetch the model again."
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: {len(missing)} weights are missing from {located.folder} (first: "
+            f"{missing[0]}); they would be random. The folder contains another architecture or is damaged: fetch the "
+            "model again."
+        )
+    return model.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence the progress bar and the table of unused weights of transformers; missing weights raise errors."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _has_pooler(located: LocatedWeights) -> bool:
+    """Return whether the class builds a pooler, which BERT-like sentence encoders neither use nor ship."""
+    from transformers import AutoConfig
+
+    if located.spec.architecture != "auto":
+        return False
+    kind = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=False).model_type
+    return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet"}
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, at most 200 characters, or the name of its class."""
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__

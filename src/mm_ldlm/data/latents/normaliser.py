@@ -1,0 +1,223 @@
+"""Latent normaliser: standardises an encoder's vectors to the scale of unit Gaussian noise.
+
+It is fitted on the training split (`normaliser_fit`), saved as a separate artifact, and inverted after sampling.
+Shapes: n rows, d dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core.config import Rows, config
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.paths import refuse_no_file
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["standard", "robust", "whitening", "one_scale"]
+Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
+Matrix = npt.NDArray[np.float64]
+FORMAT_VERSION = 1
+
+
+@config
+class NormaliserConfig:
+    """Parameters of the standardisation of latents.
+
+    Attributes:
+        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349),
+            "whitening" (mean, and the full covariance turned into the identity; with fewer than 10 rows for each
+            dimension, a mixture with one scale) or "one_scale" (mean per dimension, and for all dimensions the root
+            mean square of their standard deviations). Images need "one_scale": pixels that hardly vary would be scaled
+            up to noise by the others.
+        robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
+    """
+
+    kind: Kind = "standard"
+    robust_rows: Rows = 200_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Normaliser:
+    """Normaliser z = (x - mean) / scale, or z = (x - mean) W for whitening; `invert` is the inverse.
+
+    Attributes:
+        kind: "standard", "robust", "whitening" or "one_scale".
+        mean_d: (d,) float64; the median for "robust".
+        scale_d: (d,) float64, positive; ones for "whitening".
+        unit_norm: the encoder's vectors have norm 1, so inverted vectors are scaled to norm 1.
+        rows: number of rows that it was fitted on.
+        matrix_dd: (d, d) float64 W, for "whitening".
+        inverse_dd: (d, d) float64, its inverse.
+        constant: dimensions without variation; they are standardised to 0 and inverted to their value.
+        typical: lowest and highest `norms` of latents like those of training (`calibrated`); None if not calibrated.
+            It belongs to the warning about other latents, not to the transformation, nor to its fingerprint.
+    """
+
+    kind: str
+    mean_d: Matrix
+    scale_d: Matrix
+    unit_norm: bool
+    rows: int = 0
+    matrix_dd: Matrix | None = None
+    inverse_dd: Matrix | None = None
+    constant: tuple[int, ...] = ()
+    typical: tuple[float, float] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of the vectors."""
+        return len(self.mean_d)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all numbers of the normaliser."""
+        digest = hashlib.sha256(json.dumps(self._about(), sort_keys=True).encode())
+        for _, array in sorted(self._arrays().items()):
+            digest.update(np.ascontiguousarray(array, "<f8").tobytes())
+        return digest.hexdigest()[:32]
+
+    def standardise(self, x: Vectors) -> Vectors:
+        """Map encoder vectors (..., d) to model space, in float64 for numpy and in the tensor's dtype for torch."""
+        if isinstance(x, np.ndarray):
+            self._check(x.shape)
+            z = (x.astype(np.float64) - self.mean_d) / self.scale_d
+            return self._as(x, z @ self.matrix_dd if self.matrix_dd is not None else z)
+        self._check(tuple(x.shape))
+        z_t = (x - self._on(x, self.mean_d)) / self._on(x, self.scale_d)
+        return z_t @ self._on(x, self.matrix_dd) if self.matrix_dd is not None else z_t
+
+    def invert(self, z: Vectors) -> Vectors:
+        """Map vectors (..., d) of model space back to encoder vectors; with norm 1 if `unit_norm`."""
+        if isinstance(z, np.ndarray):
+            self._check(z.shape)
+            y = z.astype(np.float64)
+            y = y @ self.inverse_dd if self.inverse_dd is not None else y
+            x = y * self.scale_d + self.mean_d
+            if self.unit_norm:
+                x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+            return self._as(z, x)
+        self._check(tuple(z.shape))
+        y_t = z @ self._on(z, self.inverse_dd) if self.inverse_dd is not None else z
+        x_t = y_t * self._on(z, self.scale_d) + self._on(z, self.mean_d)
+        return x_t / x_t.norm(dim=-1, keepdim=True).clamp(min=1e-12) if self.unit_norm else x_t
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> None:
+        """Write `normaliser.safetensors` (float64), then `normaliser.json`."""
+        from safetensors.numpy import save
+
+        directory = Path(directory)
+        atomic.write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
+        typical = None if self.typical is None else list(self.typical)
+        about = {
+            "format_version": FORMAT_VERSION, **self._about(), "typical": typical, "fingerprint": self.fingerprint
+        }  # fmt: skip
+        atomic.write_json(directory / "normaliser.json", about)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Normaliser:
+        """Read a normaliser written by `save`.
+
+        Raises:
+            StoreError: It is missing, damaged or of another format.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        directory = Path(directory)
+        try:
+            about = atomic.read_json(directory / "normaliser.json")
+            refuse_no_file(directory / "normaliser.safetensors")
+            arrays = load((directory / "normaliser.safetensors").read_bytes())
+            if not isinstance(about, dict):
+                raise TypeError("expected a mapping in normaliser.json")
+            if about["format_version"] != FORMAT_VERSION:
+                raise StoreError(
+                    f"{directory}: expected normaliser format {FORMAT_VERSION}, found {about['format_version']}. Run "
+                    "the validation pipeline again."
+                )
+            found = cls(
+                kind=about["kind"],
+                unit_norm=about["unit_norm"],
+                rows=about["rows"],
+                constant=tuple(about["constant"]),
+                typical=_range(about.get("typical")),
+                **arrays,
+            )
+            promised = about["fingerprint"]
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{error.filename}: the file does not exist. Run the validation pipeline, which fits the normaliser."
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise StoreError(
+                f"{directory}: not a readable normaliser ({error}). Run the validation pipeline again."
+            ) from None
+        if found.fingerprint != promised:
+            raise StoreError(
+                f"{directory}: the numbers changed after they were saved. Run the validation pipeline again."
+            )
+        return found
+
+    def _arrays(self) -> dict[str, Matrix]:
+        found = {"mean_d": self.mean_d, "scale_d": self.scale_d}
+        if self.matrix_dd is not None and self.inverse_dd is not None:
+            found |= {"matrix_dd": self.matrix_dd, "inverse_dd": self.inverse_dd}
+        return {name: np.ascontiguousarray(array, np.float64) for name, array in found.items()}
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "unit_norm": self.unit_norm,
+            "rows": self.rows,
+            "dim": self.dim,
+            "constant": list(self.constant),
+        }
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if not shape or shape[-1] != self.dim:
+            raise StoreError(
+                f"expected vectors with {self.dim} dimensions, on which the normaliser was fitted, found shape "
+                f"{tuple(shape)}. Use the normaliser of this encoder."
+            )
+
+    @staticmethod
+    def _as(like: npt.NDArray[Any], value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return value.astype(like.dtype if like.dtype.kind == "f" else np.float64)
+
+    @staticmethod
+    def _on(x: torch.Tensor, array: Matrix | None) -> torch.Tensor:
+        import torch
+
+        return torch.as_tensor(array, dtype=x.dtype, device=x.device)
+
+
+def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
+    """Compute the root mean square (n,) of the coordinates of standardised latents; about 1 for training data."""
+    found: Matrix = np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1))
+    return found
+
+
+def _range(value: Any) -> tuple[float, float] | None:
+    """Read the range of norms; None for a normaliser that was not calibrated.
+
+    Raises:
+        ValueError: It is not a pair of increasing numbers.
+    """
+    if value is None:
+        return None
+    low, high = (float(end) for end in value)
+    if not 0 <= low <= high < np.inf:
+        raise ValueError(f"expected an increasing range of norms, found {value}")
+    return low, high

@@ -1,0 +1,39 @@
+"""Fingerprints: short digests of the inputs of an artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.config import to_dict
+
+
+def canonical_json(value: Any) -> str:
+    """Return canonical JSON: sorted keys, no spaces, dataclasses as mappings, paths as strings, no NaN."""
+    return json.dumps(
+        to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    )
+
+
+def fingerprint(value: Any) -> str:
+    """Return the first 32 hexadecimal digits of the sha256 of the canonical JSON.
+
+    Names of files whose bytes are not UTF-8 have lone surrogates, which are encoded as they are.
+    """
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def file_sha256(path: str | Path) -> str:
+    """Return the sha256 of a file, 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.as_posix()
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no canonical JSON form")

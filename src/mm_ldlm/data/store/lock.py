@@ -1,0 +1,137 @@
+"""Locks between runs: one writer of a folder, or any number of readers, each with a record of who holds it.
+
+A lock is an advisory lock of the operating system (`flock`) on a small file, so that it ends with its process, however
+that ends. The lines of the file are the records of its holders, for the message of a run that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from mm_ldlm.core.credentials import mask
+
+try:
+    import fcntl
+except ImportError:  # a platform without flock has no locks
+    fcntl = None  # type: ignore[assignment]
+
+Use = Literal["write", "read"]
+_COMMAND_LETTERS = 200
+
+
+class Lock:
+    """A lock that this process holds until `release`, or until it ends."""
+
+    def __init__(self, path: Path, use: Use, file: IO[str] | None) -> None:
+        self.path, self.use, self._file = path, use, file
+
+    def share(self) -> bool:
+        """Let others read from now on, if the lock is that of a writer; False if a writer took it at that moment."""
+        if self.use == "write" and self._file is not None:
+            self.use = "read"
+            if not try_lock(self._file, "read"):
+                self.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def take(path: Path, use: Use) -> Lock | None:
+    """Take a lock at once; None if another process holds one that excludes it.
+
+    A reader of a folder that it cannot write to needs no lock where there is no lock file.
+
+    Raises:
+        OSError: a writer cannot create the lock file.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError:
+        if use == "write":
+            raise
+        try:
+            file = open(path, encoding="utf-8")  # noqa: SIM115
+        except OSError:
+            return Lock(path, use, None)
+    if not try_lock(file, use):
+        file.close()
+        return None
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its record
+        if use == "write":
+            file.truncate(0)
+        if file.writable():
+            file.write(json.dumps(_record(use)) + "\n")
+            file.flush()
+    return Lock(path, use, file)
+
+
+def try_lock(file: IO[str], use: Use = "write") -> bool:
+    """Lock an open file without waiting, or change its lock; True as well on a file system without locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_EX if use == "write" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def holder(path: Path) -> str:
+    """Describe who holds a lock: process, host, since when, and its command."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    records = [record for line in lines if (record := _parsed(line)) is not None]
+    alive = [record for record in records if record["host"] != _host() or _runs(record["pid"])]
+    if not (found := alive or records):
+        return "another process"
+    last = found[-1]
+    others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
+    place = "" if last["host"] == _host() else f" on {last['host']}"
+    return f"process {last['pid']}{place}{others}, since {last['since']}: {last['command']}"
+
+
+def _record(use: Use) -> dict[str, Any]:
+    words = [Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:]]
+    command = mask(" ".join(words))
+    since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return {"pid": os.getpid(), "host": _host(), "since": since, "use": use, "command": command[:_COMMAND_LETTERS]}
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    keys = {"pid": int, "host": str, "since": str, "command": str}
+    whole = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in keys.items())
+    return record if whole else None
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _host() -> str:
+    return socket.gethostname()

@@ -1,0 +1,112 @@
+"""Parameters under `comparison`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import Any
+
+from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, config
+from mm_ldlm.core.messages import nearest
+
+
+@config
+class MemberConfig:
+    """One model of the comparison.
+
+    Attributes:
+        name: names its folder and its rows: letters, digits, '.', '_' and '-'.
+        env: environment layers, as in `--env`, which join the layers of the current environment; null adds none.
+        params: parameters that differ, nested or with dots in their keys; the last layer of all.
+        seeds: of this member, for example more of them where two members are close; null: those of the comparison.
+    """
+
+    name: str
+    env: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[Seed, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise InvalidValue(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}", "name")
+        if wrong := _wrong_keys(self.params):
+            raise InvalidValue(f"params: expected strings as keys, found {wrong[0]!r}", "params")
+        if self.seeds is not None:
+            _check_seeds(self.seeds)
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise InvalidValue(f"seeds: expected at least one, each once, found {list(seeds)}", "seeds")
+
+
+def _wrong_keys(params: Any) -> list[Any]:
+    """List the keys of nested mappings that are not strings, or that have an empty part between dots."""
+    if not isinstance(params, dict):
+        return []
+    own = [key for key in params if not isinstance(key, str) or not all(key.split("."))]
+    return own + [key for value in params.values() for key in _wrong_keys(value)]
+
+
+@config
+class BudgetConfig:
+    """What every member may use for its training: tokens seen, or seconds of training; exactly one of them."""
+
+    tokens: PositiveInt | None = None
+    seconds: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.seconds is None):
+            raise InvalidValue(
+                f"give either tokens or seconds, found tokens={self.tokens} and seconds={self.seconds}",
+                "tokens",
+                "seconds",
+            )
+
+    @property
+    def label(self) -> str:
+        """Name of the folder of runs under this budget."""
+        return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{str(self.seconds).removesuffix('.0')}"
+
+
+@config
+class ComparisonConfig:
+    """Parameters of the pipeline `comparison`.
+
+    Attributes:
+        members: the models. Each is trained once for each of its seeds (`training.seed`).
+        seeds: of every member that has none of its own.
+        budget: null: each member trains for its own max_steps.
+        baseline: name of the member that the others are compared with; null: the first.
+        layers_above: layers that stay above those of a member wherever they stand in `--env`; the other layers of the
+            current environment lie below the member's.
+        jobs: sessions at the same time.
+    """
+
+    members: tuple[MemberConfig, ...] = ()
+    seeds: tuple[Seed, ...] = (0,)
+    budget: BudgetConfig | None = None
+    baseline: str | None = None
+    layers_above: tuple[str, ...] = ()
+    jobs: Workers = 1
+
+    def __post_init__(self) -> None:
+        names = [member.name for member in self.members]
+        if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
+            raise InvalidValue(f"members: expected different names, found {names}", "members")
+        _check_seeds(self.seeds)
+        if self.baseline is not None and self.baseline not in names:
+            raise InvalidValue(
+                f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'."
+                f"{nearest(self.baseline, names)}".removesuffix("."),
+                "baseline",
+            )
+
+    def seeds_of(self, member: MemberConfig) -> tuple[int, ...]:
+        """Seeds of one member: its own, or those of the comparison."""
+        return self.seeds if member.seeds is None else member.seeds
+
+    @property
+    def reference(self) -> str:
+        """Name of the member that the others are compared with."""
+        return self.baseline or self.members[0].name

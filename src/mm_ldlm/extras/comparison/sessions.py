@@ -1,0 +1,227 @@
+"""Sessions of a comparison: each is a `kedro run` in a process of its own, so that a crash ends one member only.
+
+A session writes into its own folder. `session.json` in it records how it ended and for which parameters; a session that
+is finished for the same parameters and the same data is not run again, and an interrupted training continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.data import Dataset
+from mm_ldlm.data.store.atomic import read_json, write_json
+from mm_ldlm.data.store.manifest import NAME as MANIFEST
+from mm_ldlm.distributed.process import die_with_parent
+from mm_ldlm.extras.comparison.members import PIPELINES, Session
+
+log = logging.getLogger(__name__)
+
+RECORD, LOG, OPTIONS = "session.json", "log.txt", "run.json"
+LAST_LINES = 6
+"""Lines of a failed session's log that become its reason."""
+POLL_SECONDS = 0.2
+QUIET_SECONDS = 60.0
+"""Between two lines that say what is still running."""
+GRACE_SECONDS = 120.0
+"""For a session to write its checkpoint after it was asked to end."""
+
+Command = Callable[[Path], Sequence[str]]
+"""The file of a session's options → the command that runs it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended.
+
+    Attributes:
+        status: finished, or failed.
+        reason: last lines of the log of a failed session; "" for a finished one.
+        seconds: wall time of the session, all pipelines together.
+        repeated: whether it was finished before and nothing was run.
+    """
+
+    member: str
+    seed: int
+    status: str
+    reason: str
+    seconds: float
+    log: str
+    repeated: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class _Running:
+    session: Session
+    process: subprocess.Popen[bytes]
+    started: float
+
+
+def kedro_run(options: Path) -> list[str]:
+    """`kedro run` with the options of a file; the same command continues or repeats a session by hand."""
+    return [sys.executable, "-m", "kedro", "run", f"--config={options}"]
+
+
+def run_sessions(
+    sessions: Sequence[Session],
+    *,
+    jobs: int,
+    parent_run: str | None,
+    project: Path,
+    conf_source: str | None,
+    command: Command = kedro_run,
+) -> list[Outcome]:
+    """Run every session that is not finished yet, at most `jobs` at a time; return their outcomes in order.
+
+    A session whose data are missing runs alone until they are written, because the members share their data.
+
+    Args:
+        parent_run: MLflow run that the runs of the sessions are nested in.
+        project: the project's folder, in which the commands run.
+        conf_source: folder of the configuration; None: the project's.
+    """
+    outcomes: dict[str, Outcome] = {}
+    waiting: list[Session] = []
+    for session in sessions:
+        if (before := finished_before(session)) is not None:
+            log.info("%s: finished before, in %.0f s; not run again", session.label, before.seconds)
+            outcomes[session.label] = before
+        else:
+            waiting.append(session)
+    total, running, last = len(sessions), list[_Running](), time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                missing = _missing(waiting[0])
+                if running and (missing or any(_missing(each.session) for each in running)):
+                    break  # no session reads the shared data while another writes them
+                session = waiting.pop(0)
+                pipelines = (*missing, *PIPELINES)
+                file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
+                number = sessions.index(session) + 1
+                log.info(
+                    "%s (%d of %d): %s; log in %s", session.label, number, total, ", ".join(pipelines), _log(session)
+                )
+                running.append(_start(session, command(file), project))
+            for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)
+                outcomes[each.session.label] = _end(each)
+            if running and time.monotonic() - last > QUIET_SECONDS:
+                last = time.monotonic()
+                for each in running:
+                    log.info("%s: running for %.0f s", each.session.label, last - each.started)
+            time.sleep(POLL_SECONDS if running else 0)
+    finally:
+        _stop(running)
+    return [outcomes[session.label] for session in sessions]
+
+
+# -- one session -------------------------------------------------------------------------------------------------------
+
+
+def finished_before(session: Session) -> Outcome | None:
+    """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
+    try:
+        record = read_json(Path(session.folder) / RECORD)
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("seconds"), (int, float)):
+        return None
+    if record.get("status") != "finished" or record.get("fingerprint") != session.fingerprint:
+        return None
+    if not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):
+        return None
+    try:
+        Dataset.open(session.paths["dataset"]).check()
+    except MMLDLMError:  # the data changed since then
+        return None
+    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(_log(session)), repeated=True)
+
+
+def _missing(session: Session) -> list[str]:
+    """Pipelines whose stores the session needs and does not find, in their order."""
+    return [name for name, stores in session.stores.items() if not all((Path(s) / MANIFEST).is_file() for s in stores)]
+
+
+def _write_options(
+    session: Session, pipelines: Sequence[str], *, parent_run: str | None, conf_source: str | None
+) -> Path:
+    tracking = {**session.params.get("tracking", {}), "parent_run": parent_run}
+    options: dict[str, Any] = {
+        "env": session.environment,
+        "pipelines": ",".join(pipelines),
+        "params": {**session.params, "tracking": tracking},
+    }
+    file = Path(session.folder) / OPTIONS
+    write_json(file, {"run": options | ({"conf_source": conf_source} if conf_source else {})})
+    return file
+
+
+def _start(session: Session, command: Sequence[str], project: Path) -> _Running:
+    _record(session, "running")
+    with open(_log(session), "wb") as output:
+        # Own process group: Ctrl-C reaches this process, which then asks the sessions to end, once.
+        process = subprocess.Popen(
+            list(command), cwd=project, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    return _Running(session, process, time.monotonic())
+
+
+def _end(running: _Running) -> Outcome:
+    session, seconds = running.session, time.monotonic() - running.started
+    code = running.process.returncode
+    reason = "" if code == 0 else _reason(_log(session), code)
+    status = "finished" if code == 0 else "failed"
+    _record(session, status, reason=reason, seconds=round(seconds, 1))
+    if reason:
+        log.warning("%s: failed after %.0f s; the others go on. %s", session.label, seconds, reason)
+    else:
+        log.info("%s: finished in %.0f s", session.label, seconds)
+    return Outcome(session.member, session.seed, status, reason, round(seconds, 1), str(_log(session)))
+
+
+def _reason(file: Path, code: int) -> str:
+    """The last lines of a log, from its last error if it names one, and the exit code or the signal."""
+    lines = [line.rstrip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+    last = lines[-LAST_LINES:]
+    errors = [place for place, line in enumerate(last) if line.startswith("Error: ")]
+    return "\n".join([*last[errors[-1] if errors else 0 :], f"({ended})"])
+
+
+def _record(session: Session, status: str, **more: Any) -> None:
+    record = {"status": status, "member": session.member, "seed": session.seed, "fingerprint": session.fingerprint}
+    write_json(Path(session.folder) / RECORD, {**record, **more})
+
+
+def _log(session: Session) -> Path:
+    return Path(session.folder) / LOG
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """End the sessions that still run, as Ctrl-C would: their trainings write a checkpoint first."""
+    for each in running:
+        each.process.terminate()
+    for each in running:
+        try:
+            each.process.wait(timeout=GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            each.process.kill()
+            each.process.wait()
+        log.warning("%s: stopped; the same command continues it", each.session.label)
+
+
+def from_plan(plan: Mapping[str, Any]) -> list[Session]:
+    """The sessions of a saved plan."""
+    return [Session(**entry) for entry in plan["sessions"]]

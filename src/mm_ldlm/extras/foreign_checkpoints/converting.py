@@ -1,0 +1,260 @@
+"""Conversion of a checkpoint of another project to the parameters of a model here, by a known format or by a mapping.
+
+Everything that a checkpoint has and a model lacks, or the reverse, is named: nothing is left out without a rule or an
+entry that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.messages import nearest, show
+from mm_ldlm.extras.foreign_checkpoints.formats import FORMATS, ROUNDING, Format, Rule, matches, recognise, summary
+
+ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
+"""Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
+NEVER = -1e4
+"""Logit of tokens that a checkpoint has no row for, so that they are never written."""
+
+MARKS = r"\{n\}|\*"
+"""What stands for a number or for any text in an entry of a mapping."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """The parameters of a model here, made from a checkpoint of another project."""
+
+    tensors: dict[str, Tensor]
+    """by the name of the model's parameter"""
+    format: str | None
+    """its key in `formats.FORMATS`; None: the names are those of this project, or of a mapping"""
+    left_out: list[str]
+    """names of the checkpoint that became no parameter"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """A mapping of names by the user.
+
+    Attributes:
+        names: name or pattern of the checkpoint → name here, with the same `{n}`; None leaves it out.
+        initial: names or patterns of parameters here that keep their initial values.
+    """
+
+    names: Mapping[str, str | None]
+    initial: tuple[str, ...] = ()
+
+
+def convert(
+    found: Mapping[str, Tensor],
+    targets: Mapping[str, Size],
+    *,
+    options: Mapping[str, Any],
+    source: Path,
+    added_ids: int = 0,
+) -> Converted:
+    """Convert a checkpoint by the format that its names have; names of no format are returned as they are.
+
+    Args:
+        targets: shapes of the model's parameters by name.
+        options: configuration of the model, with its kind.
+        added_ids: number of the last ids of the model that the checkpoint has no rows for.
+
+    Raises:
+        CheckpointError: the model has another architecture or other options, or a name has no rule.
+    """
+    refuse_other_model(found, options, source)
+    key = recognise(found)
+    if key is None:
+        return Converted(dict(found), None, [])
+    form, head_dim = FORMATS[key], options["dim"] // options["heads"]
+    made: dict[str, Tensor] = {}
+    used: set[str] = set()
+    missing: set[str] = set()
+    numbers = _numbers(form, found)
+    for rule in form.rules:
+        for ours, theirs in _instances(rule, numbers):
+            used.update(theirs)
+            if absent := [name for name in theirs if name not in found]:
+                missing.update(absent)
+                continue
+            made[ours] = _made(rule, [found[name] for name in theirs], head_dim, name=ours, source=source)
+            if rule.rows and ours in targets:
+                made[ours] = _fitted(made[ours], targets[ours], name=ours, added=added_ids, source=source)
+    left_out = sorted(name for name in found if any(matches(pattern, name) for pattern, _ in form.left_out))
+    unknown = sorted(set(found) - used - set(left_out))
+    if missing or unknown:
+        raise CheckpointError(
+            f"{source}: expected the parameters of {form.what}. Missing: {summary(missing) or 'none'}. Without a rule: "
+            f"{summary(unknown) or 'none'}. Choose a whole checkpoint, or name them in a mapping of "
+            "`mm-ldlm import-checkpoint --names`."
+        )
+    made |= {name: torch.zeros(targets[name]) for name in form.zeros if name in targets}
+    return Converted(made, key, left_out)
+
+
+def rename(
+    found: Mapping[str, Tensor], targets: Mapping[str, Size], names: Names, *, source: Path
+) -> Converted:  # fmt: skip
+    """Convert a checkpoint by a mapping of names. A name without an entry keeps its name.
+
+    Raises:
+        CheckpointError: an entry fits no name, a name is no parameter here, a parameter is missing, or shapes differ;
+            all of them are listed, with the nearest names.
+    """
+    made: dict[str, Tensor] = {}
+    left_out, problems, unused = [], [], set(names.names)
+    for name, value in found.items():
+        entry = next((pattern for pattern in names.names if matches(pattern, name)), None)
+        unused.discard(entry or "")
+        ours = name if entry is None else _renamed(entry, names.names[entry], name)
+        if ours is None:
+            left_out.append(name)
+        elif ours not in targets:
+            problems.append(f"{show(name, 100)}: no parameter {show(ours, 100)} here{_hint(ours, targets)}")
+        elif ours in made:
+            problems.append(f"{show(name, 100)}: a second tensor for {show(ours, 100)}")
+        elif value.shape != targets[ours]:
+            problems.append(f"{show(name, 100)}: expected shape {tuple(targets[ours])}, found {tuple(value.shape)}")
+        elif not value.is_floating_point():
+            problems.append(f"{show(name, 100)}: expected floating-point numbers, found {value.dtype}")
+        else:
+            made[ours] = value
+    problems += [f"{show(entry, 100)}: no such name in the checkpoint{_hint(entry, found)}" for entry in sorted(unused)]
+    kept = {name for name in targets if any(matches(pattern, name) for pattern in names.initial)}
+    if missing := set(targets) - set(made) - kept:
+        problems.append(f"without a name in the checkpoint: {summary(missing)}")
+    if problems:
+        rest = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise CheckpointError(
+            f"{source} does not fit by the mapping: {'; '.join(problems[:8])}{rest}. Correct the mapping; null leaves "
+            "a name out, and `initial` lists parameters that keep their initial values."
+        )
+    return Converted(made, None, left_out)
+
+
+def head_dim_of(found: Mapping[str, Tensor]) -> int | None:
+    """Return the dimension of a head from the tables of rotary positions; None if the checkpoint has none."""
+    tables = (found[name].shape[-1] * factor for name, factor in ROTARY.items() if name in found and found[name].ndim)
+    return next(tables, None)
+
+
+def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], source: Path) -> None:
+    """Raise CheckpointError if a model with these options cannot have the function of a checkpoint of a known format.
+
+    The message names the parts that no model here has, or the options to set. Names of no format are not checked.
+    """
+    if (key := recognise(found)) is None:
+        return
+    refuse_obstacles(FORMATS[key], found, source)
+    _refuse_options(FORMATS[key], options, source)
+    expected, head_dim = options["dim"] // options["heads"], head_dim_of(found)
+    if head_dim not in (None, expected):
+        raise CheckpointError(
+            f"{source}: expected heads of dimension {expected} (model.dim / model.heads), found {head_dim} in the "
+            f"tables of the rotary positions. Set model.heads to {options['dim'] // head_dim if head_dim else 1}."
+        )
+
+
+def refuse_obstacles(form: Format, names: Iterable[str], source: Path) -> None:
+    """Raise CheckpointError, which names the parts that no model here has, if the format or the checkpoint has some."""
+    known = list(names)
+    parts: dict[str, list[str]] = {}
+    for pattern, what in form.obstacles:
+        if hits := [name for name in known if matches(pattern, name)]:
+            parts.setdefault(what, []).extend(hits)
+    if parts or not form.rules:
+        listed = "; ".join(f"{summary(hits, most=3)}: {what}" for what, hits in parts.items())
+        raise CheckpointError(
+            f"{source}: {form.what} is recognised, but no model here can express it: {listed or 'no rule for it'}. "
+            "Train a model here on the same data, or take single parameters by `mm-ldlm import-checkpoint --names`."
+        )
+
+
+def _refuse_options(form: Format, options: Mapping[str, Any], source: Path) -> None:
+    wrong = [
+        f"model.{key}={_yaml(value)} (found {_yaml(options.get(key))})"
+        for key, value in form.options.items()
+        if options.get(key) != value
+    ]
+    if form.timesteps and not any(each.items() <= options.items() for each in form.timesteps):
+        ways = (", ".join(f"model.{key}={_yaml(value)}" for key, value in each.items()) for each in form.timesteps)
+        wrong.append(" or ".join(ways) + ", as it was trained")
+    if wrong:
+        raise CheckpointError(f"{source}: expected the options of {form.what}. Set {'; '.join(wrong)}.")
+
+
+def _yaml(value: Any) -> str:
+    return (
+        {True: "true", False: "false", None: "null"}.get(value, str(value))
+        if not isinstance(value, float)
+        else f"{value:g}"
+    )
+
+
+def _numbers(form: Format, found: Mapping[str, Tensor]) -> list[int]:
+    """Return the numbers of the blocks of a checkpoint."""
+    patterns = {pattern for rule in form.rules for pattern in rule.theirs if "{n}" in pattern}
+    return sorted({int(hit[1]) for name in found for pattern in patterns if (hit := matches(pattern, name))})
+
+
+def _instances(rule: Rule, numbers: list[int]) -> list[tuple[str, list[str]]]:
+    """Return the name here, and the names there, for each number that the rule stands for."""
+    if "{n}" not in rule.ours:
+        return [(rule.ours, list(rule.theirs))]
+    return [(rule.ours.replace("{n}", str(n)), [each.replace("{n}", str(n)) for each in rule.theirs]) for n in numbers]
+
+
+def _made(rule: Rule, given: list[Tensor], head_dim: int, *, name: str, source: Path) -> Tensor:
+    if not all(each.is_floating_point() for each in given):
+        raise CheckpointError(
+            f"{source}: expected floating-point numbers for {name}, found {', '.join(str(x.dtype) for x in given)}. "
+            "Choose another checkpoint."
+        )
+    try:
+        return rule.make(given, head_dim).contiguous()
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        shapes = ", ".join(f"{theirs} {tuple(each.shape)}" for theirs, each in zip(rule.theirs, given, strict=True))
+        raise CheckpointError(
+            f"{source}: {name} cannot be made from shapes that do not belong together: {shapes}. Choose another "
+            "checkpoint."
+        ) from None
+
+
+def _fitted(value: Tensor, target: Size, *, name: str, added: int, source: Path) -> Tensor:
+    """Leave out the rows by which the vocabulary was rounded, or add `added` rows of tokens that are never written."""
+    rows = value.shape[0] if value.ndim else 0
+    surplus = rows - target[0]
+    if 0 <= surplus < ROUNDING:
+        return value[: target[0]]
+    if -added <= surplus < 0:
+        added_rows = value.new_full((-surplus, *value.shape[1:]), NEVER if value.ndim == 1 else 0.0)
+        return torch.cat([value, added_rows])
+    raise CheckpointError(
+        f"{source}: expected {target[0]} tokens in {name}, or up to {ROUNDING - 1} more by rounding, found {rows}. Use "
+        "the tokenizer of the checkpoint, with its whole vocabulary (tokenizer.reduce_vocabulary=false)."
+    )
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    hint = nearest(name, known)
+    return f".{hint}" if hint else ""
+
+
+def _renamed(entry: str, target: str | None, name: str) -> str | None:
+    """Return the target of an entry with the numbers and texts for which `{n}` and `*` stand in the name, in order."""
+    if target is None or (hit := matches(entry, name, star="(.*)")) is None:
+        return target
+    marks = zip(re.findall(MARKS, entry), hit.groups(), strict=True)
+    found: dict[str, list[str]] = {"{n}": [], "*": []}
+    for mark, text in marks:
+        found[mark].append(text)
+    return re.sub(MARKS, lambda mark: found[mark[0]].pop(0) if found[mark[0]] else mark[0], target)

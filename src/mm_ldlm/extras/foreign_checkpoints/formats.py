@@ -1,0 +1,242 @@
+"""Formats of checkpoints of other projects: which parameter of theirs becomes which of ours, as tables of rules.
+
+`{n}` in a pattern is a number. A rule makes one parameter of a model here from one or more parameters of the format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.core.messages import escape, shorten
+from mm_ldlm.models.layers import EPSILON
+
+Transform = Callable[[Sequence[Tensor], int], Tensor]
+"""Makes a parameter from those of the format; the second argument is the dimension of an attention head."""
+ROUNDING = 128
+"""Other projects round the number of rows of an embedding up to a multiple of this."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One parameter of a model here."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    make: Transform
+    rows: bool = False
+    """The first dimension are tokens: rows beyond the vocabulary of this run, by which it was rounded, are left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format that is recognised by the names of its parameters.
+
+    Attributes:
+        what: the model whose names these are.
+        marks: patterns of names that a checkpoint of this format has.
+        rules: by which a model here has the same function; none if there is no such model.
+        zeros: parameters here that the format lacks, and that are zero in the same function.
+        options: options of the model here, under which it has the same function.
+        timesteps: further options, of which one set must hold: how the timestep reaches the model is not in the names.
+        left_out: patterns of names that the model does not need for its outputs, with what they are.
+        obstacles: patterns of names of the parts that no model here has, with what they compute.
+    """
+
+    what: str
+    marks: tuple[str, ...]
+    rules: tuple[Rule, ...] = ()
+    zeros: tuple[str, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    timesteps: tuple[Mapping[str, Any], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    obstacles: tuple[tuple[str, str], ...] = ()
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+
+_SMALLER = math.sqrt(EPSILON / 1e-5)
+"""Factor of the residual stream: LayerNorm with ε = 1e-5 of x equals LayerNorm with our ε of √(ε/1e-5) · x."""
+
+
+def _same(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    return found[0]
+
+
+def _scaled(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Scale what is added to the residual stream, so that its LayerNorm has the ε of this project."""
+    return (found[0].double() * _SMALLER).float()
+
+
+def _neighbours(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Reorder the rows of Q and K (3D, D), so that rotary positions turn neighbours instead of the halves of a head."""
+    q, k, v = found[0].chunk(3)
+    turned = [x.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2) for x in (q, k)]
+    return torch.cat([*turned, v])
+
+
+def _with_norms(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Fold the weights of LayerNorms into the scales of the modulation behind them: w·x·(1 + s) = x·(1 + s′).
+
+    The modulation has the rows of shift, scale and gate in turn, or of shift and scale; each scale has one norm.
+    """
+    modulation, *norms = (each.double() for each in found)
+    parts = list(modulation.unflatten(0, (-1, len(norms[0]))))
+    for index, weight in enumerate(norms):
+        scale = parts[3 * index + 1]
+        parts[3 * index + 1] = weight[:, None] * scale if scale.ndim == 2 else weight * (1 + scale) - 1
+    return torch.cat(parts).float()
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+
+_BLOCK, _THEIRS = "blocks.{n}.streams.0.", "blocks.{n}."
+_NORMS = (_THEIRS + "norm1.weight", _THEIRS + "norm2.weight")
+
+DDIT = Format(
+    what="the DiT of MDLM (arXiv:2406.07524) and of the trainers derived from it",
+    marks=(
+        "vocab_embed.embedding",
+        "sigma_map.mlp.0.weight",
+        _THEIRS + "attn_qkv.weight",
+        "output_layer.linear.weight",
+    ),
+    rules=(
+        Rule("text_embedding.weight", ("vocab_embed.embedding",), _scaled, rows=True),
+        Rule("time.inner.weight", ("sigma_map.mlp.0.weight",), _same),
+        Rule("time.inner.bias", ("sigma_map.mlp.0.bias",), _same),
+        Rule("time.outer.weight", ("sigma_map.mlp.2.weight",), _same),
+        Rule("time.outer.bias", ("sigma_map.mlp.2.bias",), _same),
+        Rule(_BLOCK + "modulation.weight", (_THEIRS + "adaLN_modulation.weight", *_NORMS), _with_norms),
+        Rule(_BLOCK + "modulation.bias", (_THEIRS + "adaLN_modulation.bias", *_NORMS), _with_norms),
+        Rule(_BLOCK + "qkv.weight", (_THEIRS + "attn_qkv.weight",), _neighbours),
+        Rule(_BLOCK + "out.weight", (_THEIRS + "attn_out.weight",), _scaled),
+        Rule(_BLOCK + "mlp.up.weight", (_THEIRS + "mlp.0.weight",), _same),
+        Rule(_BLOCK + "mlp.up.bias", (_THEIRS + "mlp.0.bias",), _same),
+        Rule(_BLOCK + "mlp.down.weight", (_THEIRS + "mlp.2.weight",), _scaled),
+        Rule(_BLOCK + "mlp.down.bias", (_THEIRS + "mlp.2.bias",), _scaled),
+        Rule(
+            "text_head.modulation.weight",
+            ("output_layer.adaLN_modulation.weight", "output_layer.norm_final.weight"),
+            _with_norms,
+        ),
+        Rule(
+            "text_head.modulation.bias",
+            ("output_layer.adaLN_modulation.bias", "output_layer.norm_final.weight"),
+            _with_norms,
+        ),
+        Rule("text_head.linear.weight", ("output_layer.linear.weight",), _same, rows=True),
+        Rule("text_head.linear.bias", ("output_layer.linear.bias",), _same, rows=True),
+    ),
+    zeros=("positions.weight", "length_prior.logits_N"),
+    options={
+        "kind": "dit",
+        "mlp_bias": True,
+        "mlp_activation": "gelu_tanh",
+        "qk_norm": False,
+        "tied_embeddings": False,
+        "logit_softcap": None,
+        "rope_theta": 10_000.0,
+    },
+    timesteps=({"time_conditioning": False}, {"time_factor": 1.0}),
+    left_out=(
+        ("rotary_emb.*", "tables of the rotary positions, which are computed here"),
+        ("logit_bias", "a constant that is not read"),
+        ("importance_estimator.*", "the estimator of adaptive masking, which sampling does not read"),
+        ("masking_scheduler.*", "the schedule of adaptive masking"),
+        ("noise*", "the noise schedule, which objective.process sets here"),
+        ("text_noise_schedule.*", "the noise schedule, which objective.process sets here"),
+        ("pad_id", "an id of the tokenizer"),
+        ("mask_id", "an id of the tokenizer"),
+        ("t0", "a constant of the trainer"),
+        ("t1", "a constant of the trainer"),
+    ),
+    obstacles=(
+        (
+            "blocks.{n}.latent_adaLN_modulation.*",
+            "a second modulation of each block, multiplied by a scale of the latent (latent_dit adds the latent to the "
+            "conditioning vector instead)",
+        ),
+        (
+            "blocks.{n}.cross_attn_*",
+            "cross-attention that shares its modulation with self-attention (in latent_dit_cross it has its own)",
+        ),
+        ("latent_encoder.*", "an MLP of the latent that returns a scale and a shift"),
+        ("latent_projection.*", "an MLP from the latent to one token of cross-attention"),
+        ("latent_prediction_head.*", "a latent predicted from the mean of all blocks"),
+        ("output_layer_clusters.*", "a second output layer, for clusters (the process hdlm predicts tokens alone)"),
+        ("blocks.{n}.attn.*", "recurrent or linear attention"),
+        ("blocks.{n}.mixer*", "a state-space model"),
+    ),
+)
+
+_JOINT = (
+    ("*blocks.{n}.attn_residual_fns.*", "hyper-connections: several residual streams that every layer mixes"),
+    ("*blocks.{n}.ff_residual_fns.*", "hyper-connections: several residual streams that every layer mixes"),
+    ("*blocks.{n}.joint_attn.*", "joint attention without rotary positions, of a dimension of its own"),
+    ("*norms.{n}.*", "an RMSNorm behind the last block (here a modulated LayerNorm)"),
+)
+
+MULTIMODAL = Format(
+    what="the multimodal MMDiT of the older trainers, on the package mmdit",
+    marks=(
+        "text_encoder.token_embed.weight",
+        "mmdit.blocks.{n}.joint_attn.to_qkv.{n}.weight",
+        "latent_head.{n}.weight",
+    ),
+    obstacles=(
+        ("text_encoder.position_embed", "learned positions alone (mmdit has rotary positions)"),
+        ("latent_encoder.*", "an MLP with LayerNorm from the latent to one token (mmdit has one linear layer)"),
+        ("conditioning.*", "an MLP of both timesteps together, without the factor 1000 (mmdit adds one MLP for each)"),
+        *_JOINT,
+        ("latent_head.*", "an MLP with GELU (mmdit has one linear layer)"),
+        ("text_head_clusters.*", "a second output layer, for clusters"),
+    ),
+)
+
+MMDIT_PACKAGE = Format(
+    what="the package mmdit",
+    marks=("*blocks.{n}.joint_attn.to_qkv.{n}.weight", "*blocks.{n}.joint_attn.to_out.{n}.weight"),
+    obstacles=_JOINT,
+)
+
+LLAMA = Format(
+    what="Llama in the names of transformers",
+    marks=("layers.{n}.self_attn.q_proj.weight", "layers.{n}.mlp.gate_proj.weight"),
+    obstacles=(("layers.{n}.mlp.gate_proj.*", "a gated MLP with SiLU (causal has an MLP with GELU)"),),
+)
+
+FORMATS: dict[str, Format] = {"ddit": DDIT, "multimodal": MULTIMODAL, "mmdit": MMDIT_PACKAGE, "llama": LLAMA}
+"""By name; the first whose marks a checkpoint has is its format."""
+
+
+def recognise(names: Iterable[str]) -> str | None:
+    """Return the name of the format of a checkpoint with these names; None for those of this project and others."""
+    known = list(names)
+    return next(
+        (key for key, each in FORMATS.items() if all(any(matches(mark, n) for n in known) for mark in each.marks)), None
+    )
+
+
+def matches(pattern: str, name: str, *, star: str = ".*") -> re.Match[str] | None:
+    """Match a name with a pattern, in which `{n}` is a number, and a group of the match, and `*` any text."""
+    parts = re.split(r"(\{n\}|\*)", pattern)
+    expression = "".join({"{n}": r"([0-9]+)", "*": star}.get(part) or re.escape(part) for part in parts)
+    return re.fullmatch(expression, name)
+
+
+def summary(names: Iterable[str], *, most: int = 12) -> str:
+    """List names in short: numbers as {n}, with the count of names that differ in numbers only."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name), []).append(shorten(escape(name), 100))
+    shown = [
+        each[0] if len(each) == 1 else f"{shorten(escape(key), 100)} ({len(each)})" for key, each in groups.items()
+    ]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

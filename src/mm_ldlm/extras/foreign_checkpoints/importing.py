@@ -1,0 +1,337 @@
+"""Import of a checkpoint of another trainer as a run folder, which samples, and which starts a training.
+
+The model comes from the checkpoint itself (a known format, or an export of this project) or from a run that it is
+imported like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.corpus import pretrained
+from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, complete_specials
+from mm_ldlm.data.store import atomic
+from mm_ldlm.data.store.paths import problem
+from mm_ldlm.extras.foreign_checkpoints import formats
+from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.extras.foreign_checkpoints.converting import (
+    Converted,
+    Names,
+    convert,
+    head_dim_of,
+    refuse_obstacles,
+    rename,
+)
+from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
+from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
+from mm_ldlm.inference.loading import build_root, kinds_of, run_config
+from mm_ldlm.models.base import DataShape, init_weights
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.identity import identity_of
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
+from mm_ldlm.training.checkpoints.weights import load_tensors, saved_tensors
+from mm_ldlm.training.initial import TOKENIZER, root_names
+from mm_ldlm.training.state import TrainingState
+
+Timesteps = Literal["none", "plain"]
+"""How a model of the format `ddit` was trained: without its timestep (MDLM's default), or with t in [0, 1] itself."""
+_TIMESTEPS: dict[str, dict[str, Any]] = {"none": {"time_conditioning": False}, "plain": {"time_factor": 1.0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the user says about a checkpoint, as far as it does not say it itself."""
+
+    like: Path | None = None
+    """a run of this project with the same model, tokenizer and normaliser"""
+    names: Names | None = None
+    tokenizer: str | None = None
+    """a folder, a tokenizer.json, a vocab.txt, or a name on the hub"""
+    heads: int | None = None
+    max_length: int | None = None
+    timesteps: Timesteps | None = None
+
+
+def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
+    """Write the run folder `run` with the weights of `source`, a file or a folder of another trainer.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read or expressed, names or shapes do not fit, or the folder exists.
+        ConfigurationError: there is no such tokenizer.
+    """
+    refuse_existing(run)
+    found = legacy.read(source)
+    with tempfile.TemporaryDirectory() as temporary:
+        config, parts = _described(found, given, Path(temporary))
+        root = build_root(config, parts)
+        for module in (root.model, root.objective):
+            if isinstance(module, nn.Module):
+                init_weights(module, torch.Generator().manual_seed(0))
+        converted = _load(root, found, config, given.names)
+        _write(run, root, found, converted, config, parts)
+    return converted
+
+
+def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, Any], Path]:
+    """Return the configuration of the new run, and the folder with its tokenizer and other parts."""
+    own = found.file.parent
+    key = formats.recognise(found.tensors)
+    if key is not None and given.names is None:
+        refuse_obstacles(formats.FORMATS[key], found.tensors, found.file)
+    described = given.like is not None or ((own / CONFIG).is_file() and (own / TOKENIZER).is_dir())
+    if described or key != "ddit" or given.names is not None:
+        _refuse_unread(found.file, given)
+    if given.like is not None:
+        run = folder.newest_run(given.like)
+        checkpoint = folder.find(run)
+        return run_config(run, checkpoint), checkpoint
+    if described:
+        return run_config(own, own), own
+    if key == "ddit" and given.names is None:
+        return _ddit(found, given, temporary), temporary
+    if given.names is not None:
+        raise CheckpointError(
+            f"{found.file}: expected a run with the same model beside --names. Give it by --like RUN."
+        )
+    raise CheckpointError(
+        f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
+        f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN, and, if its "
+        "parameters have other names, a mapping by --names FILE."
+    )
+
+
+def _refuse_unread(file: Path, given: Given) -> None:
+    """Raise CheckpointError if an option is given that the description of the model replaces."""
+    options = {"--tokenizer": given.tokenizer, "--heads": given.heads, "--max-length": given.max_length,
+               "--timesteps": given.timesteps}  # fmt: skip
+    if unread := [option for option, value in options.items() if value is not None]:
+        raise CheckpointError(
+            f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like and "
+            "--names. Leave them out: the model and its tokenizer come from a run."
+        )
+
+
+def _load(root: Any, found: Legacy, config: Mapping[str, Any], names: Names | None) -> Converted:
+    """Copy the converted weights into the root. An objective without any keeps its initial values."""
+    targets = saved_tensors(root)
+    shapes = {name.removeprefix("model."): value.shape for name, value in targets.items()}
+    if names is None:
+        added = max(0, config["shape"].num_ids - len(found.tensors.get("vocab_embed.embedding", ())))
+        converted = convert(
+            found.tensors,
+            shapes,
+            options=dict(config["model"]),
+            source=found.file,
+            added_ids=added if added <= 2 else 0,
+        )
+    else:
+        converted = rename(found.tensors, shapes, names, source=found.file)
+    values = root_names(converted.tensors)
+    if names is not None:
+        targets = {name: value for name, value in targets.items() if name in values}
+    elif not any(name.startswith("objective.") for name in values):
+        targets = {name: value for name, value in targets.items() if not name.startswith("objective.")}
+    load_tensors(targets, values, found.file)
+    return converted
+
+
+def _write(
+    run: Path, root: Any, found: Legacy, converted: Converted, config: dict[str, Any], parts: Path
+) -> None:  # fmt: skip
+    model, objective = kinds_of(config)
+    shape, fingerprints = config["shape"], config["fingerprints"]
+    step = found.step or 0
+    document = {
+        "state": TrainingState(step=step).to_dict(),
+        "identity": identity_of(model=model, shape=shape, objective=objective, fingerprints=fingerprints),
+        "metrics": {},
+    }
+    tensors = {name: value.detach().clone() for name, value in saved_tensors(root).items()}
+    contents = folder.Contents(
+        {"model.safetensors": tensors},
+        {"training_state.json": document},
+        {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()},
+    )
+    origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
+    try:
+        with atomic.new_directory(run) as new:
+            written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
+            atomic.write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
+            path = folder.write(new / CHECKPOINTS, step, contents)
+            folder.point(new / CHECKPOINTS, "latest", path)
+    except OSError as error:
+        raise CheckpointError(f"{run} cannot be written ({error.strerror}). Choose another folder.") from None
+
+
+# -- the format ddit ---------------------------------------------------------------------------------------------------
+
+
+def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
+    """Derive the configuration of a run from the shapes of its parameters and the settings beside them."""
+    tensors, settings = found.tensors, _settings(found.file.parent)
+    model_settings = settings.get("model")
+    inside: dict[str, Any] = model_settings if isinstance(model_settings, dict) else {}
+    process = inside.get("diffusion_process", "mdlm")
+    if process not in ("mdlm", "absorbing"):
+        raise CheckpointError(
+            f"{found.file}: expected masked diffusion (diffusion_process: mdlm) in config.yaml, found "
+            f"{show(process, 60)}. Train one step here with the same model and that process, and import by --like RUN."
+        )
+    marks = (*formats.DDIT.marks, "blocks.0.mlp.0.weight")
+    matrices = [name for name in tensors for mark in marks if formats.matches(mark, name)]
+    if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
+        raise CheckpointError(
+            f"{found.file}: expected a matrix {wrong[0]}, found shape {tuple(tensors[wrong[0]].shape)}. Choose another "
+            "checkpoint."
+        )
+    cached = tensors.get("rotary_emb.cos_cached")
+    rows, dim = tensors["vocab_embed.embedding"].shape
+    head_dim = head_dim_of(tensors)
+    longest = cached.shape[1] if cached is not None and cached.ndim > 1 else None
+    max_length = _count(
+        "--max-length", given.max_length, longest, inside.get("max_seq_len"), inside.get("length"), file=found.file
+    )
+    in_file = dim // head_dim if head_dim else None
+    heads = _count("--heads", given.heads, in_file, inside.get("n_heads"), file=found.file)
+    depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
+    tokenizer = _tokenizer(found.file.parent, given.tokenizer, rows=rows, max_length=max_length)
+    tokenizer.save(temporary / TOKENIZER)
+    options = {
+        **formats.DDIT.options, **_TIMESTEPS[_timesteps(found.file, given.timesteps, settings)],
+        "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
+        "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
+    }  # fmt: skip
+    try:
+        model = parse_kind(MODELS, options, at="model")
+        objective = parse_kind(OBJECTIVES, {"kind": "text_diffusion", "length_weight": 0.0}, at="objective")
+    except ConfigurationError as error:
+        raise CheckpointError(f"{found.file}: its shapes belong to no model here: {error}") from None
+    shape = DataShape(
+        vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id, mask_id=tokenizer.mask_id, max_length=max_length
+    )
+    return {"model": to_dict(model), "objective": to_dict(objective), "shape": shape, "encoder": {},
+            "fingerprints": {"tokenizer": tokenizer.fingerprint}}  # fmt: skip
+
+
+def _count(option: str, *values: Any, file: Path) -> int:
+    """Return the first value that is given.
+
+    Raises:
+        CheckpointError: there is none, or it is no count.
+    """
+    value = next((each for each in values if each is not None), None)
+    if type(value) is not int or not 1 <= value <= 65_536:
+        raise CheckpointError(
+            f"{file}: expected {option} from 1 to 65,536, found {show(value, 60)} in the command, the file and its "
+            f"config.yaml. Give {option} N."
+        )
+    return value
+
+
+def _settings(place: Path) -> dict[str, Any]:
+    """Read the config.yaml of a trainer beside its weights; empty if there is none."""
+    if not (place / "config.yaml").is_file():
+        return {}
+    return read_yaml(place / "config.yaml")
+
+
+def _timesteps(file: Path, given: Timesteps | None, settings: Mapping[str, Any]) -> str:
+    if given is not None:
+        return given
+    if settings.get("time_conditioning") is False:
+        return "none"
+    model = settings.get("model")
+    if "time_conditioning" not in settings and isinstance(model, dict) and "diffusion_process" in model:
+        return "plain"
+    if settings.get("time_conditioning") is True:
+        raise CheckpointError(
+            f"{file}: it was trained with time_conditioning, which embeds σ = −log(1 − t); no model here does. Train a "
+            "model here on the same data."
+        )
+    raise CheckpointError(
+        f"{file}: expected --timesteps, because the names do not show how the timestep reached the model. Give none if "
+        "it was trained without (time_conditioning: false, MDLM's default), or plain if with t in [0, 1] itself."
+    )
+
+
+def _tokenizer(place: Path, named: str | None, *, rows: int, max_length: int) -> TextTokenizer:
+    """Load the tokenizer beside the weights, or the one that was named."""
+    beside = [place / name for name in ("tokenizer.json", "vocab.txt") if (place / name).is_file()]
+    if named is None and not beside:
+        raise CheckpointError(
+            f"{place}: expected tokenizer.json or vocab.txt beside the weights, found none. Give the tokenizer of the "
+            "checkpoint by --tokenizer, a folder, a file or a name."
+        )
+    if named is None:
+        base = pretrained.from_path(beside[0], lowercase=True)
+    elif Path(named).exists():
+        base = pretrained.from_path(Path(named), lowercase=True)
+    elif named == pretrained.EMBEDDED_NAME:
+        base = pretrained.from_package()
+    else:
+        base = pretrained.from_hub(named, revision=None)
+    size = base.get_vocab_size(with_added_tokens=True)
+    if rows == size + 1 and all(base.token_to_id(mask) is None for mask in MASKS):
+        base.add_special_tokens([MASKS[0]])  # MDLM's [MASK] is the id after those of its tokenizer
+    return TextTokenizer(complete_specials(base), max_length=max_length)
+
+
+# -- files of the user -------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file with a mapping.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no mapping.
+    """
+    import yaml  # the training hosts do not need it
+
+    if (fault := problem(path)) is not None:
+        raise CheckpointError(f"{path} {fault}. Give a YAML file.")
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        reason = getattr(error, "problem", None) or str(error)
+        raise CheckpointError(f"{path}{line}: cannot be read as YAML ({show(reason, 120)}). Correct it.") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected a mapping, found {show(found, 80)}. Correct it.")
+    return found
+
+
+def read_names(path: Path) -> Names:
+    """Read a mapping of names: `names:` (old name → new name or null) and `initial:` (a list of names here).
+
+    Raises:
+        CheckpointError: the file has another form.
+    """
+    found = read_yaml(path)
+    names, initial = found.get("names"), found.get("initial") or []
+    if set(found) - {"names", "initial"} or not isinstance(names, dict) or not isinstance(initial, list):
+        raise CheckpointError(
+            f"{path}: expected `names:`, a mapping of old names to new ones or null, and perhaps `initial:`, a list, "
+            f"found {show(found, 120)}. Correct it."
+        )
+    texts = [*names, *(value for value in names.values() if value is not None), *initial]
+    if wrong := [
+        each for each in texts if not isinstance(each, str) or not 0 < len(each) <= 500 or each.count("*") > 3
+    ]:
+        raise CheckpointError(
+            f"{path}: expected names of parameters as texts, with at most three *, found {show(wrong[0], 80)}. "
+            "Correct it."
+        )
+    return Names(names, tuple(initial))

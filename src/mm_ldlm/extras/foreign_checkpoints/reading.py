@@ -1,0 +1,177 @@
+"""Checkpoints in the files of other trainers: a folder with `model.pt` or another file of PyTorch, or such a file.
+
+`torch.load` runs in weights-only mode: a file that contains anything but tensors, numbers, texts and containers of them
+is refused and never executed. Optimizer and random states beside the weights are not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.messages import show
+from mm_ldlm.training.checkpoints.weights import refuse_non_finite
+
+FILES = ("model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin")
+"""Names of the weights in a folder, in the order in which they are looked for."""
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.")
+"""Prefixes of parameters that DDP, `torch.compile` and trainers add."""
+_WEIGHTS = ("model_state_dict", "state_dict", "model", "module")
+"""Keys of the weights in a file that contains more."""
+_STATES = ("training_state.json", "state.json")
+_RECORDS = ("TrainingState",)
+"""Names of classes whose objects are read as plain records of their fields, without the class."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Legacy:
+    """The weights of a checkpoint of another trainer."""
+
+    file: Path
+    """The file of the weights, for messages"""
+    tensors: dict[str, Tensor]
+    """by name, without wrappers; floating-point tensors are float32 or float64"""
+    step: int | None
+    """Number of steps of the training, if the checkpoint contains it"""
+
+
+def is_legacy(path: Path) -> bool:
+    """Return whether the path is a checkpoint of another trainer: a folder with one of `FILES`, or such a file."""
+    return (path.suffix in SUFFIXES and path.is_file()) or any((path / name).is_file() for name in FILES)
+
+
+def read(path: Path) -> Legacy:
+    """Read the weights of a checkpoint of another trainer.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, contains more than tensors and plain values, or its
+            weights are no finite tensors by name.
+    """
+    file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{path}: expected one of the files {', '.join(FILES)}, found none. Correct the path.")
+    content = _load(file)
+    weights = next(
+        (content[key] for key in _WEIGHTS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)),
+        content,
+    )
+    tensors = _checked(weights, file)
+    refuse_non_finite({name: t.float() for name, t in tensors.items()}, file, remedy="Choose another checkpoint.")
+    return Legacy(file, tensors, _step(content, file.parent))
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write `model.pt`, tensors by name without the prefix of the model, and `training_state.json` into a folder."""
+    torch.save({name.removeprefix("model."): value for name, value in tensors.items()}, folder / FILES[0])
+    (folder / _STATES[0]).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter without the prefixes of wrappers."""
+    while name.startswith(WRAPPERS):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def _checked(weights: Any, file: Path) -> dict[str, Tensor]:
+    """Check that `weights` are tensors by name, and return them without wrappers, in at least float32.
+
+    Raises:
+        CheckpointError: they are none, or two names differ in their wrappers only.
+    """
+    if not isinstance(weights, Mapping):
+        raise _unexpected(file, f"found {type(weights).__name__}")
+    if not weights:
+        raise _unexpected(file, "found none")
+    made: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise _unexpected(file, f"found the name {show(name, 60)}, which is no text")
+        if not isinstance(value, Tensor):
+            raise _unexpected(file, f"found {type(value).__name__} under {show(name, 120)}")
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+            raise _unexpected(file, f"found {show(name, 120)} of type {value.dtype}, {value.layout}, {value.device}")
+        stored = value.untyped_storage().nbytes()
+        if value.numel() * value.element_size() > stored:
+            raise _unexpected(
+                file, f"found {show(name, 120)} of shape {tuple(value.shape)}, of which the file has {stored} bytes"
+            )
+        if (plain := plain_name(name)) in made:
+            raise _unexpected(file, f"found two tensors for {show(plain, 120)}, under different prefixes")
+        low = value.is_floating_point() and value.dtype != torch.float64
+        made[plain] = (value.detach().to(torch.float32) if low else value.detach()).contiguous()
+    return made
+
+
+def _unexpected(file: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file}: expected tensors by name, stored once each, {found}. Save the state_dict of the model alone: "
+        "torch.save(model.state_dict(), 'model.pt')."
+    )
+
+
+def _step(content: Any, folder: Path) -> int | None:
+    """Return the step in the file, or in the JSON file beside it; None if there is none.
+
+    Raises:
+        CheckpointError: the JSON file is damaged.
+    """
+    places = [content] if isinstance(content, Mapping) else []
+    places += [vars(place["state"]) for place in places if isinstance(place.get("state"), _Record)]
+    for name in _STATES:
+        if (folder / name).is_file():
+            try:
+                found = json.loads((folder / name).read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{folder / name}: not readable as JSON ({show(str(error), 120)}). Correct or remove it."
+                ) from None
+            places += [found] if isinstance(found, dict) else []
+            places += [found["state"]] if isinstance(found, dict) and isinstance(found.get("state"), dict) else []
+    steps = (place.get(key) for place in places for key in ("step", "global_step"))
+    return next((step for step in steps if type(step) is int and 0 <= step < 10**18), None)
+
+
+class _Record:
+    """Fields of an object whose class is not imported; nothing of the file is called."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, fields: Any) -> None:
+        if isinstance(fields, dict):
+            self.__dict__.update({key: value for key, value in fields.items() if isinstance(key, str)})
+
+
+def _load(file: Path) -> Any:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        foreign = [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)]
+        refused = [name for name in foreign if name.rpartition(".")[2] not in _RECORDS]
+        if refused:
+            raise CheckpointError(
+                f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
+                "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
+                "alone: torch.save(model.state_dict(), 'model.pt')."
+            )
+        with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
+            AttributeError, AssertionError, OverflowError, MemoryError, RecursionError, OSError) as error:  # fmt: skip
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{file}: refused or not readable ({show(first, 160)}). Only tensors and plain values are read from such "
+            "files. Copy the file again, or choose another checkpoint."
+        ) from None

@@ -1,0 +1,3 @@
+"""Acceptance check of a GPU."""
+
+COMPONENTS: dict[str, dict[str, str]] = {}

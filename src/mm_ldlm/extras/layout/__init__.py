@@ -1,0 +1,3 @@
+"""Older folder layout: read as a source, written as an export."""
+
+COMPONENTS: dict[str, dict[str, str]] = {}

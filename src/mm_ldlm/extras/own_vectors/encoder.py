@@ -1,0 +1,146 @@
+"""Vectors that were computed elsewhere and come with the texts: the encoder is declared.
+
+A source contains a vector for each text (`corpus.sources`), and the vectors are used as they are. Nothing is embedded,
+unless the parameters name an encoder for new texts: search, re-embedding, STS and the spot check of validation use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core.config import InvalidValue, Size, config, to_dict
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders.base import Encoder, GivenVectors, load_encoder, no_encoder
+from mm_ldlm.data.encoders.registry import ENCODERS
+from mm_ldlm.data.store.fingerprint import fingerprint
+
+
+@config
+class PrecomputedEncoderConfig:
+    """The declaration of an encoder whose vectors the sources contain.
+
+    Attributes:
+        name: name of the encoder, for reports and messages.
+        dim: dimension of the vectors; rows with other vectors go to quarantine.
+        normalised: whether the vectors have length 1; validation checks it.
+        for_new_texts: the same encoder in a form that can embed texts without a vector, or null for none.
+    """
+
+    kind: str = "precomputed"
+    name: str
+    dim: Size
+    normalised: bool
+    for_new_texts: Annotated[Any, ENCODERS] | None = None
+
+    device: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise InvalidValue("expected the name of the encoder that made the vectors, found an empty one", "name")
+        if self.for_new_texts is None:
+            return
+        if isinstance(self.for_new_texts, GivenVectors):
+            raise InvalidValue(
+                "expected an encoder that computes vectors (local or http), found one whose vectors are given",
+                "for_new_texts",
+            )
+        if (other := getattr(self.for_new_texts, "dim", None)) not in (None, self.dim):
+            raise InvalidValue(
+                f"expected an encoder of dimension {self.dim}, like that of the given vectors, found "
+                f"'{self.for_new_texts.name}' of dimension {other}",
+                "for_new_texts", "dim",
+            )  # fmt: skip
+
+    @property
+    def given_dim(self) -> int:
+        """Dimension of the vectors that the sources contain."""
+        return self.dim
+
+    @property
+    def batching(self) -> dict[str, int]:
+        """No limits, because nothing is batched."""
+        return {}
+
+    def portable(self) -> dict[str, Any]:
+        """Return the declaration without the encoder for new texts, which has no influence on the vectors."""
+        plain: dict[str, Any] = to_dict(self)
+        return {key: value for key, value in plain.items() if key != "for_new_texts"}
+
+    def missing(self) -> str | None:
+        """Return what the encoder for new texts lacks on this machine, or None."""
+        found: str | None = None if self.for_new_texts is None else self.for_new_texts.missing()
+        return found and found.replace("'encoder.", "'encoder.for_new_texts.")
+
+    def locate(self, *, expected: str | None = None) -> DeclaredEncoder:
+        """Return the declaration; its fingerprint depends on name, dimension and normalisation alone."""
+        return DeclaredEncoder(name=self.name, dim=self.dim, normalised=self.normalised)
+
+    def load(self, located: DeclaredEncoder, *, device: str | None = None) -> Encoder:
+        """Load the encoder for new texts.
+
+        Raises:
+            EncoderError: there is none, or its vectors have another dimension.
+        """
+        if self.for_new_texts is None:
+            raise EncoderError(str(no_encoder(self)))
+        encoder = load_encoder(self.for_new_texts, device=device)
+        if encoder.dim != self.dim:
+            raise EncoderError(
+                f"expected vectors of dimension {self.dim} from the encoder for new texts, like those of "
+                f"'{self.name}', found dimension {encoder.dim}. Correct encoder.for_new_texts."
+            )
+        return _ForNewTexts(encoder, located)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeclaredEncoder:
+    """An encoder that is known by its declaration alone; the precision of its computation is unknown."""
+
+    name: str
+    dim: int
+    normalised: bool
+    dtype: str = "unknown"
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint({"precomputed": self.name, "dim": self.dim, "normalised": self.normalised})
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the encoder for manifests and reports, as plain JSON."""
+        return {"kind": "precomputed", **dataclasses.asdict(self), "fingerprint": self.fingerprint}
+
+
+class _ForNewTexts:
+    """The encoder for new texts, under the fingerprint of the declared one."""
+
+    def __init__(self, encoder: Encoder, declared: DeclaredEncoder) -> None:
+        self._encoder, self._declared = encoder, declared
+
+    @property
+    def dim(self) -> int:
+        return self._encoder.dim
+
+    @property
+    def fingerprint(self) -> str:
+        return self._declared.fingerprint
+
+    def prepare(self, sentences: Sequence[str]) -> Any:
+        """Tokenise and batch the sentences."""
+        return self._encoder.prepare(sentences)
+
+    def run(self, prepared: Any) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences."""
+        return self._encoder.run(prepared)
+
+    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences."""
+        return self._encoder.encode(sentences)
+
+    def verify(self) -> None:
+        """Check that the encoder has not changed since it was loaded."""
+        self._encoder.verify()

@@ -1,0 +1,275 @@
+"""The engine `ray`: tasks on the nodes of a Ray cluster that is running already.
+
+Ray computes a task again, on another node, if its process or its node is lost; `max_retries` bounds that. An error of
+the task itself is not repeated. The package `mm_ldlm` of this process is sent to the nodes; other packages are compared
+by version (`ray_task`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mm_ldlm
+from mm_ldlm.core.config import Duration, InvalidValue, NonNegativeInt, config
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, WorkerFailed
+from mm_ldlm.core.messages import show
+from mm_ldlm.extras.ray import task as ray_task
+
+log = logging.getLogger(__name__)
+
+_INSTALL = ray_task.INSTALL
+_ADDRESS = "RAY_ADDRESS"
+_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
+"""Variable of Ray: attempts to reach the head, of about 40 s each; 20 by default."""
+_CHECK = 10.0
+"""Seconds without a result after which the nodes are counted"""
+
+
+@config
+class RayEngineConfig:
+    """Tasks run on a Ray cluster; this process runs on one of its nodes and alone reads and writes the data folder.
+
+    Attributes:
+        address: "auto" for the cluster of the variable RAY_ADDRESS, else the one that runs on this host; or
+            "host:port" of its head.
+        wait_seconds: longest time to wait for the head, and for a node when none is left.
+        max_retries: number of times that a task is computed again after its process or its node was lost.
+    """
+
+    kind: str = "ray"
+    address: str = "auto"
+    wait_seconds: Duration = 60.0
+    max_retries: NonNegativeInt = 3
+
+    def __post_init__(self) -> None:
+        if self.address != "auto" and _parts(self.address) is None:
+            raise InvalidValue(
+                f"expected auto or HOST:PORT of the head of a Ray cluster, found {show(self.address)}; `kedro run` has "
+                "to run on a node of the cluster, and not as a client (ray://)",
+                "address",
+            )
+
+    @property
+    def here(self) -> bool:
+        return False
+
+    def missing(self) -> str | None:
+        if importlib.util.find_spec("ray") is None:
+            return (
+                f"the engine ray needs the package 'ray', which is not installed. Install it on every host: {_INSTALL}."
+            )
+        return None
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[RayEngine]:
+        """Connect to the cluster, and disconnect when the block ends."""
+        if (lacking := self.missing()) is not None:
+            raise ConfigurationError(lacking)
+        import ray
+
+        if ray.is_initialized():
+            raise ConfigurationError(
+                "expected no connection to a Ray cluster in this process, found one. Close it by ray.shutdown()."
+            )
+        before = signal.getsignal(signal.SIGTERM)
+        self._connect(ray)
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray's handler would end this process with another exit code
+        try:
+            engine = RayEngine(ray, self)
+            log.info("connected to a Ray cluster of %d node(s), %g CPUs, %d GPUs", *engine.size())
+            yield engine
+        finally:
+            ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        address = os.environ.get(_ADDRESS, "auto") if self.address == "auto" else self.address
+        if (parts := _parts(address)) is not None:
+            _wait_for_head(*parts, seconds=self.wait_seconds)
+        elif address != "auto":
+            raise ConfigurationError(
+                f"the variable {_ADDRESS}: expected HOST:PORT of the head of a Ray cluster, found {show(address)}. "
+                "Set it to that, or unset it on a node of the cluster."
+            )
+        before = os.environ.get(_ATTEMPTS)
+        os.environ.setdefault(_ATTEMPTS, "1")
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"py_modules": [str(Path(mm_ldlm.__file__).parent)]},
+            )
+        except ConnectionError as error:
+            raise WorkerFailed(
+                f"expected a running Ray cluster at {address}, found none ({_first_line(error)}). Start one by `ray "
+                "start --head` and `ray start --address=HEAD:6379` on the other nodes, and run this command on a node "
+                "of it; or set RAY_ADDRESS or the engine's address."
+            ) from None
+        except (RuntimeError, ValueError) as error:  # among others: other versions of Python or Ray
+            raise ConfigurationError(
+                f"this process cannot join the Ray cluster at {address}: {_in_one_line(error)}. Python and Ray must "
+                f"have the same versions on every node: {_INSTALL}."
+            ) from None
+        finally:
+            if before is None:
+                os.environ.pop(_ATTEMPTS, None)
+
+
+class RayEngine:
+    """A connection to a Ray cluster."""
+
+    def __init__(self, ray: Any, options: RayEngineConfig) -> None:
+        self._ray, self._options = ray, options
+
+    @property
+    def gpus(self) -> int:
+        return int(self._ray.cluster_resources().get("GPU", 0))
+
+    def size(self) -> tuple[int, float, int]:
+        """Return the number of nodes, of cores and of GPUs."""
+        resources = self._ray.cluster_resources()
+        nodes = sum(node["Alive"] for node in self._ray.nodes())
+        return nodes, resources.get("CPU", 0), int(resources.get("GPU", 0))
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the result of every task; at most two tasks for each place in the cluster wait."""
+        ray = self._ray
+        if not self._places(cpus, gpus):
+            nodes, cores, devices = self.size()
+            raise ConfigurationError(
+                f"a task needs {cpus} CPU(s) and {gpus} GPU(s) of one Ray cluster, which has {nodes} node(s) with "
+                f"{cores:g} CPUs and {devices} GPUs together. Start a larger node, or lower embedding.threads."
+            )
+        remote = ray.remote(
+            num_cpus=cpus, num_gpus=gpus, max_retries=self._options.max_retries, retry_exceptions=False,
+            scheduling_strategy="SPREAD",
+        )(ray_task.call)  # fmt: skip
+        shared = (uuid.uuid4().hex, [ray.put(function)], ray_task.versions(), os.getcwd())
+        waiting, more = enumerate(tasks), True
+        running: dict[Any, int] = {}
+        done: dict[int, Any] = {}
+        following = 0
+        try:
+            while True:
+                while more and len(running) + len(done) < 2 * max(1, self._places(cpus, gpus)):
+                    position, task = next(waiting, (-1, None))
+                    more = position >= 0
+                    if more:
+                        running[remote.remote(*shared, task)] = position
+                if not running and not done:
+                    return
+                for reference in self._ended(list(running), cpus, gpus):
+                    position = running.pop(reference)
+                    done[position] = self._result(reference, position)
+                ready = sorted(done) if not ordered else _from(following, done)
+                for position in ready:
+                    following = position + 1
+                    yield position, done.pop(position)
+        finally:
+            if ray.is_initialized():  # without a connection, Ray would start a cluster here
+                for reference in running:
+                    with contextlib.suppress(Exception):
+                        ray.cancel(reference, force=True)
+
+    def _places(self, cpus: int, gpus: int) -> int:
+        """Return how many tasks of this size can run at the same time."""
+        found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        each = [
+            min(int(node.get(name, 0)) // count for name, count in (("CPU", cpus), ("GPU", gpus)) if count)
+            for node in found
+        ]
+        return sum(each)
+
+    def _ended(self, running: list[Any], cpus: int, gpus: int) -> list[Any]:
+        """Wait until at least one task has ended. Raise WorkerFailed if no node is left for too long."""
+        alone: float | None = None
+        while True:
+            ended, _ = self._ray.wait(running, num_returns=1, timeout=_CHECK)
+            if ended:
+                more, _ = self._ray.wait(running, num_returns=len(running), timeout=0)
+                return list(more)
+            now = time.monotonic()
+            alone = None if self._places(cpus, gpus) else alone or now
+            if alone is not None and now - alone > self._options.wait_seconds:
+                raise WorkerFailed(
+                    f"no node of the Ray cluster has had {cpus} CPU(s) and {gpus} GPU(s) for "
+                    f"{self._options.wait_seconds:g} s: the nodes were lost (`ray status`). Start them again and "
+                    "repeat the command, which continues with what is missing."
+                )
+
+    def _result(self, reference: Any, position: int) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, MMLDLMError):
+                raise cause from None
+            log.error("%s", error)
+            raise WorkerFailed(
+                f"task {position} failed on the Ray cluster: {type(cause).__name__}: {_first_line(cause)}\n"
+                "The traceback of the node is in the log of this command."
+            ) from None
+        except errors.RayError as error:
+            raise WorkerFailed(
+                f"task {position} was lost {self._options.max_retries + 1} times on the Ray cluster "
+                f"({type(error).__name__}: {_first_line(error)}). "
+                "Every node has logs in `session_latest/logs` of Ray's folder. "
+                "Repeat the command, which continues with what is missing."
+            ) from None
+
+
+def _from(following: int, done: dict[int, Any]) -> list[int]:
+    """Return the positions that are done, from the following one up to the first that is not."""
+    found = []
+    while following in done:
+        found.append(following)
+        following += 1
+    return found
+
+
+def _parts(address: str) -> tuple[str, int] | None:
+    host, _, port = address.rpartition(":")
+    if not host.strip("[]") or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        return None
+    return host.strip("[]"), int(port)
+
+
+def _wait_for_head(host: str, port: int, *, seconds: float) -> None:
+    """Wait until the head of the cluster accepts a connection; Ray itself waits for many minutes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=min(5.0, seconds)).close()
+            return
+        except OSError as error:
+            if time.monotonic() + 1 > deadline:
+                raise WorkerFailed(
+                    f"the head of the Ray cluster does not answer at {host}, port {port}, within {seconds:g} s "
+                    f"({error.strerror or error}). Start it by `ray start --head --port={port}`, and check the address "
+                    f"and the firewall: `nc -vz {host} {port}`."
+                ) from None
+            time.sleep(1)
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,94 @@
+"""Importance estimator of adaptive masking (ATAT): a small transformer that gives every token a number in [0, 1].
+
+B batch, L text length, E dimension of the estimator, H heads, e dimension of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mm_ldlm.core.config import InvalidValue, Layers, Size, config
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.embeddings import TokenTable
+from mm_ldlm.models.layers import EPSILON, Attention, Linear
+from mm_ldlm.models.parts import tag
+
+
+@config
+class ImportanceConfig:
+    """The shape of the estimator.
+
+    Attributes:
+        dim: dimension of its token embedding and of its blocks; the MLP of a block has four times as many units.
+    """
+
+    dim: Size = 256
+    depth: Layers = 2
+    heads: Size = 4
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise InvalidValue(
+                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
+            )
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm with a learned scale and shift, in float32."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=EPSILON)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class ImportanceBlock(nn.Module):
+    """Attention over all tokens, then the MLP, each on a normalised input and added to the residual."""
+
+    def __init__(self, config: ImportanceConfig) -> None:
+        super().__init__()
+        self.heads, dim = config.heads, config.dim
+        self.attention_norm = LayerNorm(dim)
+        self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.attention = Attention(fused=True, softcap=None)
+        self.out = Linear(dim, dim, bias=False)
+        self.mlp_norm = LayerNorm(dim)
+        self.up, self.down = Linear(dim, 4 * dim), Linear(4 * dim, dim)
+
+    def forward(self, x_BLE: Tensor, key_mask: Tensor) -> Tensor:
+        """(B, L, E) float32. `key_mask` (B, 1, 1, L) is true at positions that may be read."""
+        qkv_BL3He = self.qkv(self.attention_norm(x_BLE)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv_BL3He.permute(2, 0, 3, 1, 4).unbind(0)
+        attended_BLE = self.attention(q, k, v, key_mask).transpose(1, 2).flatten(2)
+        x_BLE = x_BLE + self.out(attended_BLE).float()
+        return x_BLE + self.down(F.gelu(self.up(self.mlp_norm(x_BLE)))).float()
+
+
+class ImportanceEstimator(nn.Module):
+    """Token embedding and learned positions, transformer, LayerNorm-Linear-GELU-Linear, sigmoid; 0.5 at the start."""
+
+    def __init__(self, config: ImportanceConfig, shape: DataShape) -> None:
+        super().__init__()
+        rows = max(shape.vocab_size, shape.pad_id + 1, shape.mask_id + 1)
+        self.tokens = TokenTable(rows, config.dim)
+        self.positions = TokenTable(shape.max_length, config.dim)
+        self.blocks = nn.ModuleList(ImportanceBlock(config) for _ in range(config.depth))
+        self.norm = LayerNorm(config.dim)
+        self.hidden, self.output = Linear(config.dim, config.dim), Linear(config.dim, 1, gain=0.0)
+        tag(self, "importance")
+
+    def forward(self, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
+        """Estimate the importance (B, L) float32 of every token from its whole text; pads are not read."""
+        x_BLE = (self.tokens(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]).float()
+        first_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == 0
+        read_BL = valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True))  # a row of pads has to read something
+        for block in self.blocks:
+            x_BLE = block(x_BLE, read_BL[:, None, None, :])
+        return torch.sigmoid(self.output(F.gelu(self.hidden(self.norm(x_BLE)))).float().squeeze(-1))

@@ -1,0 +1,172 @@
+"""Autoregressive objective (next-token prediction) with the exact likelihood.
+
+−log p(text) = −Σ_l log p(x_l | x_<l), including the end token.
+
+B examples, L positions, P = L + 1 predictions (the tokens and the end token), M of them scored, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mm_ldlm.core.config import NonNegativeFloat, config
+from mm_ldlm.diffusion.distributions import TokenLoss, token_loss
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
+from mm_ldlm.sampling.denoising import TextSample
+
+
+@config
+class AutoregressiveConfig:
+    """Kind `autoregressive`: next-token prediction of texts, without latents.
+
+    Attributes:
+        z_loss: factor of the mean squared log of the softmax's normalising constant (PaLM, arXiv:2204.02311).
+    """
+
+    kind: str = "autoregressive"
+    z_loss: NonNegativeFloat = 0.0
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return ()
+
+    def noise_ids(self, shape: DataShape) -> int:
+        return 0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def capabilities(self, model: Any) -> Capabilities:
+        """See `objectives.base.ObjectiveConfig.capabilities`."""
+        require_interface(self, model, "next_token")
+        return Capabilities(
+            uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="objective autoregressive"
+        )
+
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False) -> Autoregressive:
+        return Autoregressive(self, shape, fixed_shapes=fixed_shapes)
+
+
+class Autoregressive:
+    """Next-token prediction (`objectives.base.Objective`).
+
+    `text_loss` is the negative log-likelihood of the texts per token: its sum includes the end tokens, its count does
+    not. `text_nll` and `text_accuracy` are averages over the predictions, end tokens included.
+    """
+
+    kinds: tuple[str, ...] = ("text",)
+
+    def __init__(self, config: AutoregressiveConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
+        self.shape, self.fixed_shapes = shape, fixed_shapes
+        self.fields = config.fields
+        self.weights: dict[str, float] = {"text_loss": 1.0, "z_loss": config.z_loss}
+        self.units: dict[str, Unit] = {"text_loss": "tokens", "z_loss": "tokens"}
+
+    def kind(self, generator: RowGenerator, *, step: int) -> str:
+        return self.kinds[0]
+
+    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def idle_parts(self) -> frozenset[str]:
+        return frozenset()
+
+    def expected_first_loss(self) -> dict[str, float]:
+        """Return log of the number of words and the end token: the model starts at the uniform distribution."""
+        return {"text_nll": math.log(len(self.shape.word_ids) + 1)}
+
+    def generative_model(self, model: nn.Module) -> AutoregressiveGeneration:
+        return AutoregressiveGeneration(model, self.shape)
+
+    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+        dense = self.fixed_shapes or batch.tokens_BL.device.type != "cpu"
+        found, scored, targets = _predictions(model, batch.tokens_BL, batch.valid_BL, self.shape, dense=dense)
+        nll, count = torch.where(scored, found.nll_M, 0.0), scored.sum()
+        tokens = batch.valid_BL.sum()
+        losses: Losses = {"text_loss": (nll.sum(), tokens)}
+        if self.weights["z_loss"] > 0:
+            losses["z_loss"] = (torch.where(scored, found.log_norm_M.square(), 0.0).sum(), tokens)
+        with torch.no_grad():
+            losses["text_nll"] = (nll.detach().sum(), count)
+            losses["text_accuracy"] = (((found.best_M == targets) & scored).sum(), count)
+        return losses
+
+
+def nll(model: nn.Module, tokens_BL: Tensor, valid_BL: Tensor, *, shape: DataShape) -> Tensor:
+    """Compute −log p of each text with its end token, (B,) float64 in nats; 0 for a row that is only padding."""
+    found, _, _ = _predictions(model, tokens_BL, valid_BL, shape, dense=False)
+    scored_BP = _scored(valid_BL)
+    nll_BP = torch.zeros(scored_BP.shape, dtype=torch.float64, device=tokens_BL.device)
+    return nll_BP.masked_scatter(scored_BP, found.nll_M.double()).sum(1)
+
+
+def _scored(valid_BL: Tensor) -> Tensor:
+    """Select the predictions (B, P) that are scored: every token and the end token; none in an empty row.
+
+    Position l predicts token l, and the position after the last token predicts the end token.
+    """
+    return F.pad(valid_BL, (1, 0), value=True) & valid_BL.any(dim=1, keepdim=True)
+
+
+def _predictions(
+    model: nn.Module, tokens_BL: Tensor, valid_BL: Tensor, shape: DataShape, *, dense: bool
+) -> tuple[TokenLoss, Tensor, Tensor]:
+    """Compute the cross-entropy of the predictions; return it with the mask of the scored ones and the targets.
+
+    The tensors cover the M scored predictions, or all B·P predictions if `dense`.
+    """
+    scored_BP = _scored(valid_BL)
+    end_id = shape.vocab_size
+    targets_BP = torch.where(F.pad(valid_BL, (0, 1)), F.pad(tokens_BL, (0, 1)), end_id)
+    if dense:
+        logits_MV, targets_M, scored_M = model(tokens_BL).flatten(0, 1), targets_BP.flatten(), scored_BP.flatten()
+    else:
+        logits_MV, targets_M = model(tokens_BL, logits_at=scored_BP), targets_BP[scored_BP]
+        scored_M = torch.ones_like(targets_M, dtype=torch.bool)
+    # A special id beyond the vocabulary has no column, and the column of the end token is not its own.
+    mask_id, pad_id = (token if token < end_id else -1 for token in (shape.mask_id, shape.pad_id))
+    return token_loss(logits_MV, targets_M, mask_id=mask_id, pad_id=pad_id), scored_M, targets_M
+
+
+class AutoregressiveGeneration(GenerativeModel):
+    """Left-to-right generation and exact likelihoods of an autoregressive model.
+
+    The model ends texts by itself, so no length is drawn.
+    """
+
+    has_length = False
+
+    def default_sampler(self, *, conditional: bool) -> AutoregressiveSampler:
+        return AutoregressiveSampler()
+
+    def write(
+        self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
+    ) -> TextSample:
+        """Write texts of at most L tokens. Latents and given tokens do not exist for this model."""
+        sample: TextSample = sampler.sample(
+            self.model, canvas_BL, process=None, generator=generator, window=self.shape.max_length, open_BL=open_BL
+        )
+        return sample
+
+    def likelihood(
+        self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
+    ) -> Likelihood:
+        """Compute the exact negative log-likelihood, returned as one draw (K = 1) for any value of `draws`."""
+        valid_BL = tokens_BL != self.shape.pad_id
+        return Likelihood(nll(self.model, tokens_BL, valid_BL, shape=self.shape)[None])

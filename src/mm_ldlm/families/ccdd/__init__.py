@@ -1,0 +1,7 @@
+"""CCDD: joint diffusion of a text and of one continuous state per token."""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "objectives": {"ccdd": "mm_ldlm.families.ccdd.objective:CcddObjectiveConfig"},
+    "models": {"ccdd": "mm_ldlm.families.ccdd.model:CcddConfig"},
+    "text_samplers": {"joint_states": "mm_ldlm.families.ccdd.sampler:JointStatesConfig"},
+}

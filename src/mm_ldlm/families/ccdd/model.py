@@ -1,0 +1,119 @@
+"""CCDD: a DiT over the tokens of a text and one noised continuous state per token (arXiv:2510.03206).
+
+The state of a token is mapped linearly and added to the embedding of the token at the same position, so that one trunk
+denoises both (the MDiT of the paper). Two heads read the trunk: logits over the vocabulary, and the clean states.
+
+B batch, L text length, M chosen positions, V vocabulary, D dim, C conditioning dim, d state dimension,
+N longest length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mm_ldlm.core.config import config
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.dit import DiTOptions, LengthPrior, TextTransformer
+from mm_ldlm.models.embeddings import NullEmbedding
+from mm_ldlm.models.heads import Modulated
+from mm_ldlm.models.layers import Linear
+from mm_ldlm.models.parts import tag
+from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner
+
+
+@config
+class CcddConfig(DiTOptions):
+    """Kind `ccdd`: a DiT that reads and predicts a text and the states of its tokens."""
+
+    interface: ClassVar[str] = "text_and_states_denoiser"
+    kind: str = "ccdd"
+
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> Ccdd:
+        """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
+
+        Raises:
+            ConfigurationError: the data have no token states.
+        """
+        if shape.state_dim is None:
+            raise ConfigurationError(
+                f"parameter 'model.kind' is '{self.kind}', which reads a continuous state of each token, but the "
+                "dataset has none. Run the embedding and validation pipelines with the objective 'ccdd', or choose a "
+                "text-only model (model.kind: dit)."
+            )
+        state_dim = shape.state_dim
+        model: Ccdd = build_on_meta(lambda: Ccdd(self, shape, state_dim), generator)
+        return model
+
+
+class Output(NamedTuple):
+    """What the model predicts."""
+
+    logits: Tensor | None
+    """(B, L, V), or (M, V) at the chosen positions; unnormalised"""
+    states_BLd: Tensor | None
+    """float32: the clean states (x_0 prediction)"""
+    length_logits_N: Tensor
+    """Column i is length i + 1; the same for every text"""
+
+
+class Ccdd(TextTransformer):
+    """See `forward`. At the start all logits and all predicted states are 0."""
+
+    def __init__(self, config: CcddConfig, shape: DataShape, state_dim: int) -> None:
+        super().__init__(config, shape)
+        self.state_encoder = tag(Linear(state_dim, config.dim), "state_encoder", input=True)
+        self.null_state = tag(NullEmbedding(state_dim), "null_state", occasional=True)
+        self.state_time = tag(Conditioner(TIME_FEATURES, config.condition_dim), "conditioning")
+        self.state_head = tag(Modulated(config, config.dim, state_dim), "state_head")
+        self.length_prior = tag(LengthPrior(shape.max_length), "length_head")
+
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        *,
+        valid_BL: Tensor | None,
+        t_text_B: Tensor,
+        states_BLd: Tensor,
+        t_state_B: Tensor,
+        null_state_B: Tensor | None = None,
+        logits_at: Tensor | None = None,
+        heads: Container[str] = ("text", "state"),
+    ) -> Output:
+        """Predict the token and the clean state of every position from all noised tokens and states of the text.
+
+        Args:
+            tokens_BL: ids; [MASK] or other noise where the text is corrupted, pads where not valid.
+            valid_BL: true at real tokens; None where there is no padding.
+            t_text_B: timestep of the tokens, from 0 (clean) to 1 (all noise).
+            states_BLd: noised, standardised states; ignored where the states are dropped.
+            t_state_B: timestep of the states.
+            null_state_B: true where a learned vector replaces every state of the text; None replaces none.
+            logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
+            heads: the predictions to compute, "text" and "state"; the others are None.
+
+        Raises:
+            ValueError: the texts are longer than the longest text of the data.
+        """
+        z_BLd = self.null_state.replace(states_BLd.float(), null_state_B)
+        c_BC = self.embed_time(t_text_B) + self._embed_state_time(t_state_B)
+        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, added_BLD=self.state_encoder(z_BLd).float())
+        logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None
+        found_BLd: Tensor | None = None
+        if "state" in heads:
+            assert self.state_head.linear is not None
+            found_BLd = self.state_head.linear(self.state_head.norm(x_BLD, F.silu(c_BC))).float()
+        return Output(logits, found_BLd, self.length_logits())
+
+    def _embed_state_time(self, t_B: Tensor) -> Tensor:
+        c_BC: Tensor = self.state_time(self.time_features(t_B))
+        return c_BC
+
+    def length_logits(self) -> Tensor:
+        """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N; column i is length i + 1."""
+        return self.length_prior()

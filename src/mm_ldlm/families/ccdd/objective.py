@@ -1,0 +1,222 @@
+"""CCDD: diffusion of a text and of one continuous state per token, jointly (arXiv:2510.03206).
+
+The tokens follow a text process and the states a Gaussian one: q(x_t, z_t given x_0, z_0) = q(x_t given x_0)
+q(z_t given z_0). The model predicts the tokens and the clean states from both. In a fraction of the texts a learned
+vector replaces every state, so that the model is also a text-only diffusion model: for guidance, and for a likelihood
+bound of the text alone (`CcddGeneration.text_denoiser`).
+
+B examples, L positions, M scored positions, V vocabulary, d state dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mm_ldlm.core.config import Fraction, PositiveFloat, config
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.diffusion import gaussian
+from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.objectives.base import Batch, Losses, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities, Use
+from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
+from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
+from mm_ldlm.objectives.text_generation import DenoiserGeneration, by_use, refuse_untrained_lengths, untrained_lengths
+from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
+from mm_ldlm.objectives.training_times import latent_times, text_times
+from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
+from mm_ldlm.sampling.registry import text_sampler
+
+T_MIN = 1e-3
+"""Smallest timestep of states with a timestep of their own."""
+
+
+@config
+class CcddObjectiveConfig(TextDiffusionConfig):
+    """Kind `ccdd`: a text process and a Gaussian process of the token states.
+
+    Attributes:
+        timesteps: "shared" (one timestep for the tokens and the states of a text, as in the paper) or "separate" (one
+            draw for each).
+        state_schedule: Gaussian noise schedule of the states.
+        state_loss: weight of the squared error of the clean states: 1, or min(SNR, 5).
+        state_weight: factor of the state loss in the total.
+        condition_dropout: fraction of texts whose states are dropped. At 0 there is no text without states, and
+            therefore no likelihood, no infilling, no guidance, and no sampler but `joint_states`. It is below 1,
+            because nothing would learn the states.
+    """
+
+    kind: str = "ccdd"
+    timesteps: Literal["shared", "separate"] = "shared"
+    state_schedule: GaussianSchedule = dataclasses.field(default_factory=GaussianSchedule)
+    state_loss: Literal["uniform", "min_snr"] = "uniform"
+    state_weight: PositiveFloat = 1.0
+    condition_dropout: Fraction = CONDITION_DROPOUT
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("token_states",)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"process": self.process.kind, "state_schedule": self.state_schedule.name}
+
+    def capabilities(self, model: Any) -> Capabilities:
+        """See `objectives.base.ObjectiveConfig.capabilities`."""
+        require_interface(self, model, "text_and_states_denoiser")
+        if self.condition_dropout == 1:
+            raise ConfigurationError(
+                "parameter 'objective.condition_dropout' is 1, which drops the states of every text, so that the model "
+                "never learns them. Lower it, or choose the objective 'text_diffusion', which has no states."
+            )
+        no_lengths = untrained_lengths(self, given_latents=False, conditioned=False)
+        text_only: set[Use] = {"infill", "score"} if self.condition_dropout > 0 else set()
+        if no_lengths is not None:
+            text_only -= {"score"}
+        return Capabilities(
+            uses=frozenset({"unconditional", *text_only}),
+            likelihood="bound",
+            untrained_lengths=by_use({"unconditional": no_lengths}),
+            process=self.process.traits,
+            guided=frozenset({"unconditional"} if self.condition_dropout > 0 else ()),
+            token_states=True,
+            trained_as=f"objective ccdd, process {self.process.kind}, condition_dropout {self.condition_dropout}",
+        )
+
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> CcddObjective:
+        return CcddObjective(self, shape, fixed_shapes=fixed_shapes, **stores)
+
+
+class CcddObjective(TextDiffusion):
+    """Losses of the text, of the states and of the length (`objectives.base.Objective`)."""
+
+    config: CcddObjectiveConfig
+
+    def __init__(
+        self, config: CcddObjectiveConfig, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
+    ) -> None:
+        super().__init__(config, shape, fixed_shapes=fixed_shapes, **stores)
+        self.weights["state_loss"] = config.state_weight
+        self.units["state_loss"] = "tokens"
+
+    def generative_model(self, model: nn.Module) -> CcddGeneration:
+        return CcddGeneration(model, self.shape, self.process, self.config)
+
+    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+        t_text_B = text_times(self.process, batch, generator.fork("text_time"))
+        noisy_BL = self.process.corrupt(batch.tokens_BL, batch.valid_BL, t_text_B, generator.fork("text_noise"))
+        dropped_B = dropped(generator, self.config.condition_dropout)
+        t_state_B = t_text_B.float()
+        if self.config.timesteps == "separate":
+            t_state_B = latent_times(batch, generator.fork("state_time"), t_min=T_MIN)
+        # The states of a batch are padded to its own longest text; the tokens may be padded further.
+        z0_BLd = batch.fields["token_states"].float()
+        z0_BLd = F.pad(z0_BLd, (0, 0, 0, noisy_BL.shape[1] - z0_BLd.shape[1]))
+        signal_B, scale_B = self.config.state_schedule.signal(t_state_B), self.config.state_schedule.noise(t_state_B)
+        noise_BLd = generator.fork("state_noise").normal(*z0_BLd.shape[1:])
+        z_BLd = gaussian.add_noise(z0_BLd, noise_BLd, signal_B=signal_B, noise_scale_B=scale_B)
+
+        scored_BL = self.process.scored(noisy_BL, batch.valid_BL)
+        logits_at = positions_of_logits(scored_BL, fixed_shapes=self.fixed_shapes)
+        out = model(
+            noisy_BL, valid_BL=batch.valid_BL, t_text_B=t_text_B, states_BLd=z_BLd,
+            t_state_B=torch.where(dropped_B, 1.0, t_state_B), null_state_B=dropped_B, logits_at=logits_at,
+        )  # fmt: skip
+        losses = text_losses(
+            self.process, out.logits, batch, noisy_BL, scored_BL, t_text_B,
+            gathered=logits_at is not None, word_id=self.shape.word_ids[0], z_loss=self.config.z_loss > 0,
+        )  # fmt: skip
+        losses |= self._state_loss(out.states_BLd, z0_BLd, (signal_B / scale_B).square(), t_state_B, batch, dropped_B)
+        if self.config.length_weight > 0:
+            losses |= length_loss(out.length_logits_N.expand(len(noisy_BL), -1), batch)
+        return losses
+
+    def _state_loss(
+        self, found_BLd: Tensor, z0_BLd: Tensor, snr_B: Tensor, t_B: Tensor, batch: Batch, dropped_B: Tensor
+    ) -> Losses:
+        """Sum over tokens w(SNR) · the mean over d of the squared error; texts whose states are dropped have none."""
+        w_B = gaussian.loss_weight(self.config.state_loss, snr_B.float(), parameterisation="x0")
+        chosen_BL = batch.valid_BL & ~dropped_B[:, None]
+        error_BL = torch.where(chosen_BL, (found_BLd - z0_BLd).square().mean(2), 0.0)
+        losses: Losses = {"state_loss": ((w_B[:, None] * error_BL).sum(), batch.valid_BL.sum())}
+        with torch.no_grad():
+            count_B = chosen_BL.sum(1).float()
+            losses["state_error"] = (error_BL.detach().sum(), count_B.sum())
+            losses |= by_time("state_error", error_BL.detach().sum(1), t_B, count_B)
+        return losses
+
+
+class CcddGeneration(DenoiserGeneration):
+    """Joint samples of texts and states; samples and NELBO of the text alone, with dropped states."""
+
+    def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: CcddObjectiveConfig) -> None:
+        super().__init__(model, shape, process)
+        self.config = config
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a state."""
+        return int(self.shape.state_dim or 0)
+
+    def default_sampler(self, *, conditional: bool) -> Any:
+        """The joint sampler; given part of a text, the default of the text process, with dropped states."""
+        if conditional and self.config.condition_dropout > 0:
+            return super().default_sampler(conditional=True)
+        return text_sampler("joint_states", steps=32)
+
+    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        """See `GenerativeModel.length_log_probs`.
+
+        Raises:
+            SamplingError: the distribution was not trained.
+        """
+        refuse_untrained_lengths(self.config, given_latents=False, conditioned=False)
+        return torch.log_softmax(self.model.length_logits(), dim=-1).expand(rows, -1)
+
+    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
+        """Make the denoiser of the text alone, whose states are dropped; `states` is the joint one.
+
+        With dropped states the model is a diffusion model of the text, so that the NELBO of the process bounds
+        −log p(text). The text loss of training, given noised states, bounds nothing of the text alone, because the
+        noised states contain information about the tokens (`data.token_identity`).
+        """
+        if latents_Bd is not None:
+            raise self._missing("texts given latents")
+        return TextDenoiser(
+            logits=self._without_states, mask_id=self.shape.mask_id, pad_id=self.shape.pad_id,
+            vocab_size=self.shape.vocab_size,
+            states=StateDenoiser(
+                predict=self._joint, dim=self.dim, schedule=self.config.state_schedule,
+                dropped=self.config.condition_dropout > 0,
+            ),
+        )  # fmt: skip
+
+    def _joint(
+        self, tokens_BL: Tensor, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor, asked_BL: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out = self.model(
+            tokens_BL, valid_BL=tokens_BL != self.shape.pad_id, t_text_B=t_text_B, states_BLd=states_BLd,
+            t_state_B=t_state_B, logits_at=asked_BL,
+        )  # fmt: skip
+        return out.logits, out.states_BLd
+
+    def _without_states(self, tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
+        if self.config.condition_dropout == 0:
+            raise SamplingError(
+                "expected a run that can write texts without token states, found one that was trained with "
+                "objective.condition_dropout 0. Choose the sampler 'joint_states'."
+            )
+        zeros_ALd = torch.zeros((*tokens_AL.shape, self.dim), device=tokens_AL.device)
+        found: Tensor = self.model(
+            tokens_AL, valid_BL=tokens_AL != self.shape.pad_id, t_text_B=t_A, states_BLd=zeros_ALd,
+            t_state_B=torch.ones_like(t_A), null_state_B=torch.ones_like(rows_A, dtype=torch.bool),
+            logits_at=asked_AL, heads=("text",),
+        ).logits  # fmt: skip
+        return found

@@ -1,0 +1,9 @@
+"""Classification of texts, of latents and of pairs of texts."""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "objectives": {
+        "classification": "mm_ldlm.families.classification.objective:ClassificationConfig",
+        "pairwise_classification": "mm_ldlm.families.classification.pairs:PairwiseClassificationConfig",
+    },
+    "models": {"latent_mlp": "mm_ldlm.families.classification.latent_mlp:LatentMLPConfig"},
+}

@@ -1,0 +1,240 @@
+"""Classification objective: a linear head on the features of a text model or of a latent, trained by cross-entropy.
+
+The classes are those of the store `label_names`, which validation writes. The loss has label smoothing
+(arXiv:1512.00567, section 7).
+
+B examples, L positions, D dimension of the features, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mm_ldlm.core.config import Fraction, InvalidValue, config
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.classification.classifier import Classifier
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.heads import ClassHead
+from mm_ldlm.models.parts import tag, tagged_parameters
+from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities
+
+Features = Literal["latents", "trunk", "frozen_trunk"]
+TRUNKS = ("text_denoiser", "text_and_latent_denoiser")
+"""Interfaces of the text models that give features."""
+
+
+@config
+class HeadConfig:
+    """Keys and queries of all objectives that train a head on the features of a model.
+
+    Attributes:
+        label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
+            write `label_column` under "label"; the starter corpus has "shape".
+        label_smoothing: fraction of the target that is divided equally among all classes.
+    """
+
+    label: str = "label"
+    label_smoothing: Fraction = 0.05
+
+    stores: ClassVar[tuple[str, ...]] = ("label_names",)
+
+    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
+        """Return 0: no noise enters the texts."""
+        return 0
+
+
+@config
+class ClassificationConfig(HeadConfig):
+    """Kind `classification`: the class of a text or of a latent.
+
+    Attributes:
+        features: latents: those of a model over stored latents (`latent_mlp`); trunk: the mean hidden state of a text
+            model on the clean text, fine-tuned; frozen_trunk: the same with the weights of `training.init_from`, of
+            which only the head is trained.
+        with_latents: keep the latents in the dataset even if the features do not need them. A text model that has
+            latents (`mmdit`) needs them to be built, and the evaluation compares with logistic regression on them.
+    """
+
+    kind: str = "classification"
+    features: Features = "latents"
+    with_latents: bool = False
+
+    def __post_init__(self) -> None:
+        if self.with_latents and self.features == "latents":
+            raise InvalidValue(
+                "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
+                "latents. Remove it",
+                "with_latents",
+                "features",
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("labels", "latents") if self.with_latents or self.features == "latents" else ("labels",)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"features": "latents" if self.features == "latents" else "trunk", "label": self.label}
+
+    def capabilities(self, model: Any) -> Capabilities:
+        """See `objectives.base.ObjectiveConfig.capabilities`."""
+        require_interface(self, model, *(("latent_features",) if self.features == "latents" else TRUNKS))
+        if model.interface == "text_and_latent_denoiser" and not self.with_latents:
+            raise ConfigurationError(
+                f"parameter 'objective.with_latents' is false, but 'model.kind' {model.kind!r} is built for latents. "
+                "Set objective.with_latents to true, or choose a text-only model (model.kind: dit)."
+            )
+        return Capabilities(
+            uses=frozenset({"classify"}),
+            reads_latents="latents" in self.fields,
+            classifies="latents" if self.features == "latents" else "texts",
+            trained_as=f"objective classification, features {self.features}",
+        )
+
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Classification:
+        """Build the objective.
+
+        Raises:
+            ConfigurationError: the parameters require a compiled text model.
+        """
+        refuse_compiled(fixed_shapes and self.features != "latents")
+        return Classification(self, shape, label_names=stores["label_names"])
+
+
+class HeadObjective(nn.Module, ABC):
+    """Cross-entropy of a head on the features of the model; subclasses make the head and its logits."""
+
+    kinds: tuple[str, ...] = ("classes",)
+    head: nn.Module
+
+    def __init__(self, shape: DataShape, *, fields: tuple[str, ...], label_smoothing: float, frozen: bool) -> None:
+        super().__init__()
+        self.shape, self.fields, self.label_smoothing, self.frozen_trunk = shape, fields, label_smoothing, frozen
+        self.weights: dict[str, float] = {"class_loss": 1.0}
+        self.units: dict[str, Unit] = {"class_loss": "examples"}
+        self._frozen_parts: frozenset[str] = frozenset()
+
+    @property
+    @abstractmethod
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+
+    @abstractmethod
+    def make_head(self, feature_dim: int) -> nn.Module:
+        """Make the head on features of `feature_dim` dimensions."""
+
+    @abstractmethod
+    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
+        """Compute the logits (B, K) of a batch."""
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Return the class (B,) of each example."""
+        return batch.fields["labels"][:, 0]
+
+    def attach(self, model: nn.Module) -> None:
+        """Make the head for the features of the model, and choose the parts to freeze."""
+        found: Any = model
+        self.head = tag(self.make_head(found.feature_dim), "class_head")
+        parts = {part.name for _, part, _ in tagged_parameters(model)}
+        self._frozen_parts = frozenset(parts if self.frozen_trunk else parts - found.feature_parts)
+
+    def kind(self, generator: RowGenerator, *, step: int) -> str:
+        return self.kinds[0]
+
+    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
+        """Return the parts that the features do not depend on, and with a frozen trunk all parts of the model."""
+        return self._frozen_parts
+
+    @property
+    def idle_parts(self) -> frozenset[str]:
+        return frozenset()
+
+    def expected_first_loss(self) -> dict[str, float]:
+        """Return log K, because the head starts at 0."""
+        return {"class_loss": math.log(len(self.classes))}
+
+    def generative_model(self, model: nn.Module) -> Classifier:
+        return Classifier(model, self.shape, self)
+
+    def forward(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+        logits_BK, real_B = self.batch_logits(model, batch), batch.real_B
+        target_B = torch.where(real_B, self.targets(batch), 0)
+        loss_B = F.cross_entropy(logits_BK, target_B, label_smoothing=self.label_smoothing, reduction="none")
+        nll_B = F.cross_entropy(logits_BK.detach(), target_B, reduction="none")
+        correct_B = logits_BK.detach().argmax(dim=1) == target_B
+        count = real_B.sum()
+        return {
+            "class_loss": (torch.where(real_B, loss_B, 0.0).sum(), count),
+            "class_nll": (torch.where(real_B, nll_B, 0.0).sum(), count),
+            "accuracy": ((correct_B & real_B).sum().float(), count),
+        }
+
+    def text_features(self, model: Any, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
+        """Compute the features of clean texts; without a gradient if the trunk is frozen."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
+            features_BD: Tensor = model.features(tokens_BL, valid_BL=valid_BL)
+        return features_BD
+
+
+class Classification(HeadObjective):
+    """See the module."""
+
+    def __init__(self, config: ClassificationConfig, shape: DataShape, *, label_names: Tensor) -> None:
+        super().__init__(
+            shape, fields=config.fields, label_smoothing=config.label_smoothing,
+            frozen=config.features == "frozen_trunk",
+        )  # fmt: skip
+        self.config = config
+        self._classes = decode_names(label_names)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._classes
+
+    def make_head(self, feature_dim: int) -> ClassHead:
+        return ClassHead(feature_dim, len(self.classes))
+
+    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
+        if self.config.features == "latents":
+            return self.logits(model, latents_Bd=batch.fields["latents"])
+        return self.logits(model, batch.tokens_BL, valid_BL=batch.valid_BL)
+
+    def logits(
+        self,
+        model: Any,
+        tokens_BL: Tensor | None = None,
+        *,
+        valid_BL: Tensor | None = None,
+        second_BL: Tensor | None = None,
+        latents_Bd: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits (B, K) of latents, or of texts, as the features are."""
+        if self.config.features == "latents":
+            logits_BK: Tensor = self.head(model(latents_Bd))
+        else:
+            assert tokens_BL is not None
+            valid_BL = tokens_BL != self.shape.pad_id if valid_BL is None else valid_BL
+            logits_BK = self.head(self.text_features(model, tokens_BL, valid_BL))
+        return logits_BK
+
+
+def decode_names(label_names: Tensor) -> tuple[str, ...]:
+    """Read the names of the classes from the store `label_names`: (K, bytes) uint8, padded with 0."""
+    return tuple(bytes(row).rstrip(b"\0").decode("utf-8") for row in label_names.tolist())
+
+
+def refuse_compiled(compiled: bool) -> None:
+    """Raise ConfigurationError if a text model is to be compiled, whose features are not its forward pass."""
+    if compiled:
+        raise ConfigurationError(
+            "parameter 'training.precision.compile' is true, which compiles the forward pass of the model; found an "
+            "objective that reads the features of a text model instead. Set training.precision.compile to false."
+        )

@@ -1,0 +1,110 @@
+"""D3PM with an absorbing state: masked diffusion in T discrete steps (Austin et al., arXiv:2107.03006).
+
+The chain x_0, x_1/T, …, x_1 masks tokens with the probabilities of a schedule at the grid points i/T. It begins at the
+clean text and ends with [MASK] everywhere: α is 1 at i = 0 and 0 at i = T, whatever the schedule is there. The prior
+term of the bound is therefore 0, the reconstruction term is that of step 1, and the sum over the steps is the whole
+bound. For T → ∞ it is the bound of MDLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.core.config import Repeats, config
+from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
+from mm_ldlm.diffusion.distributions import token_loss
+from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TokenLosses, draw_bound, stratified
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.diffusion.timesteps import antithetic
+
+
+@config
+class D3pmConfig:
+    """Parameters of absorbing diffusion in discrete time.
+
+    Attributes:
+        schedule: α_t, the expected fraction of tokens that are kept, read at the inner grid points.
+        steps: T, the number of steps of training and of the bound. A sampler may take another number.
+    """
+
+    stores: ClassVar[tuple[str, ...]] = ()
+    kind: str = "d3pm"
+    schedule: MaskSchedule = field(default_factory=MaskSchedule)
+    steps: Repeats = 1000
+
+    @property
+    def traits(self) -> ProcessTraits:
+        return ProcessTraits(kind=self.kind, only_masks=True)
+
+    def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> D3pm:
+        """Build the process for a tokenizer's ids."""
+        return D3pm(
+            schedule=self.schedule, steps=self.steps, vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id,
+            kind=self.kind,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class D3pm(Masking):
+    """Absorbing diffusion on the grid t = i/T, i = 1..T (see `TextProcess`). The model receives t."""
+
+    steps: int
+    kind: str = "d3pm"
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Return α_t; 1 at t = 0 and 0 at t = 1."""
+        return torch.where(t < 1, super().alpha(t), 0.0)
+
+    def mask_probability(self, t: Tensor) -> Tensor:
+        """Return 1 − α_t at times t > 0; 1 at t = 1."""
+        return torch.where(t < 1, super().mask_probability(t), 1.0)
+
+    def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
+        """Draw t = i/T (B,), i uniform on 1..T, low-discrepancy over the global batch."""
+        return self._on_grid(1 - antithetic(u, index_B, total, 0.0).double()).float()
+
+    def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
+        """Compute T·(α_s − α_t)/(1 − α_t)·CE at M masked positions, s = t − 1/T (D3PM eq. 1; MDLM §3.3).
+
+        The mean over i is then the sum over all T steps. The Kullback–Leibler divergence of a step is a cross-entropy,
+        because q(x_s | x_t, x_0) and its model agree on whether a token is unmasked and differ in which.
+        """
+        found = token_loss(logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size)
+        weighted_M = found.nll_M * self.weight(t_M).float()
+        return TokenLosses(weighted_M, found.nll_M, found.best_M, found.log_norm_M)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """Return T·(α_s − α_t)/(1 − α_t), float64, at the grid point nearest to t."""
+        i = (t.double() * self.steps).round()
+        return self.steps * unmask_probability(self.alpha(i / self.steps), self.alpha((i - 1) / self.steps))
+
+    def nelbo(
+        self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator
+    ) -> NelboDraws:
+        """Draw the NELBO in T steps: `draws` steps i of each text, low-discrepancy over 1..T, each an unbiased draw.
+
+        −log p(tokens | length) ≤ Σ_i (α_s − α_t)/(1 − α_t) E[Σ over masked positions of −log x_θ] (D3PM eq. 1). For
+        the exact x_θ doubling T never raises it, and it is never below the NELBO of MDLM.
+        """
+        found = draw_bound(
+            predict,
+            tokens_BL,
+            valid_BL,
+            levels_KB=[self._on_grid(u_B) for u_B in stratified(draws, generator.fork("time"))],
+            generator=generator,
+            corrupt=lambda t_B, stream: self.corrupt(tokens_BL, valid_BL, t_B, stream),
+            scored=self.scored,
+            time=lambda t_B: t_B,
+            losses=self.token_losses,
+        )
+        return dataclasses.replace(found, noise_KB=self.mask_probability(found.noise_KB))
+
+    def _on_grid(self, u: Tensor) -> Tensor:
+        """Round u ∈ (0, 1] up to a multiple of 1/T, float64."""
+        return (u * self.steps).ceil().clamp(1, self.steps) / self.steps

@@ -1,0 +1,3 @@
+"""HDLM: hierarchical diffusion from tokens over clusters to masks."""
+
+COMPONENTS: dict[str, dict[str, str]] = {"text_processes": {"hdlm": "mm_ldlm.families.hdlm.process:HdlmConfig"}}

@@ -1,0 +1,191 @@
+"""Images in the Python interface: images from captions, captions of images, and both together.
+
+n texts or images, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.inference import inputs, memory
+from mm_ldlm.inference.choices import latent_config
+from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.inference.results import Images, Texts
+from mm_ldlm.inference.writing import Writer
+from mm_ldlm.objectives.capabilities import Capabilities, Use
+from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
+from mm_ldlm.sampling.limits import MOST_STEPS
+from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
+
+VALUES_PER_TOKEN = 4
+"""Number of values of an image that count as one token in the size of a batch."""
+
+
+class ImageWriter:
+    """Images and captions with one model; `MMLDLM.images` makes it.
+
+    Pixels in arguments and results lie between 0 and 1, (n, H, W, C). The `seed` and the position in the request
+    determine a sample, for any batching.
+    """
+
+    def __init__(
+        self,
+        model: GenerativeModel,
+        capabilities: Capabilities,
+        tokenizer: TextTokenizer,
+        normaliser: Normaliser,
+        *,
+        batch_tokens: int,
+    ) -> None:
+        self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
+        longest = model.shape.max_length
+        batch_tokens = max(longest, batch_tokens * longest // (longest + model.dim // VALUES_PER_TOKEN))
+        self._captions = Writer(model, batch_tokens=batch_tokens)
+        self._images = LatentWriter(model, batch_tokens=batch_tokens)
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        assert self.model.shape.image_size is not None
+        return self.model.shape.image_size
+
+    def draw(
+        self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0
+    ) -> Images:
+        """Generate an image for each caption.
+
+        Raises:
+            SamplingError: the run cannot, or a caption is empty or too long.
+        """
+        self.capabilities.require("caption_to_image")
+        listed = inputs.check_texts(captions)
+        ids = [tuple(row) for row in self.tokenizer.encode(listed)]
+        return self.draw_tokens(ids, listed, sampler=sampler, steps=steps, seed=seed)
+
+    def draw_tokens(
+        self,
+        ids: Sequence[Sequence[int]],
+        captions: Sequence[str],
+        *,
+        sampler: Any = "ddim",
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> Images:
+        """Generate an image for each tokenised caption (of 1..max_length ids); see `draw`."""
+        self.capabilities.require("caption_to_image")
+        shape = self.model.shape
+        inputs.check_tokens(ids, captions, shape=shape)
+        seed = inputs.check_seed(seed)
+        config = self._image_sampler(sampler, steps)
+        self._refuse_size(len(ids), what="draw")
+        drawn = self._images.given_texts(ids, config=config, seed=seed)
+        return Images(self._pixels(drawn.mean), tuple(captions), drawn.model_calls)
+
+    def caption(
+        self,
+        images: npt.ArrayLike,
+        *,
+        sampler: Any = None,
+        steps: int | None = None,
+        length: Length = "argmax",
+        seed: int = 0,
+    ) -> Texts:
+        """Write a caption of each image (n, H, W, C).
+
+        `sampler` is a text sampler, or a latent sampler for captions that are noised as vectors; None is the model's
+        default.
+
+        Raises:
+            SamplingError: the run cannot, or the images have another size or values outside 0..1.
+        """
+        self.capabilities.require("image_to_caption")
+        seed = inputs.check_seed(seed)
+        length = self._length(length, "image_to_caption")
+        steps = inputs.check_optional(steps, name="steps", maximum=MOST_STEPS)
+        vectors_nP = self._standardised(images)
+        self._refuse_size(len(vectors_nP), what="caption")
+        config = self.model.default_sampler(conditional=True) if sampler is None else sampler
+        config = parse_kind(CAPTION_SAMPLERS, {"kind": config} if isinstance(config, str) else config, at="sampler")
+        config = config if steps is None else config.override(steps=steps)
+        lengths = self._captions.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
+        canvases = [[self.model.shape.mask_id] * count for count in lengths]
+        written = self._captions.write(canvases, latents_nd=vectors_nP, sampler=config, seed=seed)
+        return Texts(
+            texts=tuple(self.tokenizer.decode_batch(written.tokens)),
+            tokens=written.tokens,
+            log_probs=written.log_probs,
+            model_calls=written.model_calls,
+            encoder_calls=written.encoder_calls,
+            sources=(None,) * len(written.tokens),
+        )
+
+    def generate(self, n: int, *, steps: int = 50, length: Length = "sample", seed: int = 0) -> Images:
+        """Generate `n` images and their captions together from noise, in `steps` model calls."""
+        self.capabilities.require("image_text")
+        n, seed = inputs.check_integer(n, name="n", minimum=1), inputs.check_seed(seed)
+        steps = inputs.check_integer(steps, name="steps", minimum=1, maximum=MOST_STEPS)
+        length = self._length(length, "image_text")
+        self._refuse_size(n, what="generate")
+        text, image = text_sampler("ancestral", steps=steps), latent_config("ddim", steps, None)
+        written, vectors_nP = self._images.generate(n, "together", self._captions, text, image, length, seed)
+        return Images(
+            self._pixels(vectors_nP), tuple(self.tokenizer.decode_batch(written.tokens)), written.model_calls
+        )  # fmt: skip
+
+    # -- pieces -------------------------------------------------------------------------------------------------------
+
+    def _length(self, length: Length, use: Use) -> Length:
+        """Check the length of captions: it is drawn or a number, and the model can write it."""
+        length, longest = inputs.check_length(length), self.model.shape.max_length
+        if how_many_lengths(length) > 1:
+            raise SamplingError(f"length '{length}' ranks captions; use 'argmax', 'sample' or a number.")
+        reason = self.capabilities.refuse_length(length, use, order="")
+        reason = reason or refuse_long(length, max_length=longest, sampler=None, process=self.capabilities.process)
+        if reason is not None:
+            raise SamplingError(reason)
+        return length
+
+    def _refuse_size(self, count: int, *, what: str) -> None:
+        tokens, numbers = self.model.shape.max_length, 5 * self.model.dim
+        memory.refuse_texts(count, tokens=tokens, numbers=numbers, what=what)
+
+    def _image_sampler(self, sampler: Any, steps: int | None) -> Any:
+        config = latent_config(sampler, steps, None)
+        if config.draws > 1:
+            raise SamplingError(
+                f"expected an image sampler with draws 1, found {config.draws}: a mean of images is not a sample. "
+                "Set draws to 1."
+            )
+        return config
+
+    def _pixels(self, vectors_nP: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Convert standardised vectors to pixels; values that a sampler drew outside 0..1 are clipped."""
+        raw_nP = self.normaliser.invert(vectors_nP.float().cpu().numpy())
+        return np.clip(raw_nP, 0.0, 1.0).astype(np.float32).reshape(-1, *self.size)
+
+    def _standardised(self, images: npt.ArrayLike) -> torch.Tensor:
+        pixels = inputs.check_array(images, what="images").astype(np.float32)
+        if pixels.ndim != 4 or pixels.shape[1:] != self.size:
+            raise SamplingError(
+                f"expected images of shape (n, {', '.join(map(str, self.size))}), as in training, found shape "
+                f"{pixels.shape}. Resize them, for example by mm_ldlm.families.images.store.resize."
+            )
+        if len(pixels) == 0:
+            raise SamplingError("images: expected at least one image, found none.")
+        if not (np.isfinite(pixels).all() and pixels.min(initial=0.0) >= 0 and pixels.max(initial=0.0) <= 1):
+            raise SamplingError(
+                f"expected pixels between 0 and 1, found values from {pixels.min():g} to {pixels.max():g}. Divide grey "
+                "levels of 8 bits by 255."
+            )
+        vectors_nP = self.normaliser.standardise(pixels.reshape(len(pixels), -1))
+        return torch.from_numpy(np.asarray(vectors_nP, np.float32)).to(self.model.device)

@@ -1,0 +1,153 @@
+"""DiT for text given a sentence latent, in two kinds: the latent modulates every block, or every second block reads it.
+
+`latent_dit` adds an MLP of the latent to the conditioning vector c of adaLN-Zero, as DiT does with a class label
+(arXiv:2212.09748, §3.2). `latent_dit_cross` projects the latent to K tokens, which every second block reads by
+cross-attention (PixArt-α, arXiv:2310.00426). The latent is clean and standardised.
+
+B batch, L text length, M chosen positions, V vocabulary, D dim, d latent dimension, K latent tokens, N longest length.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mm_ldlm.core.config import config
+from mm_ldlm.models.base import DataShape, build_on_meta, require_latents
+from mm_ldlm.models.dit import DiTOptions, TextTransformer
+from mm_ldlm.models.embeddings import LatentTokens, NullEmbedding
+from mm_ldlm.models.heads import LengthHead
+from mm_ldlm.models.parts import tag
+from mm_ldlm.models.timestep_embedding import Conditioner
+from mm_ldlm.models.transformer_options import LatentOptions, LatentTokenOptions
+
+INTERFACE = "text_given_latent_denoiser"
+
+
+@config
+class LatentDiTConfig(DiTOptions, LatentOptions):
+    """Kind `latent_dit`: a DiT whose adaLN-Zero is conditioned on the timestep and on the latent."""
+
+    interface: ClassVar[str] = INTERFACE
+    kind: str = "latent_dit"
+
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> LatentDiT:
+        """The model on the CPU in float32; see `models.base.ModelConfig.build`.
+
+        Raises:
+            ConfigurationError: the data have no latents.
+        """
+        latent_dim = require_latents(shape, self.kind)
+        model: LatentDiT = build_on_meta(lambda: LatentDiT(self, shape, latent_dim), generator)
+        return model
+
+
+@config
+class LatentDiTCrossConfig(DiTOptions, LatentTokenOptions):
+    """Kind `latent_dit_cross`: a DiT with cross-attention to latent tokens in its first, third, fifth … block."""
+
+    interface: ClassVar[str] = INTERFACE
+    kind: str = "latent_dit_cross"
+
+    def build(
+        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
+    ) -> LatentDiTCross:
+        """The model on the CPU in float32; see `models.base.ModelConfig.build`.
+
+        Raises:
+            ConfigurationError: the data have no latents.
+        """
+        latent_dim = require_latents(shape, self.kind)
+        model: LatentDiTCross = build_on_meta(lambda: LatentDiTCross(self, shape, latent_dim), generator)
+        return model
+
+
+class Output(NamedTuple):
+    """What the model predicts."""
+
+    logits: Tensor
+    """(B, L, V), or (M, V) at the chosen positions; unnormalised"""
+    length_logits_BN: Tensor
+    """Column i is length i + 1"""
+
+
+class LatentTextTransformer(TextTransformer):
+    """See `forward`. Subclasses decide how the latent reaches the blocks."""
+
+    def __init__(
+        self,
+        config: LatentDiTConfig | LatentDiTCrossConfig,
+        shape: DataShape,
+        latent_dim: int,
+        *,
+        cross_attention: range = range(0),
+    ) -> None:
+        super().__init__(config, shape, cross_attention=cross_attention)
+        self.null_latent = tag(NullEmbedding(latent_dim), "null_latent", occasional=True)
+        hidden_dim = config.length_hidden_dim or config.dim
+        length_head = LengthHead(latent_dim, hidden_dim=hidden_dim, max_length=shape.max_length)
+        self.length_head = tag(length_head, "length_head")
+
+    @abstractmethod
+    def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The conditioning vector c (B, C), and the latent tokens (B, K, D) of a model that reads some."""
+
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        *,
+        valid_BL: Tensor | None,
+        t_B: Tensor,
+        latents_Bd: Tensor,
+        null_latent_B: Tensor | None = None,
+        logits_at: Tensor | None = None,
+    ) -> Output:
+        """Predict the token of every position from all tokens of the text and its latent at the timestep `t_B`, and
+        the length from the latent.
+
+        Args:
+            tokens_BL: ids; [MASK] or other noise where the text is corrupted, pads where not valid.
+            valid_BL: true at real tokens; None where there is no padding.
+            t_B: timestep of the text, from 0 (clean) to 1 (all noise).
+            latents_Bd: clean, standardised.
+            null_latent_B: true where the learned null latent replaces the latent; None replaces none.
+            logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
+
+        Raises:
+            ValueError: the texts are longer than the longest text of the data.
+        """
+        given_Bd = self.null_latent.replace(latents_Bd.float(), null_latent_B)
+        c_BC, latent_BKD = self.condition(given_Bd, t_B)
+        logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, logits_at=logits_at, latent_BKD=latent_BKD)
+        return Output(logits, self.length_head(given_Bd))
+
+    def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
+        """(B, N) float32 unnormalised log-probabilities of the lengths 1..N given the latent, or given none."""
+        length_logits_BN: Tensor = self.length_head(self.null_latent.replace(latents_Bd.float(), null_latent_B))
+        return length_logits_BN
+
+
+class LatentDiT(LatentTextTransformer):
+    """c = MLP(sin(1000·t)) + MLP(latent)."""
+
+    def __init__(self, config: LatentDiTConfig, shape: DataShape, latent_dim: int) -> None:
+        super().__init__(config, shape, latent_dim)
+        self.latent_encoder = tag(Conditioner(latent_dim, config.condition_dim), "latent_encoder", input=True)
+
+    def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embed_time(t_B) + self.latent_encoder(latents_Bd), None
+
+
+class LatentDiTCross(LatentTextTransformer):
+    """c = MLP(sin(1000·t)); cross-attention to K latent tokens in every second block, the first one among them."""
+
+    def __init__(self, config: LatentDiTCrossConfig, shape: DataShape, latent_dim: int) -> None:
+        super().__init__(config, shape, latent_dim, cross_attention=range(0, config.depth, 2))
+        encoder = LatentTokens(latent_dim, tokens=config.latent_tokens, dim=config.dim)
+        self.latent_encoder = tag(encoder, "latent_encoder", input=True)
+
+    def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embed_time(t_B), self.latent_encoder(latents_Bd)

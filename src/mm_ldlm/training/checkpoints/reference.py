@@ -1,0 +1,146 @@
+"""The run that samples and scores are made of: that of data/06_models/run.json, or one that is chosen by its path
+(`--params run=PATH`). Separate from `folder`, so that it does not need torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.errors import CheckpointError, UnsafePathError
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.store.atomic import read_json
+from mm_ldlm.data.store.paths import inside
+
+NAME = re.compile(r"step-(\d{8,18})")
+"""Name of the folder of a checkpoint; a copy may have another one."""
+MARKER = "COMPLETE"
+"""File of a checkpoint that is written last and names its other files."""
+CHECKPOINTS, CONFIG = "checkpoints", "config.json"
+"""Folder of the checkpoints, and file of the configuration, in the folder of a run."""
+OTHER_RUNS = "other_runs"
+"""Folder, below the results, of the results of runs that were chosen by their path."""
+CHOSEN = "chosen"
+"""Key of the reference of a run that was chosen by its path: the name of its checkpoint, or None for that of the
+parameters."""
+
+
+def run_folder(runs: Path, reference: Any) -> Path:
+    """Return the folder of the run that a run.json names.
+
+    Raises:
+        CheckpointError: It names no run, or one outside `runs`.
+    """
+    name = reference.get("name") if isinstance(reference, dict) else None
+    try:
+        found = inside(runs, name)
+    except UnsafePathError:
+        found = Path()
+    if found.parent != Path(runs):
+        raise CheckpointError(
+            f"expected the name of a folder in {runs} in run.json, found {name!r}. Run `kedro run "
+            "--pipelines=training`."
+        )
+    return found
+
+
+def weights_folder(runs: Path, reference: Any) -> Path:
+    """Return the folder to load a model from: that of the run, or of the checkpoint that was chosen by its path.
+
+    Raises:
+        CheckpointError: the reference names no run, or a checkpoint outside of its run.
+    """
+    folder = run_folder(runs, reference)
+    if reference.get(CHOSEN) is None:
+        return folder
+    try:
+        return inside(folder / CHECKPOINTS, reference[CHOSEN])
+    except UnsafePathError as error:
+        raise CheckpointError(f"{error} Run `kedro run --pipelines=training`.") from None
+
+
+# -- a run that is chosen by its path ----------------------------------------------------------------------------------
+
+
+def split_path(path: str | Path) -> tuple[Path, str | None]:
+    """Split the path of a run or of one of its checkpoints into the folder of the run and the checkpoint's name."""
+    found = Path(os.path.abspath(path))
+    if found.parent.name == CHECKPOINTS:
+        return found.parents[1], found.name
+    return (found.parent if found.name == CHECKPOINTS else found), None
+
+
+def results_of(results: str, path: Any) -> str:
+    """Return the folder of samples, metrics and report: `results` for the run of that folder (`path` is None), and for
+    a run that is chosen by its path a folder of its own below them, so that both keep their results.
+    """
+    if not isinstance(path, str) or not path:
+        return results
+    folder, checkpoint = split_path(path)
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]  # runs of one name in several folders
+    return f"{results}/{OTHER_RUNS}/{'-'.join(part for part in (folder.name, checkpoint, digest) if part)}"
+
+
+def runs_of(runs: str, path: Any) -> str:
+    """Return the folder that contains the run: `runs` if none is chosen by its path."""
+    return str(split_path(path)[0].parent) if isinstance(path, str) and path else runs
+
+
+def chosen_run(path: str) -> dict[str, Any]:
+    """Make the reference of a run that is chosen by its path, or by that of one of its checkpoints.
+
+    Raises:
+        CheckpointError: there is no run, or no complete checkpoint; the message names the nearest ones.
+    """
+    folder, checkpoint = split_path(path)
+    where = f"parameter 'run': expected the folder of a run or of one of its checkpoints, found {show(path)}"
+    try:
+        whole = (folder / CONFIG).is_file()
+        complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
+        beside = sorted(config.parent for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}")))
+    except (OSError, ValueError) as error:  # a name that is too long, a loop of links
+        raise CheckpointError(f"{where} ({error}). Correct the path.") from None
+    if not whole:
+        raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{_hint(folder.name, beside)}")
+    if not complete:
+        raise CheckpointError(f"{where}, which has no complete checkpoint. Train the run, or choose another one.")
+    if checkpoint is not None and checkpoint not in complete:
+        raise CheckpointError(f"{where}, but {checkpoint} is not complete here. Choose one of: {', '.join(complete)}.")
+    steps = {name: int(match[1]) for name in complete if (match := NAME.fullmatch(name))}
+    name = checkpoint or max(steps, key=lambda name: steps[name], default=complete[-1])
+    return {
+        "name": folder.name,
+        "path": path,
+        **({"step": steps[name]} if name in steps else {}),
+        "checkpoint": name,
+        "metrics": {},
+        CHOSEN: checkpoint,
+    }
+
+
+def _hint(name: str, runs: list[Path]) -> str:
+    near = difflib.get_close_matches(name, [run.name for run in runs], n=1)
+    closest = [run for run in runs if run.name in near] or runs[:3]
+    if not closest:
+        return " Correct the path."
+    return f" Did you mean {' or '.join(show(str(run), 200) for run in closest)}?"
+
+
+def config_of(path: str) -> dict[str, Any]:
+    """Read the config.json of a run that is chosen by its path.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = split_path(path)[0] / CONFIG
+    try:
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as JSON ({error}). Restore it, or choose another run.") from None
+    if not isinstance(found, dict) or not {"model", "objective"} <= found.keys():
+        raise CheckpointError(f"{file}: expected the model and the objective of a run, found {show(found, 80)}.")
+    return found

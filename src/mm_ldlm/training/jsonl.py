@@ -1,0 +1,146 @@
+"""The JSONL log: one JSON object per line, appended and flushed, so that other processes can follow it.
+
+Lines with the key "event" are events; all others are metrics. After a resume or a rollback, steps repeat: the last line
+of a step is valid, and lines after the step that a run went back to are not (`read_metrics`). JSON has no NaN:
+non-finite numbers are written as "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.store.paths import refuse_no_file
+
+
+class JsonlTracker:
+    """Appends metrics and events to one file; safe to call from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_no_file(path)
+        _end_with_newline(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._lock = threading.Lock()
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        self._write({"step": step, **values})
+
+    def event(self, step: int, kind: str, **words: Any) -> None:
+        self._write({"event": kind, "step": step, "time": round(time.time(), 3), **words})
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
+        with self._lock:
+            self._file.write(text + "\n")
+            self._file.flush()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read every complete line of a log, in order.
+
+    Raises:
+        StoreError: it is no file, or a line is not a JSON object.
+    """
+    refuse_no_file(path)
+    with open(path, "rb") as file:
+        lines = [(number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") and line.strip()]
+    return [_object(path, number, line) for number, line in lines]
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StoreError(f"{path}: line {number} is not a JSON object, so the log is damaged. Remove this line.")
+    return found
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the metric lines in the order of steps; of repeated steps the last line is kept.
+
+    Lines of steps that a run left behind when it went back to an earlier checkpoint are left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for line in read_lines(path):
+        if "event" not in line:
+            found[line["step"]] = line
+        elif line["event"] == "went_back":
+            found = {step: kept for step, kept in found.items() if step <= line["step"]}
+    return [found[step] for step in sorted(found)]
+
+
+def read_events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Read the event lines in order, of one kind or of all kinds."""
+    return [line for line in read_lines(path) if "event" in line and kind in (None, line["event"])]
+
+
+def number(value: Any) -> float | None:
+    """Convert a logged value to a number, including "nan", "inf" and "-inf"; None for other values."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value) if isinstance(value, str) else None
+
+
+def follow(
+    path: Path, *, stop: Callable[[], bool], interval: float = 0.5, from_start: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield new lines in batches as they are written, and an empty batch every `interval` seconds without new lines.
+
+    The iterator ends when `stop()` is true and all lines written until then were yielded. The file need not exist yet.
+    """
+    position = 0 if from_start or not path.exists() else path.stat().st_size
+    while True:
+        stopping = stop()
+        lines, position = _read_from(path, position)
+        yield lines
+        if stopping and not lines:
+            return
+        if not lines:
+            time.sleep(interval)
+
+
+def _read_from(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(position)
+            data = file.read()
+    except FileNotFoundError:
+        return [], position
+    whole = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines() if line.strip()], position + len(whole)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def _end_with_newline(path: Path) -> None:
+    """Remove the incomplete last line that a killed writer may have left."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, 2)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
