@@ -28,6 +28,8 @@ from hypothesis import settings  # noqa: E402
 settings.register_profile("untimed", deadline=None)  # time is measured in benchmarks, never in a test
 settings.load_profile("untimed")
 
+from tests.refusals import messages, pytest_addoption, refuses  # noqa: E402, F401
+
 PROJECT = Path(__file__).resolve().parents[1]
 if (_here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, _here)  # for `damage`, which several folders of tests import
