@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.distributed.forked import run_forked
 
 from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import collectives, environment, failure, forked, interfaces, logs, master
 from mm_ldlm.distributed import process as processes
 from mm_ldlm.distributed.failure import Failure
-from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.process import Process
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mm_ldlm.distributed.forked import run_forked
 
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.environment import RankInfo, rank_info
-from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process, joined
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mm_ldlm.distributed.forked import run_forked
 
 from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import collectives, environment, failure, forked, parallel, shared_memory
 from mm_ldlm.distributed.environment import Hosts, RankInfo
-from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.process import Process, joined
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.distributed.forked import run_forked
 from torch import Tensor, nn
 
 from mm_ldlm.distributed import parallel, shared_memory
 from mm_ldlm.distributed.environment import RankInfo
-from mm_ldlm.distributed.forked import run_forked
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process
 

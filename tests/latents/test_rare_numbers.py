@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
 
 from mm_ldlm.core.errors import ConfigurationError, StoreError, ValidationError
 from mm_ldlm.data.latents import alignment, figures, spot_check, statistics
@@ -20,7 +21,6 @@ from mm_ldlm.data.latents.config import TokenClustersConfig, ValidationConfig
 from mm_ldlm.data.latents.findings import Findings, enforce
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, norms
 from mm_ldlm.data.latents.normaliser_fit import fit
-from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore, StoreWriter
 from mm_ldlm.families.hdlm.token_clusters import cluster, cluster_vocabulary

@@ -11,6 +11,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.remaining import Remaining
 from parts import ALONE, Heard
 
 from mm_ldlm.core.errors import PreflightError
@@ -22,7 +23,6 @@ from mm_ldlm.training import preflight, resuming, sanity, trial, worker
 from mm_ldlm.training import throughput as throughputs
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.jsonl import JsonlTracker
-from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.sanity import SanityConfig
 from mm_ldlm.training.state import TrainingState, random_states, restore_random_states
 from mm_ldlm.training.status import read_status, write_failure

@@ -14,6 +14,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.remaining import Remaining
 from parts import ALONE, Heard
 from test_checkpointer import made
 
@@ -27,7 +28,6 @@ from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, GuardConfig
 from mm_ldlm.training.guard import Guard
-from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.sanity import SanityConfig
 from mm_ldlm.training.state import seed_everything
 from mm_ldlm.training.status import read_status, write_status

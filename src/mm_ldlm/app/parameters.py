@@ -336,22 +336,20 @@ def _without_checkpoint(training: Any, model: Any, runs: Path) -> Iterator[str]:
 
 
 def check_machine(typed: Mapping[str, Any], *, read: Collection[str], trains: bool) -> None:
-    """Check that the machine has the devices that the sections of the run name, and memory for the model.
+    """Check that the machine has the devices that the sections of the run name.
 
     Args:
         read: the sections that the run reads.
         trains: whether the run trains here; otherwise it may plan a training for other machines.
 
     Raises:
-        ConfigurationError: there is no such GPU, or training or embedding needs more memory than the device has.
+        ConfigurationError: there is no such GPU.
     """
     needs = {"training": trains, "encoder": "embedding" in read, "sampling": True, "evaluation": True}
     wanted = {f"{name}.device": typed[name].device for name, needed in needs.items() if needed and name in read}
     if not wanted:
         return
     import torch
-
-    from mm_ldlm.training.memory import refuse_beyond_memory, refuse_large_batch, smallest_shape
 
     gpus = torch.cuda.device_count()
     if absent := [
@@ -361,15 +359,6 @@ def check_machine(typed: Mapping[str, Any], *, read: Collection[str], trains: bo
         if device is not None and device.startswith("cuda") and int(device.partition(":")[2] or 0) >= gpus
     ]:
         raise ConfigurationError(summarise(absent))
-    if "embedding" in read:
-        refuse_large_batch(typed["encoder"])
-    if not trains or not {"training", "model"} <= set(read):
-        return
-    training, longest = typed["training"], typed["tokenizer"].max_length
-    shape = smallest_shape(
-        max_length=longest, latent_dim=typed["encoder"].dim, image_size=typed["images"].size
-    )  # fmt: skip
-    refuse_beyond_memory(typed["model"], shape, training, tokens=0)
 
 
 def flatten(parameters: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 This room contains the environment variables (`environment`), the process group (`process`), collective operations
 (`collectives`), wrapping of modules for many devices (`parallel`), the exchange of gradients on one host
-(`shared_memory`), the launcher of worker processes (`launch`) with the probe of the first host (`master`), their logs
-(`logs`) and failure records (`failure`), and forked ranks for short tasks (`forked`). Nothing here depends on what is
-being trained.
+(`shared_memory`), the launcher of worker processes (`launch`), their logs (`logs`) and failure records (`failure`).
+Nothing here depends on what is being trained.
 """

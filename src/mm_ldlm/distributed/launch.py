@@ -22,7 +22,7 @@ from typing import Any
 import mm_ldlm
 from mm_ldlm.core.config import Duration, NonNegativeInt, PositiveInt, Workers, config
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
-from mm_ldlm.distributed import environment, failure, interfaces, logs, master
+from mm_ldlm.distributed import environment, failure, interfaces, logs
 
 _AGENT_KILLS_AFTER = 30
 """Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
@@ -153,9 +153,8 @@ def launch(
     log_directory.mkdir(parents=True, exist_ok=True)
     logs.remove_old(log_directory, keep=config.keep_logs - 1)
     endpoint = "localhost:0"  # a free port
-    if config.nodes > 1 and config.rendezvous is not None and config.node_rank is not None:
+    if config.nodes > 1 and config.rendezvous is not None:
         endpoint = config.rendezvous
-        master.probe(endpoint, node_rank=config.node_rank, seconds=config.join_timeout)
     started = time.time()
     everything = Std.ALL
     address = (
@@ -189,7 +188,7 @@ def launch(
         if error.sigval.name == "SIGINT":
             raise KeyboardInterrupt from None
         raise SystemExit(128 + error.sigval) from None  # the exit code that a shell gives for this signal
-    except (RendezvousError, DistError, TimeoutError) as error:
+    except (RendezvousError, DistError, TimeoutError, ValueError) as error:  # ValueError: not an address
         raise WorkerFailed(
             f"expected {config.nodes} hosts to join at {config.rendezvous or 'this machine'} within "
             f"{config.join_timeout} s, but they did not ({type(error).__name__}: "

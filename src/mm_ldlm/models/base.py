@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -133,31 +131,24 @@ def require_latents(shape: DataShape, kind: str) -> int:
     return shape.latent_dim
 
 
-_SIZES_ONLY: ContextVar[bool] = ContextVar("sizes_only", default=False)
-
-
-@contextlib.contextmanager
-def sizes_only() -> Iterator[None]:
-    """Let models be built without memory for their values, for the count of their parameters."""
-    token = _SIZES_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _SIZES_ONLY.reset(token)
-
-
 def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     """Build a module on the meta device, then allocate it once on the CPU with values drawn from `generator`.
 
-    Within `sizes_only` it stays on the meta device.
-
     Calls `init_weights(generator)` once of every module that has it, in the order of the modules.
+
+    Raises:
+        ConfigurationError: the memory cannot hold the module, or its sizes exceed 64 bits.
     """
-    with torch.device("meta"):
-        model = make()
-    if _SIZES_ONLY.get():
-        return model
-    model.to_empty(device="cpu")
+    try:
+        with torch.device("meta"):
+            model = make()
+        model.to_empty(device="cpu")
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(
+            f"parameter 'model': expected a model that fits the memory, found one that cannot be made ({reason}). "
+            "Lower its dimensions."
+        ) from None
     init_weights(model, generator)
     return model
 

@@ -113,16 +113,6 @@ def _trainable_root(
             tokenizer=data.folders.get("tokenizer"), shape=data.shape, tracker=tracker,
             build=lambda shape: _initial_root(spec, data, shape, wrap_objective), options=to_dict(spec.model),
         )  # fmt: skip
-    return _frozen(trainable, spec)
-
-
-def untrained_root(spec: TrainingSpec, data: Data) -> TrainableRoot:
-    """Build model and objective with the frozen parts of the run; the values of `init_from` are not read."""
-    return _frozen(_initial_root(spec, data, data.shape, None), spec)
-
-
-def _frozen(trainable: TrainableRoot, spec: TrainingSpec) -> TrainableRoot:
-    """Freeze the parts that the objective does not train; they may depend on whether the run has `init_from`."""
     trained = spec.training.init_from is not None
     freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
     return trainable

@@ -8,19 +8,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mm_ldlm.app.tracking.follower import Follower
 from mm_ldlm.app.tracking.mlflow import MlflowSink
 from mm_ldlm.app.tracking.progress import ProgressSink
-from mm_ldlm.core.errors import ConfigurationError, StoreError, TrainingDiverged, WorkerFailed
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.core.errors import ConfigurationError, TrainingDiverged, WorkerFailed
 from mm_ldlm.data.store import atomic
 from mm_ldlm.distributed.environment import host_name, hosts
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.extras.foreign_checkpoints.reading import is_legacy
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.memory import refuse_beyond_memory, tokens_of_a_batch
 from mm_ldlm.training.resuming import back_to, later
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.status import LOG, read_status, sole_writer, taken
@@ -33,7 +29,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run is finished, unless it already is; return its reference.
 
     Raises:
-        ConfigurationError: the run or checkpoint to start from does not exist, or the memory cannot hold the training.
+        ConfigurationError: the run or checkpoint to start from does not exist.
         WorkerFailed: a rank failed, the run was stopped before its end, or another session is training it.
         TrainingDiverged: the guard stopped training.
     """
@@ -49,14 +45,13 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
         return reference(typed, runs)
     _refuse_missing_origin(typed, runs)
     _report_origin(typed, runs, back)
-    sizes = _refuse_beyond_memory(typed, runs)
     sinks: list[Any] = [ProgressSink(typed.training.steps)]
     uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
     if uri and run_id and hosts().is_first:
         sinks.append(MlflowSink(uri, run_id))
     log.info(
-        "training %s: %s steps, %s, %d × %d processes; log in %s",
-        typed.name, f"{typed.training.steps:,}", sizes, config.nodes, config.processes, directory / LOG,
+        "training %s: %s steps, %d × %d processes; log in %s",
+        typed.name, f"{typed.training.steps:,}", config.nodes, config.processes, directory / LOG,
     )  # fmt: skip
     # With several hosts, each has a session of the same run; a single host has one.
     alone = sole_writer(runs, f"{typed.name}.session") if config.nodes == 1 else nullcontext(True)
@@ -111,21 +106,6 @@ def _report_origin(spec: TrainingSpec, runs: Path, back: Path | None) -> None:
         )  # fmt: skip
     elif resume not in ("auto", "never") and own:
         log.info("run %s continues from its own %s; training.resume named its origin", spec.name, own[-1].name)
-
-
-def _refuse_beyond_memory(spec: TrainingSpec, runs: Path) -> str:
-    """Refuse a training that the memory of this host cannot hold; otherwise describe the sizes of model and data.
-
-    The workers report a dataset that cannot be read.
-    """
-    try:
-        lengths = Dataset.open(runs / spec.dataset).lengths("train")
-    except StoreError:
-        lengths = np.zeros(0, np.int64)
-    tokens = tokens_of_a_batch(spec.training, lengths)
-    needed = refuse_beyond_memory(spec.model, spec.shape, spec.training, tokens=tokens)
-    examples = f"{len(lengths):,} training examples of {int(lengths.sum()):,} tokens"
-    return f"{needed.parameters:,} parameters of the model, {examples}"
 
 
 def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:

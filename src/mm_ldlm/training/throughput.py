@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 import time
+from collections import deque
 
 import torch
 
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Loader, Planned
-from mm_ldlm.training.remaining import Remaining
 from mm_ldlm.training.state import TrainingState
+
+FIRST_STEPS, FIRST_SECONDS, PATIENCE = 20, 5.0, 30.0
+"""The first estimate needs so many steps and seconds of measurement, or fewer steps that take `PATIENCE` seconds"""
+KEPT = 200
+"""Number of the newest steps that an estimate is made from"""
 
 
 class Throughput:
@@ -25,7 +32,9 @@ class Throughput:
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms: list[float] = []
         self._waited = loader.waited
-        self._remaining = Remaining(loader.plan)
+        self._rates: deque[float] = deque(maxlen=KEPT)  # seconds per padded token
+        self._first_end = self._last_end = 0.0  # of the measured steps
+        self._estimated = False
 
     def out_of_time(self) -> bool:
         """Return whether `max_minutes` of training have passed on this rank."""
@@ -41,25 +50,41 @@ class Throughput:
     def stepped(self, planned: Planned) -> None:
         """Record the tokens of a step."""
         self._tokens += planned.tokens
-        self._padded += len(planned.examples) * planned.length
+        padded, now = len(planned.examples) * planned.length, time.perf_counter()
+        self._padded += padded
         self._steps += 1
-        self._remaining.stepped(planned, time.perf_counter())
+        if self._last_end:  # a step begins at the end of the one before, so the first one is not measured
+            self._rates.append((now - self._last_end) / padded)
+        self._first_end, self._last_end = self._first_end or now, now
 
     def estimate(self) -> dict[str, float] | None:
         """Return the seconds that the training still takes, once: as soon as enough steps were measured."""
-        if not self._remaining.first() or (left := self._seconds_left()) is None:
+        measured, steps = self._last_end - self._first_end, len(self._rates)
+        enough = (steps >= FIRST_STEPS and measured >= FIRST_SECONDS) or measured >= PATIENCE
+        if self._estimated or not enough or (left := self._seconds_left()) is None:
             return None
+        self._estimated = True
         return {
             "seconds_left": round(left, 1),
-            "seconds_per_step": round(self._remaining.per_step() or 0.0, 4),
-            "measured_steps": self._remaining.measured,
+            "seconds_per_step": round(self._seconds_per_step(), 4),
+            "measured_steps": steps,
         }
+
+    @functools.cached_property
+    def _mean_padded(self) -> float:
+        """Padded tokens of a global batch on average, which is the same in every epoch."""
+        batches = self.loader.plan.epoch(self.state.epoch)
+        return sum(len(examples) * length for examples, length in batches) / len(batches)
+
+    def _seconds_per_step(self) -> float:
+        """Estimate the seconds of a step of mean size; the median leaves out compiling, validating and saving."""
+        return statistics.median(self._rates) * self._mean_padded
 
     def _seconds_left(self) -> float | None:
         """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured."""
-        if (per_step := self._remaining.per_step()) is None:
+        if not self._rates:
             return None
-        left = (self.max_steps - self.state.step) * per_step
+        left = (self.max_steps - self.state.step) * self._seconds_per_step()
         return left if self.max_minutes is None else min(left, max(0.0, self.max_minutes * 60 - self.state.seconds))
 
     def count_seconds(self) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from kedro.framework.project import pipelines
 from kedro.io import DatasetError
 
 from mm_ldlm.app.datasets.locks import FOLDERS, FolderLocks
-from mm_ldlm.app.hooks.first_run import RECORDS, measure_training, measures_training
 from mm_ldlm.app.hooks.names import (
     COMPARISON_PLAN,
     COMPARISON_REPORT,
@@ -41,7 +39,6 @@ from mm_ldlm.app.hooks.seconds import PipelineSeconds
 from mm_ldlm.app.hooks.tracked import TrackedRun
 from mm_ldlm.app.hooks.unread import unread
 from mm_ldlm.core.errors import ConfigurationError, purposeful
-from mm_ldlm.training.expected import EXPECTED
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -63,7 +60,6 @@ class ProjectHooks:
         self._catalog: CatalogProtocol | None = None  # None on a host that does not record the run
         self._tracked: TrackedRun | None = None
         self._seconds = PipelineSeconds()
-        self._unmeasured: Callable[[Any], None] | None = None  # measures the training as soon as there are records
         self._reported: set[str] = set()
         self._locks = FolderLocks()
         atexit.register(self._close_killed)
@@ -105,7 +101,6 @@ class ProjectHooks:
             check_number(with_environment(typed["training"].launch))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None
         self._catalog, self._tracked, self._reported = catalog, None, set()
-        self._unmeasured, EXPECTED.training = None, None
         self.loading = TIMINGS
         earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else None
         self.loading = None
@@ -134,7 +129,7 @@ class ProjectHooks:
             log.info("host %s of %s: the first host records this run", found.node_rank, found.nodes or "several")
             self._catalog = None
             return
-        self._announce(typed, parameters, pipeline, catalog)
+        self._announce(typed, pipeline, catalog)
         if warning := unread(run_params.get("runtime_params") or {}, pipeline, pipelines):
             log.warning(warning)
         self._tracked = TrackedRun(project=self._project, runs=lambda: self._runs(catalog))
@@ -151,10 +146,8 @@ class ProjectHooks:
                 "or 'data' in the environment's globals.yml."
             ) from None
 
-    def _announce(
-        self, typed: dict[str, Any], parameters: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
-    ) -> None:  # fmt: skip
-        """Log what the run will do, where its results will be and how long the last one took; plan trial steps."""
+    def _announce(self, typed: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Log what the run will do, where its results will be and how long the last one took."""
         from mm_ldlm.app.tracking.description import by_pipeline
         from mm_ldlm.app.tracking.outlook import outlook
 
@@ -167,12 +160,6 @@ class ProjectHooks:
         executed = by_pipeline(pipeline.nodes, ORDER)
         for line in outlook(executed, typed, seconds=self._seconds.all, results=results, project=self._project):
             log.info(line)
-        if launches(pipeline) and measures_training(
-            typed, executed, seconds=self._seconds.all, runs=self._runs(catalog)
-        ):
-            seed = typed["training"].seed
-            seed = parameters["seed"] if seed is None else seed
-            self._unmeasured = functools.partial(measure_training, typed=typed, seed=seed)
 
     # -- folders and comparison ------------------------------------------------------------------------------------
 
@@ -238,9 +225,6 @@ class ProjectHooks:
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
         self.loading = dataset_name
-        if dataset_name == RECORDS and self._unmeasured is not None and self._catalog is not None:
-            measure, self._unmeasured = self._unmeasured, None
-            measure(self._catalog.load(RECORDS))  # before the seconds of the node begin
         self._seconds.count(node)
         if dataset_name == TIMINGS:  # without the pipeline of this node, which is still running
             self._save_timings(without=node.tags)

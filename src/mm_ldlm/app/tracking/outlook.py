@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.messages import about, duration, escape, shorten
+from mm_ldlm.core.messages import duration, escape, shorten
 from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
 
 _MEASURED = ("embedding", "training")
@@ -39,31 +38,6 @@ def outlook(
         f"results: {where}",
         *_times(executed, seconds),
     ]
-
-
-def training_time(seconds: float, *, steps: int, per_step: float, measured: int, processes: int) -> str:
-    """Format the time of a training that was measured before it began, and the trial steps that it was measured on."""
-    of = "one process" if processes == 1 else f"{processes} processes"
-    return (
-        f"time: the training will take {about(seconds)} on this machine ({steps:,} steps of {per_step:.2g} s, measured "
-        f"over {measured} trial step{'' if measured == 1 else 's'} of {of})"
-    )
-
-
-def until_trained(*, embedding: float, training: float, now: float) -> str:
-    """Format the time until the end of the training.
-
-    Args:
-        embedding: seconds that embedding still takes.
-        training: seconds of the training.
-        now: seconds since the epoch.
-    """
-    today, end = time.localtime(now), time.localtime(now + embedding + training)
-    at = time.strftime("%H:%M" if today[:3] == end[:3] else "%Y-%m-%d %H:%M", end)
-    return (
-        f"time: the model will be trained in {about(embedding + training)}, at about {at}: embedding takes "
-        f"{about(embedding)} more, training {about(training)}; validation, sampling and evaluation are not included"
-    )
 
 
 def _details(pipeline: str, typed: Mapping[str, Any]) -> str:

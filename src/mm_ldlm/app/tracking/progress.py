@@ -66,6 +66,8 @@ class ProgressSink:
     def _show_event(self, line: dict[str, Any]) -> None:
         if line["event"] == "start" and line.get("resumed_from"):
             log.info("continuing from checkpoint %s", line["resumed_from"])
+        if line["event"] == "trains":
+            log.info("the model has %s parameters", f"{line['parameters']:,}")
         if line["event"] == "estimate":
             self.close()
             log.info(estimate(line))

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mm_ldlm.app.tracking.outlook import until_trained
 from mm_ldlm.core.batching import lanes_of
 from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
 from mm_ldlm.data.corpus.record import is_decoded
@@ -37,12 +36,10 @@ from mm_ldlm.data.latents import hosts, worker
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER, Plan, make_plan
-from mm_ldlm.data.latents.rate import Rate
 from mm_ldlm.data.store import Manifest, Shard, ShardStore, atomic
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.writer import shard_name
 from mm_ldlm.distributed.launch import LaunchConfig, launch
-from mm_ldlm.training.expected import EXPECTED
 
 logger = logging.getLogger(__name__)
 
@@ -278,24 +275,13 @@ def _processes_and_lanes(encoder: EncoderConfig, config: ExtractConfig, *, shard
 
 @contextlib.contextmanager
 def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
-    """Show a progress bar over all processes; each writes its own progress file.
-
-    If the training was measured before, also log the time until its end, once.
-    """
-    stop, rate = threading.Event(), Rate(rows)
+    """Show a progress bar over all processes; each writes its own progress file."""
+    stop = threading.Event()
     with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=not shown, mininterval=1.0) as bar:
 
         def loop() -> None:
-            training = EXPECTED.training
             while not stop.wait(0.5):
-                done = _advance(bar, plan)
-                if training is None:
-                    continue
-                rate.advanced(done, now := time.monotonic())
-                if (left := rate.left(now)) is not None:
-                    with tqdm.external_write_mode():
-                        logger.info(until_trained(embedding=left, training=training, now=time.time()))
-                    training = None
+                _advance(bar, plan)
 
         thread = threading.Thread(target=loop, daemon=True)
         thread.start()
@@ -307,12 +293,11 @@ def _watch(plan: Plan, rows: int, *, shown: bool) -> Iterator[None]:
             _advance(bar, plan)
 
 
-def _advance(bar: Any, plan: Plan) -> int:
-    """Advance the bar to the number of rows that all processes together have finished, and return it."""
+def _advance(bar: Any, plan: Plan) -> None:
+    """Advance the bar to the number of rows that all processes together have finished."""
     done = 0
     for path in plan.progress_folder.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):
             done += int(atomic.read_json(path)["rows"])
     if done > bar.n:
         bar.update(done - bar.n)
-    return done
