@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from classifiers import CASES, SHAPE, batch, names, root_of
-
 from mm_ldlm.families.classification.classifier import Classifier
+
 from mm_ldlm.families.classification.objective import decode_names
 from mm_ldlm.families.classification.pairs import ANSWERS
 

@@ -19,13 +19,14 @@ from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.families.classification import requests as classifying
+from mm_ldlm.families.classification.requests import Classes
 from mm_ldlm.families.images.requests import ImageWriter
 from mm_ldlm.inference import editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.edge import Encoder, Latents, TooLong
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.loading import Parts, load_run
-from mm_ldlm.inference.results import Classes, Embeddings, Interpolations, Neighbours, Scores, Texts
+from mm_ldlm.inference.results import Embeddings, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel

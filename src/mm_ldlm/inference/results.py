@@ -89,32 +89,6 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Images:
-    """Generated images with their captions."""
-
-    pixels: npt.NDArray[np.float32] = field(repr=False)
-    """(n, height, width, channels) between 0 and 1"""
-    captions: tuple[str, ...]
-    """The captions that were given, or that were generated with the images"""
-    model_calls: Ints
-
-    def __len__(self) -> int:
-        return len(self.captions)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Convert to a table with one row per image; the pixels are a list column, row by row."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "text": list(self.captions),
-                "image": list(self.pixels.reshape(len(self), -1)),
-                "model_calls": np.asarray(self.model_calls, dtype=np.int64),
-            }
-        )
-
-
-@dataclass(frozen=True)
 class Embeddings:
     """Latents that a sampler drew for texts."""
 
@@ -210,38 +184,6 @@ class Scores:
                 "standard_error": self.standard_errors,
             }
         )
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Classes of texts, of pairs of texts, or of latents."""
-
-    sources: tuple[str | None, ...]
-    """The text, the first text of a pair, or None for a latent"""
-    names: tuple[str, ...]
-    """Names of the K classes"""
-    probabilities: Floats = field(repr=False)
-    """(n, K) in the order of `names`; each row sums to 1"""
-    latent_norms: Floats | None = field(default=None, repr=False)
-    """(n,) as in `Texts`; None for texts"""
-    unknown: Floats | None = field(default=None, repr=False)
-    """(n,) fraction of the tokens of each text that are [UNK]; None for latents"""
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The most probable class of each example"""
-        return tuple(self.names[i] for i in np.asarray(self.probabilities).argmax(axis=1))
-
-    def to_frame(self) -> pd.DataFrame:
-        """Convert to a table with one row per example: source, label, and the probability of each class by name."""
-        import pandas as pd
-
-        values = np.asarray(self.probabilities)
-        named = {f"p({name})": values[:, i] for i, name in enumerate(self.names)}
-        return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ B examples, L length of the canvas, d latent dimension, K draws, N longest text.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ class Likelihood:
     """nats: sum of the cross-entropy of the scored tokens, without the weight of the NELBO"""
 
 
-class GenerativeModel(ABC):
+class GenerativeModel:
     """Trained model with the sampling and scoring conventions of its objective.
 
     Subclasses implement the methods that the run's capabilities promise. A canvas contains token ids and pads;
@@ -82,21 +81,21 @@ class GenerativeModel(ABC):
 
     # -- texts ------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def default_sampler(self, *, conditional: bool) -> Any:
         """Return the configuration of the default text sampler, for conditional or unconditional generation."""
+        raise self._missing("texts")
 
-    @abstractmethod
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
         """Write the open positions of each canvas, given latents or unconditionally."""
+        raise self._missing("texts")
 
-    @abstractmethod
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
     ) -> Likelihood:
         """Compute −log p(tokens) of each text, given its length if `has_length`, and given its latent if any."""
+        raise self._missing("likelihoods")
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
         """Compute log-probabilities (B, N) float32 of the lengths 1..N, given latents or marginal."""
@@ -125,17 +124,6 @@ class GenerativeModel(ABC):
     def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
         """Draw texts and latents together, both from noise."""
         raise self._missing("latents")
-
-    # -- classes ------------------------------------------------------------------------------------------------------
-
-    classes: tuple[str, ...] = ()
-    """Names of the classes of `class_logits`."""
-
-    def class_logits(
-        self, tokens_BL: Tensor | None = None, *, second_BL: Tensor | None = None, latents_Bd: Tensor | None = None
-    ) -> Tensor:
-        """Compute unnormalised log-probabilities (B, K) float32 of the classes of texts, of pairs, or of latents."""
-        raise self._missing("classes")
 
     def _missing(self, what: str) -> SamplingError:
         return SamplingError(f"{type(self).__name__} does not provide {what}. Check `capabilities` before the call.")

@@ -34,13 +34,15 @@ class Labels:
     """Labels of all records.
 
     Attributes:
-        names: the classes, sorted.
+        names: the classes: the labels of the training split, sorted, or the answers of a comparison.
         number_n: class of each record, (n,) int64; -1 without a valid label.
+        in_training: the labels that occur in the training split.
         failing: reason → rows (m,) that cannot be used.
     """
 
     names: tuple[str, ...]
     number_n: npt.NDArray[np.int64]
+    in_training: frozenset[str]
     failing: dict[str, npt.NDArray[np.int64]]
 
 
@@ -64,14 +66,14 @@ def read_labels(records: ShardStore, *, key: str, answers: Sequence[str] | None 
         if answers is not None:
             paired += [isinstance(meta_value(meta, PAIR), str) for meta in metas]
     known = {label for label, used in zip(labels, train, strict=True) if used and label is not None}
-    names = tuple(sorted(known if answers is None else known & set(answers)))
+    names = tuple(sorted(known)) if answers is None else tuple(answers)
     number_of = {name: number for number, name in enumerate(names)}
     number_n = np.array([number_of.get(label or "", -1) for label in labels], np.int64)
     absent_n = np.array([label is None for label in labels], bool)
     failing = {NO_LABEL: np.flatnonzero(absent_n), UNKNOWN_LABEL: np.flatnonzero((number_n < 0) & ~absent_n)}
     if answers is not None:
         failing[NO_PAIR] = np.flatnonzero(~np.array(paired, bool))
-    return Labels(names, number_n, {reason: rows for reason, rows in failing.items() if len(rows)})
+    return Labels(names, number_n, frozenset(known), {reason: rows for reason, rows in failing.items() if len(rows)})
 
 
 def with_labels(outcome: Outcome, labels: Labels, *, key: str) -> Outcome:
@@ -90,28 +92,36 @@ def with_labels(outcome: Outcome, labels: Labels, *, key: str) -> Outcome:
         )
         for reason, rows in labels.failing.items()
     ]
-    if len(labels.names) < 2:
+    in_training = [name for name in labels.names if name in labels.in_training]
+    if len(in_training) < 2:
         findings.append(
             Finding(
                 severity="error",
                 check="classes",
-                message=f"expected at least two classes in the training split, found {list(labels.names)}.",
-                count=len(labels.names),
+                message=f"expected at least two classes in the training split, found {in_training}.",
+                count=len(in_training),
                 remedy="Set objective.label to a key of the records' meta, or label_column of the sources.",
             )
         )
     failing = outcome.failing | labels.failing
     rows = np.unique(np.concatenate([np.empty(0, np.int64), *failing.values()]))
     listed = [{**dataclasses.asdict(finding), "examples": []} for finding in findings]
+    counts = np.bincount(labels.number_n[labels.number_n >= 0], minlength=len(labels.names))
     order = {"error": 0, "warning": 1, "info": 2}
     report = {
         **outcome.report,
-        "passed": outcome.report["passed"] and len(labels.names) >= 2,
+        "passed": outcome.report["passed"] and len(in_training) >= 2,
         "valid": outcome.report["rows"] - len(rows),
         "quarantined": len(rows),
         "quarantine": {reason: len(found) for reason, found in sorted(failing.items())},
         "findings": sorted([*outcome.report["findings"], *listed], key=lambda finding: order[finding["severity"]]),
-        "classes": dict(zip(labels.names, np.bincount(labels.number_n[labels.number_n >= 0]).tolist(), strict=True)),
+        "classes": dict(
+            zip(
+                labels.names,
+                np.bincount(labels.number_n[labels.number_n >= 0], minlength=len(labels.names)).tolist(),
+                strict=True,
+            )
+        ),
     }
     return dataclasses.replace(outcome, report=report, failing=failing)
 

@@ -1,7 +1,6 @@
 """Classification objective: a linear head on the features of a text model or of a latent, trained by cross-entropy.
 
-The classes are those of the store `label_names`, which validation writes. The loss has label smoothing
-(arXiv:1512.00567, section 7).
+The classes are those of the store `label_names`. The loss has label smoothing (arXiv:1512.00567, section 7).
 
 B examples, L positions, D dimension of the features, K classes.
 """
@@ -19,12 +18,12 @@ from torch.nn import functional as F
 from mm_ldlm.core.config import Fraction, InvalidValue, config
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.classification.classifier import Classifier
+from mm_ldlm.families.classification.heads import ClassHead
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.heads import ClassHead
 from mm_ldlm.models.parts import tag, tagged_parameters
 from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.generation import GenerativeModel
 
 Features = Literal["latents", "trunk", "frozen_trunk"]
 TRUNKS = ("text_denoiser", "text_and_latent_denoiser")
@@ -100,11 +99,7 @@ class ClassificationConfig(HeadConfig):
         )
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Classification:
-        """Build the objective.
-
-        Raises:
-            ConfigurationError: the parameters require a compiled text model.
-        """
+        """Build the objective; a compiled text model is refused, because its features are not its forward pass."""
         refuse_compiled(fixed_shapes and self.features != "latents")
         return Classification(self, shape, label_names=stores["label_names"])
 
@@ -113,31 +108,29 @@ class HeadObjective(nn.Module, ABC):
     """Cross-entropy of a head on the features of the model; subclasses make the head and its logits."""
 
     kinds: tuple[str, ...] = ("classes",)
+    weights: ClassVar[dict[str, float]] = {"class_loss": 1.0}
+    units: ClassVar[dict[str, Unit]] = {"class_loss": "examples"}
+    idle_parts: frozenset[str] = frozenset()
     head: nn.Module
 
-    def __init__(self, shape: DataShape, *, fields: tuple[str, ...], label_smoothing: float, frozen: bool) -> None:
+    def __init__(self, config: Any, shape: DataShape, *, label_names: Tensor) -> None:
         super().__init__()
-        self.shape, self.fields, self.label_smoothing, self.frozen_trunk = shape, fields, label_smoothing, frozen
-        self.weights: dict[str, float] = {"class_loss": 1.0}
-        self.units: dict[str, Unit] = {"class_loss": "examples"}
+        self.config, self.shape, self.fields = config, shape, config.fields
+        self.classes = decode_names(label_names)
+        self.frozen_trunk = config.features == "frozen_trunk"
         self._frozen_parts: frozenset[str] = frozenset()
-
-    @property
-    @abstractmethod
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits."""
 
     @abstractmethod
     def make_head(self, feature_dim: int) -> nn.Module:
         """Make the head on features of `feature_dim` dimensions."""
 
     @abstractmethod
+    def logits(self, model: Any, *inputs: Tensor, valid_BL: Tensor | None = None) -> Tensor:
+        """Compute the logits (B, K) of texts (B, L), of two texts each (B, L), or of latents (B, d)."""
+
+    @abstractmethod
     def batch_logits(self, model: Any, batch: Batch) -> Tensor:
         """Compute the logits (B, K) of a batch."""
-
-    def targets(self, batch: Batch) -> Tensor:
-        """Return the class (B,) of each example."""
-        return batch.fields["labels"][:, 0]
 
     def attach(self, model: nn.Module) -> None:
         """Make the head for the features of the model, and choose the parts to freeze."""
@@ -153,10 +146,6 @@ class HeadObjective(nn.Module, ABC):
         """Return the parts that the features do not depend on, and with a frozen trunk all parts of the model."""
         return self._frozen_parts
 
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        return frozenset()
-
     def expected_first_loss(self) -> dict[str, float]:
         """Return log K, because the head starts at 0."""
         return {"class_loss": math.log(len(self.classes))}
@@ -166,8 +155,9 @@ class HeadObjective(nn.Module, ABC):
 
     def forward(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
         logits_BK, real_B = self.batch_logits(model, batch), batch.real_B
-        target_B = torch.where(real_B, self.targets(batch), 0)
-        loss_B = F.cross_entropy(logits_BK, target_B, label_smoothing=self.label_smoothing, reduction="none")
+        target_B = torch.where(real_B, batch.fields["labels"][:, 0], 0)
+        smoothing = self.config.label_smoothing
+        loss_B = F.cross_entropy(logits_BK, target_B, label_smoothing=smoothing, reduction="none")
         nll_B = F.cross_entropy(logits_BK.detach(), target_B, reduction="none")
         correct_B = logits_BK.detach().argmax(dim=1) == target_B
         count = real_B.sum()
@@ -177,8 +167,9 @@ class HeadObjective(nn.Module, ABC):
             "accuracy": ((correct_B & real_B).sum().float(), count),
         }
 
-    def text_features(self, model: Any, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
+    def text_features(self, model: Any, tokens_BL: Tensor, valid_BL: Tensor | None = None) -> Tensor:
         """Compute the features of clean texts; without a gradient if the trunk is frozen."""
+        valid_BL = tokens_BL != self.shape.pad_id if valid_BL is None else valid_BL
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
             features_BD: Tensor = model.features(tokens_BL, valid_BL=valid_BL)
         return features_BD
@@ -187,43 +178,36 @@ class HeadObjective(nn.Module, ABC):
 class Classification(HeadObjective):
     """See the module."""
 
-    def __init__(self, config: ClassificationConfig, shape: DataShape, *, label_names: Tensor) -> None:
-        super().__init__(
-            shape, fields=config.fields, label_smoothing=config.label_smoothing,
-            frozen=config.features == "frozen_trunk",
-        )  # fmt: skip
-        self.config = config
-        self._classes = decode_names(label_names)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._classes
-
     def make_head(self, feature_dim: int) -> ClassHead:
         return ClassHead(feature_dim, len(self.classes))
 
+    def logits(self, model: Any, *inputs: Tensor, valid_BL: Tensor | None = None) -> Tensor:
+        (given,) = inputs
+        features_BD = model(given) if self.config.features == "latents" else self.text_features(model, given, valid_BL)
+        logits_BK: Tensor = self.head(features_BD)
+        return logits_BK
+
     def batch_logits(self, model: Any, batch: Batch) -> Tensor:
         if self.config.features == "latents":
-            return self.logits(model, latents_Bd=batch.fields["latents"])
+            return self.logits(model, batch.fields["latents"])
         return self.logits(model, batch.tokens_BL, valid_BL=batch.valid_BL)
 
-    def logits(
-        self,
-        model: Any,
-        tokens_BL: Tensor | None = None,
-        *,
-        valid_BL: Tensor | None = None,
-        second_BL: Tensor | None = None,
-        latents_Bd: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits (B, K) of latents, or of texts, as the features are."""
-        if self.config.features == "latents":
-            logits_BK: Tensor = self.head(model(latents_Bd))
-        else:
-            assert tokens_BL is not None
-            valid_BL = tokens_BL != self.shape.pad_id if valid_BL is None else valid_BL
-            logits_BK = self.head(self.text_features(model, tokens_BL, valid_BL))
-        return logits_BK
+
+class Classifier(GenerativeModel):
+    """Trained classifier: the classes of texts, of pairs of texts or of latents, by the head of its objective."""
+
+    def __init__(self, model: nn.Module, shape: DataShape, objective: HeadObjective) -> None:
+        super().__init__(model, shape)
+        self.objective, self.classes = objective, objective.classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the head; a model without blocks has no parameters."""
+        return next(self.objective.head.parameters()).device
+
+    def class_logits(self, *inputs: Tensor) -> Tensor:
+        """Compute unnormalised log-probabilities (B, K) float32; see `HeadObjective.logits`."""
+        return self.objective.logits(self.model, *inputs)
 
 
 def decode_names(label_names: Tensor) -> tuple[str, ...]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import Size, config
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.families.classification.objective import HeadConfig, HeadObjective, decode_names, refuse_compiled
+from mm_ldlm.families.classification.heads import ComparisonHead
+from mm_ldlm.families.classification.objective import HeadConfig, HeadObjective, refuse_compiled
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.heads import ComparisonHead
 from mm_ldlm.objectives.base import Batch, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 
@@ -59,11 +58,7 @@ class PairwiseClassificationConfig(HeadConfig):
         )
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> PairwiseClassification:
-        """Build the objective.
-
-        Raises:
-            ConfigurationError: a class is not an answer, or the parameters require a compiled model.
-        """
+        """Build the objective; classes that are not the answers and a compiled model are refused."""
         refuse_compiled(fixed_shapes)
         return PairwiseClassification(self, shape, label_names=stores["label_names"])
 
@@ -72,53 +67,25 @@ class PairwiseClassification(HeadObjective):
     """See the module. The logits are those of `ANSWERS`, in this order, even if an answer does not occur."""
 
     def __init__(self, config: PairwiseClassificationConfig, shape: DataShape, *, label_names: Tensor) -> None:
-        super().__init__(
-            shape, fields=config.fields, label_smoothing=config.label_smoothing,
-            frozen=config.features == "frozen_trunk",
-        )  # fmt: skip
-        self.config = config
-        names = decode_names(label_names)
-        if unknown := sorted(set(names) - set(ANSWERS)):
+        super().__init__(config, shape, label_names=label_names)
+        if self.classes != ANSWERS:
             raise ConfigurationError(
-                f"objective 'pairwise_classification': expected the labels {', '.join(ANSWERS)}, found {unknown}. "
-                "Validate the data with this objective (`kedro run --pipelines=validation`)."
+                f"objective 'pairwise_classification': expected the labels {', '.join(ANSWERS)}, found "
+                f"{', '.join(self.classes)}. Validate the data with this objective "
+                "(`kedro run --pipelines=validation`)."
             )
-        places = torch.tensor([ANSWERS.index(name) for name in names])
-        self.register_buffer("_places_K", places, persistent=False)
-
-    _places_K: Tensor
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return ANSWERS
 
     def make_head(self, feature_dim: int) -> ComparisonHead:
         return ComparisonHead(feature_dim, hidden_dim=self.config.hidden_dim)
 
-    def targets(self, batch: Batch) -> Tensor:
-        return self._places_K[super().targets(batch).clamp(min=0)]
-
-    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
-        return self.logits(
-            model, batch.tokens_BL, valid_BL=batch.valid_BL, second_BL=batch.fields["pair_tokens"].long()
-        )
-
-    def logits(
-        self,
-        model: Any,
-        tokens_BL: Tensor | None = None,
-        *,
-        valid_BL: Tensor | None = None,
-        second_BL: Tensor | None = None,
-        latents_Bd: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the logits (B, 3) of pairs of texts."""
-        assert tokens_BL is not None
-        assert second_BL is not None
+    def logits(self, model: Any, *inputs: Tensor, valid_BL: Tensor | None = None) -> Tensor:
+        first_BL, second_BL = inputs
         second_valid_BL = second_BL != self.shape.pad_id
         longest = max(1, int(second_valid_BL.sum(dim=1).max()))
-        valid_BL = tokens_BL != self.shape.pad_id if valid_BL is None else valid_BL
-        first_BD = self.text_features(model, tokens_BL, valid_BL)
+        first_BD = self.text_features(model, first_BL, valid_BL)
         second_BD = self.text_features(model, second_BL[:, :longest], second_valid_BL[:, :longest])
         logits_BK: Tensor = self.head(first_BD, second_BD)
         return logits_BK
+
+    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
+        return self.logits(model, batch.tokens_BL, batch.fields["pair_tokens"].long(), valid_BL=batch.valid_BL)

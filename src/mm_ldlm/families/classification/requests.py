@@ -5,8 +5,9 @@ n examples, d latent dimension, K classes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,38 +20,90 @@ from mm_ldlm.inference.batching import in_batches
 from mm_ldlm.inference.edge import TooLong, fraction_of
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_finite
-from mm_ldlm.inference.results import Classes
 from mm_ldlm.inference.writing import pad
-from mm_ldlm.objectives.generation import GenerativeModel
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.floating]
 LATENTS_PER_BATCH = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """Classes of texts, of pairs of texts, or of latents."""
+
+    sources: tuple[str | None, ...]
+    """The text, the first text of a pair, or None for a latent"""
+    names: tuple[str, ...]
+    """Names of the K classes"""
+    probabilities: Floats = dataclasses.field(repr=False)
+    """(n, K) in the order of `names`; each row sums to 1"""
+    latent_norms: Floats | None = dataclasses.field(default=None, repr=False)
+    """(n,) as in `Texts`; None for texts"""
+    unknown: Floats | None = dataclasses.field(default=None, repr=False)
+    """(n,) fraction of the tokens of each text that are [UNK]; None for latents"""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The most probable class of each example"""
+        return tuple(self.names[i] for i in np.asarray(self.probabilities).argmax(axis=1))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Convert to a table with one row per example: source, label, and the probability of each class by name."""
+        import pandas as pd
+
+        values = np.asarray(self.probabilities)
+        named = {f"p({name})": values[:, i] for i, name in enumerate(self.names)}
+        return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
 
 
 def classify(engine: Engine, items: Any, *, second: Any, too_long: TooLong) -> Classes:
     """See `MMLDLM.classify`."""
     engine.capabilities.require("classify")
     inputs.check_choice(too_long, get_args(TooLong), name="too_long")
-    refuse_second(engine.capabilities.classifies, given=second is not None)
+    _refuse_second(engine, given=second is not None)
     if engine.capabilities.classifies == "latents":
         sources, raw_nd = engine.edge.targets(items, written=False)
         return latents(engine, raw_nd, sources)
-    listed = inputs.check_texts(items)
-    ids = engine.edge.ids(listed, too_long=too_long)
-    others = None if second is None else engine.edge.ids(second_texts(second, count=len(ids)), too_long=too_long)
-    return tokens(engine, ids, listed, second=others)
+    texts = inputs.check_texts(items)
+    others = None
+    if second is not None:
+        listed = inputs.check_texts(second, what="second")
+        if len(listed) != len(texts):
+            raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(listed)}.")
+        others = engine.edge.ids(listed, too_long=too_long)
+    return tokens(engine, engine.edge.ids(texts, too_long=too_long), texts, second=others)
 
 
-def tokens(engine: Engine, ids: Any, texts: Any, *, second: Any) -> Classes:
+def tokens(
+    engine: Engine, ids: Sequence[Sequence[int]], texts: Sequence[str], *, second: Sequence[Sequence[int]] | None
+) -> Classes:
     """See `MMLDLM.classify_tokens`."""
     engine.capabilities.require("classify")
-    inputs.check_tokens(ids, texts, shape=engine.shape)
-    refuse_second(engine.capabilities.classifies, given=second is not None)
-    if second is not None:
-        inputs.check_tokens(second, texts, shape=engine.shape)
-    found = classify_tokens(engine.model, ids, second=second, batch_tokens=engine.batch_tokens)
-    check_finite(engine.model, found, what="probabilities of classes")
+    _refuse_second(engine, given=second is not None)
+    sides = [ids] if second is None else [ids, second]
+    for side in sides:
+        inputs.check_tokens(side, texts, shape=engine.shape)
+    model: Any = engine.model
+    found_nK = np.zeros((len(ids), len(model.classes)))
+
+    def probabilities(batch: list[int]) -> Floats:
+        padded = [pad([side[row] for row in batch], model.shape.pad_id, model.device) for side in sides]
+        return _softmax(model.class_logits(*padded))
+
+    lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
+    with model.evaluating():
+        for batch, found_BK in in_batches(
+            probabilities, lengths, model=model, batch_tokens=engine.batch_tokens, doing="classifying"
+        ):
+            found_nK[batch] = found_BK
+    check_finite(model, found_nK, what="probabilities of classes")
     unknown_n = np.array([fraction_of(engine.tokenizer.unk_id, row) for row in ids])
-    return Classes(tuple(texts), engine.model.classes, found, unknown=unknown_n)
+    return Classes(tuple(texts), model.classes, found_nK, unknown=unknown_n)
 
 
 def latents(engine: Engine, given: Any, sources: Sequence[str | None] | None) -> Classes:
@@ -58,65 +111,25 @@ def latents(engine: Engine, given: Any, sources: Sequence[str | None] | None) ->
     engine.capabilities.require("classify")
     raw_nd = inputs.check_latents(given, dim=engine.edge.dim)
     named = [None] * len(raw_nd) if sources is None else list(sources)
-    if len(named) != len(raw_nd) or not all(name is None or isinstance(name, str) for name in named):
-        raise SamplingError(f"sources: expected a text or None for each of {len(raw_nd)} latents, found another list.")
-    found = classify_latents(engine.model, engine.edge.standardised(raw_nd))
-    check_finite(engine.model, found, what="probabilities of classes")
-    return Classes(tuple(named), engine.model.classes, found, latent_norms=engine.edge.norms(raw_nd))
+    if len(named) != len(raw_nd):
+        raise SamplingError(f"sources: expected a text or None for each of {len(raw_nd)} latents, found {len(named)}.")
+    model: Any = engine.model
+    with model.evaluating():
+        parts = engine.edge.standardised(raw_nd).split(LATENTS_PER_BATCH)
+        found_nK = np.concatenate([_softmax(model.class_logits(part_Bd.to(model.device))) for part_Bd in parts])
+    check_finite(model, found_nK, what="probabilities of classes")
+    return Classes(tuple(named), model.classes, found_nK, latent_norms=engine.edge.norms(raw_nd))
 
 
-def refuse_second(classifies: str | None, *, given: bool) -> None:
+def _refuse_second(engine: Engine, *, given: bool) -> None:
     """Raise SamplingError if second texts are given for a run that compares no pairs, or missing for one that does."""
+    classifies = engine.capabilities.classifies
     if given != (classifies == "pairs"):
         expected = "items without second texts" if given else "a second text for each item"
         found = "second texts" if given else "none"
         raise SamplingError(f"classify: this run classifies {classifies}: expected {expected}, found {found}.")
 
 
-def second_texts(second: Sequence[str] | str, *, count: int) -> list[str]:
-    """Check the second texts of `count` pairs."""
-    listed = inputs.check_texts(second, what="second")
-    if len(listed) != count:
-        raise SamplingError(f"classify: expected one second text for each of {count}, found {len(listed)}.")
-    return listed
-
-
-def classify_tokens(
-    model: GenerativeModel,
-    ids: Sequence[Sequence[int]],
-    *,
-    second: Sequence[Sequence[int]] | None,
-    batch_tokens: int,
-) -> npt.NDArray[np.float64]:
-    """Compute the probabilities (n, K) of tokenised texts, or of pairs with the second texts `second`."""
-    found_nK = np.zeros((len(ids), len(model.classes)))
-    lengths = [len(row) + (0 if second is None else len(second[i])) for i, row in enumerate(ids)]
-
-    def probabilities(batch: list[int]) -> npt.NDArray[np.float64]:
-        tokens_BL = pad([ids[row] for row in batch], model.shape.pad_id, model.device)
-        second_BL = None
-        if second is not None:
-            second_BL = pad([second[row] for row in batch], model.shape.pad_id, model.device)
-        return _probabilities(model.class_logits(tokens_BL, second_BL=second_BL))
-
-    with model.evaluating():
-        for batch, found_BK in in_batches(
-            probabilities, lengths, model=model, batch_tokens=batch_tokens, doing="classifying"
-        ):
-            found_nK[batch] = found_BK
-    return found_nK
-
-
-def classify_latents(model: GenerativeModel, latents_nd: Tensor) -> npt.NDArray[np.float64]:
-    """Compute the probabilities (n, K) of standardised latents."""
-    with model.evaluating():
-        parts = [
-            _probabilities(model.class_logits(latents_Bd=latents_Bd.to(model.device)))
-            for latents_Bd in latents_nd.split(LATENTS_PER_BATCH)
-        ]
-    return np.concatenate(parts)
-
-
-def _probabilities(logits_BK: Tensor) -> npt.NDArray[np.float64]:
+def _softmax(logits_BK: Tensor) -> npt.NDArray[np.float64]:
     found: npt.NDArray[np.float64] = torch.softmax(logits_BK.double(), dim=-1).cpu().numpy()
     return found

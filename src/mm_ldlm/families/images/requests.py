@@ -5,8 +5,9 @@ n texts or images, H height, W width, C channels.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference import inputs, memory
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.latents import LatentWriter
-from mm_ldlm.inference.results import Images, Texts
+from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.objectives.capabilities import Capabilities, Use
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -27,8 +28,37 @@ from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
 from mm_ldlm.sampling.limits import MOST_STEPS
 from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 VALUES_PER_TOKEN = 4
 """Number of values of an image that count as one token in the size of a batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Generated images with their captions."""
+
+    pixels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+    """(n, height, width, channels) between 0 and 1"""
+    captions: tuple[str, ...]
+    """The captions that were given, or that were generated with the images"""
+    model_calls: npt.NDArray[np.integer]
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Convert to a table with one row per image; the pixels are a list column, row by row."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "text": list(self.captions),
+                "image": list(self.pixels.reshape(len(self), -1)),
+                "model_calls": np.asarray(self.model_calls, dtype=np.int64),
+            }
+        )
 
 
 class ImageWriter:
