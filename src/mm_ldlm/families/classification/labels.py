@@ -115,13 +115,7 @@ def with_labels(outcome: Outcome, labels: Labels, *, key: str) -> Outcome:
         "quarantined": len(rows),
         "quarantine": {reason: len(found) for reason, found in sorted(failing.items())},
         "findings": sorted([*outcome.report["findings"], *listed], key=lambda finding: order[finding["severity"]]),
-        "classes": dict(
-            zip(
-                labels.names,
-                np.bincount(labels.number_n[labels.number_n >= 0], minlength=len(labels.names)).tolist(),
-                strict=True,
-            )
-        ),
+        "classes": dict(zip(labels.names, counts.tolist(), strict=True)),
     }
     return dataclasses.replace(outcome, report=report, failing=failing)
 
