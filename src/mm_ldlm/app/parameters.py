@@ -305,9 +305,8 @@ def _nearest_file(path: str) -> str:
 
 def _without_checkpoint(training: Any, model: Any, runs: Path) -> Iterator[str]:
     """Explain which of `training.resume` and `training.init_from` name no checkpoint, or one of another model."""
-    from mm_ldlm.extras.foreign_checkpoints import reading as legacy
-    from mm_ldlm.extras.foreign_checkpoints.converting import refuse_other_model
     from mm_ldlm.training.checkpoints import folder
+    from mm_ldlm.training.initial import weights_of
     from mm_ldlm.training.resuming import went_back
 
     for key, named in (("resume", training.resume), ("init_from", training.init_from)):
@@ -315,9 +314,7 @@ def _without_checkpoint(training: Any, model: Any, runs: Path) -> Iterator[str]:
             continue
         try:
             path = runs / named
-            if key == "init_from" and legacy.is_legacy(path):
-                found = legacy.read(path)
-                refuse_other_model(found.tensors, to_dict(model), found.file)
+            if key == "init_from" and weights_of(path, options=to_dict(model)) is not None:
                 continue
             if not path.is_dir() and key == "resume" and went_back(path):
                 continue  # the run continues from a later one

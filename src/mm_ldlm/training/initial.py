@@ -11,16 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.kinds import Registry
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.extras.foreign_checkpoints import reading as legacy
-from mm_ldlm.extras.foreign_checkpoints.converting import convert
-from mm_ldlm.extras.foreign_checkpoints.formats import summary
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
@@ -30,6 +28,48 @@ from mm_ldlm.training.tracker import Tracker
 Build = Callable[[DataShape], TrainableRoot]
 """Builds the trainable root of a run for data of another shape"""
 TOKENIZER = "tokenizer"
+
+
+class Weights(Protocol):
+    """Weights in the files of another trainer; the registry `weights` lists the classes that read them."""
+
+    file: Path
+    """file of the weights, for messages"""
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return whether the path is a checkpoint of this form, without reading it."""
+        ...
+
+    @classmethod
+    def read(cls, path: Path, *, options: Mapping[str, Any]) -> Weights:
+        """Read a checkpoint for a model with these options (its configuration, with its kind).
+
+        Raises:
+            CheckpointError: it is damaged, or no model with these options can have its function.
+        """
+        ...
+
+    def fitted(self, shapes: Mapping[str, Size]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return finite tensors by the names of parameters of these shapes, and a note for the log.
+
+        Names of the model have no prefix, names of the objective begin with `objective.`.
+        """
+        ...
+
+
+WEIGHTS = Registry("reader of checkpoints of other trainers", core={}, group="weights")
+
+
+def weights_of(path: Path, *, options: Mapping[str, Any]) -> Weights | None:
+    """Read a checkpoint of another trainer; None if the path is not one."""
+    reader = _reader(path)
+    return None if reader is None else reader.read(path, options=options)
+
+
+def _reader(path: Path) -> type[Weights] | None:
+    readers = (WEIGHTS.load(name) for name in WEIGHTS)
+    return next((reader for reader in readers if reader.recognises(path)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +93,7 @@ def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
     A checkpoint of another trainer (`model.pt`) has no tokenizer of this project, so that nothing can be compared;
     one that this project exported has it.
     """
-    if legacy.is_legacy(path):
+    if _reader(path) is not None:
         source = path if path.is_dir() else path.parent
         if (
             not (source / TOKENIZER).is_dir()
@@ -109,12 +149,11 @@ def initialise(
     Raises:
         CheckpointError: the checkpoint belongs to another model or vocabulary, or contains values that are not finite.
     """
-    if legacy.is_legacy(path):
-        found = legacy.read(path)
+    if (foreign := weights_of(path, options=options)) is not None:
         shapes = {name.removeprefix("model."): value.shape for name, value in root.named_parameters()}
-        converted = convert(found.tensors, shapes, options=options, source=found.file)
-        values, source = root_names(converted.tensors), found.file
-        tracker.event(0, "init_format", format=converted.format, left_out=summary(converted.left_out))
+        found, note = foreign.fitted(shapes)
+        values, source = root_names(found), foreign.file
+        tracker.event(0, "init_format", **note)
     else:
         source = _find(path)
         name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"

@@ -115,6 +115,7 @@ def follow(
 def _read_from(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
     try:
         with open(path, "rb") as file:
+            position = min(position, file.seek(0, 2))  # a new run of the same name begins a shorter file
             file.seek(position)
             data = file.read()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Session of a run in the launching process: start the workers, follow the log, return the result."""
+"""Session of a run in the launching process: start the workers and return the result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.app.tracking.follower import Follower
-from mm_ldlm.app.tracking.mlflow import MlflowSink
-from mm_ldlm.app.tracking.progress import ProgressSink
-from mm_ldlm.core.errors import ConfigurationError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core.errors import TrainingDiverged, WorkerFailed
 from mm_ldlm.data.store import atomic
-from mm_ldlm.distributed.environment import host_name, hosts
+from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
-from mm_ldlm.extras.foreign_checkpoints.reading import is_legacy
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.resuming import back_to, later
 from mm_ldlm.training.spec import TrainingSpec
@@ -29,7 +25,6 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run is finished, unless it already is; return its reference.
 
     Raises:
-        ConfigurationError: the run or checkpoint to start from does not exist.
         WorkerFailed: a rank failed, the run was stopped before its end, or another session is training it.
         TrainingDiverged: the guard stopped training.
     """
@@ -43,12 +38,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     if read_status(directory)["status"] == "finished" and typed.training.resume != "never" and back is None:
         log.info("run %s is already finished: nothing to train", typed.name)
         return reference(typed, runs)
-    _refuse_missing_origin(typed, runs)
     _report_origin(typed, runs, back)
-    sinks: list[Any] = [ProgressSink(typed.training.steps)]
-    uri, run_id = typed.tracking.get("tracking_uri"), typed.tracking.get("run_id")
-    if uri and run_id and hosts().is_first:
-        sinks.append(MlflowSink(uri, run_id))
     log.info(
         "training %s: %s steps, %d × %d processes; log in %s",
         typed.name, f"{typed.training.steps:,}", config.nodes, config.processes, directory / LOG,
@@ -63,11 +53,9 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
             file = logs / SPEC
             logs.mkdir(parents=True, exist_ok=True)
             atomic.write_json(file, spec)
-            with Follower(directory / LOG, sinks):
-                launch(
-                    "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config,
-                    log_directory=logs,
-                )  # fmt: skip
+            launch(
+                "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config, log_directory=logs
+            )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         log.warning("training of %s was interrupted%s", typed.name, _how_to_continue(typed, directory))
         raise
@@ -79,20 +67,6 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     if status["status"] != "finished":
         raise WorkerFailed(f"training of {typed.name} was stopped{_how_to_continue(typed, directory)}")
     return reference(typed, runs)
-
-
-def _refuse_missing_origin(spec: TrainingSpec, runs: Path) -> None:
-    """Refuse a missing `resume` or `init_from`, unless the run has checkpoints of its own, which have priority."""
-    if folder.all_in(runs / spec.name / "checkpoints"):
-        return
-    for key, named in (("resume", spec.training.resume), ("init_from", spec.training.init_from)):
-        if named in ("auto", "never", None) or (runs / named).is_dir():
-            continue
-        if key == "resume" or not is_legacy(runs / named):
-            raise ConfigurationError(
-                f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at {named} "
-                f"(relative to {runs}). Correct the name, or set an absolute path."
-            )
 
 
 def _report_origin(spec: TrainingSpec, runs: Path, back: Path | None) -> None:

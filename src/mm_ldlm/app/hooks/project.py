@@ -25,6 +25,7 @@ from mm_ldlm.app.hooks.names import (
     RUNS,
     TIMINGS,
     TRACKING,
+    TRAINING_SPEC,
 )
 from mm_ldlm.app.hooks.refusals import (
     later_than_test,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
+    from mm_ldlm.app.tracking.follower import Follower, Sink
+
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +64,7 @@ class ProjectHooks:
         self._tracked: TrackedRun | None = None
         self._seconds = PipelineSeconds()
         self._reported: set[str] = set()
+        self._follower: Follower | None = None  # passes on the log of a training while it is written
         self._locks = FolderLocks()
         atexit.register(self._close_killed)
 
@@ -238,13 +242,34 @@ class ProjectHooks:
             self._tracked.loaded(dataset_name, data)
 
     @hook_impl
-    def before_node_run(self, node: Node) -> None:
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
         log.info("%s · %s", "+".join(sorted(node.tags & PIPELINES)), node.name.rpartition(".")[2])
         self._seconds.count(node)
+        if {TRAINING_SPEC, RUNS} <= inputs.keys():
+            self._follow(inputs[TRAINING_SPEC], inputs[RUNS])
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
+        self._unfollow()
         self._seconds.count(node)
+
+    def _follow(self, spec: Mapping[str, Any], runs: Path) -> None:
+        """Show the progress of a training, and send its metrics to MLflow, while it runs."""
+        from mm_ldlm.app.tracking.follower import Follower
+        from mm_ldlm.app.tracking.mlflow import MlflowSink
+        from mm_ldlm.app.tracking.progress import ProgressSink
+        from mm_ldlm.training.status import LOG
+
+        sinks: list[Sink] = [ProgressSink(spec["training"]["max_steps"])]
+        if self._tracked is not None and self._tracked.address is not None:
+            sinks.append(MlflowSink(*self._tracked.address))
+        self._follower = Follower(runs / spec["name"] / LOG, sinks)
+        self._follower.start()
+
+    def _unfollow(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.stop()
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
@@ -284,6 +309,7 @@ class ProjectHooks:
         self._close("KILLED")
 
     def _close(self, status: str, *, reason: str | None = None) -> None:
+        self._unfollow()
         self._locks.release()
         if self._tracked is not None:
             self._tracked.close(status, reason=reason)

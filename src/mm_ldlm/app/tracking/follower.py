@@ -6,8 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from mm_ldlm.training.jsonl import follow
 
@@ -24,7 +23,7 @@ class Sink(Protocol):
 
 
 class Follower:
-    """A thread that passes new lines of a log to sinks until the block ends, and then the remaining lines.
+    """A thread that passes new lines of a log to sinks until it is stopped, and then the remaining lines.
 
     A sink that raises is removed with a warning, because an error in tracking must not stop the run.
     """
@@ -35,15 +34,13 @@ class Follower:
         self._lines = follow(path, stop=self._done.is_set, interval=interval)
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
-    def __enter__(self) -> Self:
-        # The present end of the log is read here, so that no line of this session is missed.
+    def start(self) -> None:
+        """Start at the present end of the log, so that no line that is written from now on is missed."""
         self._first = next(self._lines)
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self) -> None:
+        """Pass on the lines that were written until now, then close the sinks."""
         self._done.set()
         self._thread.join(timeout=60)
         for sink in self._sinks:

@@ -1,3 +1,3 @@
 """Checkpoints of other trainers: import, export and initial weights."""
 
-COMPONENTS: dict[str, dict[str, str]] = {}
+COMPONENTS = {"weights": {"foreign": "mm_ldlm.extras.foreign_checkpoints.converting:ForeignWeights"}}
