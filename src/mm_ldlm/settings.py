@@ -37,3 +37,5 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
 # mm_ldlm.app.parameters checks the parameters (docs/decisions/0001). Kedro's own check warns about names that only type
 # checkers import. It is silenced here and not in conf/logging.yml, because notebooks log by other settings.
 logging.getLogger("kedro.validation").setLevel(logging.ERROR)
+# The hook replaces the parameters in the catalog by their types (mm_ldlm.app.hooks), with a warning for each.
+logging.getLogger("kedro.io.data_catalog").setLevel(logging.ERROR)

@@ -6,7 +6,6 @@ The check runs before the first node, so that a long run does not fail at a miss
 from __future__ import annotations
 
 import glob
-import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
@@ -16,7 +15,7 @@ from typing import Any
 from mm_ldlm.core.config import parse, parse_kind, refuse_unwritable, to_dict
 from mm_ldlm.core.credentials import mask_values
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core.kinds import Kinds, Registry
 from mm_ldlm.core.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.data.encoders.base import given_dim, no_encoder
 from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
@@ -26,29 +25,30 @@ from mm_ldlm.sampling.config import TASKS
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
 
-SECTIONS = {
-    "tracking": "mm_ldlm.app.tracking.config:TrackingConfig",
-    "ingestion": "mm_ldlm.data.corpus.config:IngestionConfig",
-    "tokenizer": "mm_ldlm.data.corpus.tokenizer:TokenizerConfig",
-    "encoder": "mm_ldlm.data.encoders:ENCODERS",
-    "embedding": "mm_ldlm.data.latents.config:ExtractConfig",
-    "token_states": "mm_ldlm.families.ccdd.token_states:TokenStatesConfig",
-    "images": "mm_ldlm.families.images.store:ImagesConfig",
-    "validation": "mm_ldlm.data.latents.config:ValidationConfig",
-    "normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
-    "image_normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
-    "token_clusters": "mm_ldlm.data.latents.config:TokenClustersConfig",
-    "model": "mm_ldlm.models.registry:MODELS",
-    "objective": "mm_ldlm.objectives.registry:OBJECTIVES",
-    "training": "mm_ldlm.training.config:TrainingConfig",
-    "sanity": "mm_ldlm.training.sanity:SanityConfig",
-    "sampling": "mm_ldlm.sampling.config:SamplingConfig",
-    "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
-    "reporting": "mm_ldlm.evaluation.config:ReportingConfig",
-    "export": "mm_ldlm.extras.layout.export:ExportConfig",
-    "comparison": "mm_ldlm.extras.comparison.config:ComparisonConfig",
-}
-"""Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from."""
+SECTIONS = Registry(
+    "section",
+    {
+        "tracking": "mm_ldlm.app.tracking.config:TrackingConfig",
+        "ingestion": "mm_ldlm.data.corpus.config:IngestionConfig",
+        "tokenizer": "mm_ldlm.data.corpus.tokenizer:TokenizerConfig",
+        "encoder": "mm_ldlm.data.encoders:ENCODERS",
+        "embedding": "mm_ldlm.data.latents.config:ExtractConfig",
+        "validation": "mm_ldlm.data.latents.config:ValidationConfig",
+        "normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
+        "model": "mm_ldlm.models.registry:MODELS",
+        "objective": "mm_ldlm.objectives.registry:OBJECTIVES",
+        "training": "mm_ldlm.training.config:TrainingConfig",
+        "sanity": "mm_ldlm.training.sanity:SanityConfig",
+        "sampling": "mm_ldlm.sampling.config:SamplingConfig",
+        "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
+        "reporting": "mm_ldlm.evaluation.config:ReportingConfig",
+    },
+    group="sections",
+)
+"""Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from.
+
+The sections of families, extras and other packages may be absent from the parameters; their defaults are in code.
+"""
 SCALARS: dict[str, type] = {"seed": int, "data": str, "results": str, "run": str}
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
 depends on the model) and `run` (the path of a run or a checkpoint to sample) are given at run time only."""
@@ -78,14 +78,14 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         problems.append(
             f"parameter 'seed': expected a number of at least 0 and below 2**63, found {show(parameters['seed'])}."
         )
-    for key, path in SECTIONS.items():
-        if key not in parameters:
+    for key in SECTIONS:
+        if key not in parameters and key in SECTIONS.core:
             problems.append(f"parameter '{key}' is missing: no file under conf/base/parameters sets it.")
             continue
         try:
-            section = _load(path)
+            section = SECTIONS.load(key)
             parser = parse_kind if isinstance(section, Kinds) else parse
-            typed[key] = parser(section, parameters[key], at=key)
+            typed[key] = parser(section, parameters.get(key, {}), at=key)
         except ConfigurationError as error:
             problems.append(str(error))
     if problems:
@@ -114,9 +114,7 @@ def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
         )
     config = config_of(path)
     kinds = {"model": config["model"], "objective": config["objective"]}
-    return {
-        key: parse_kind(_load(SECTIONS[key]), value, at=f"{key} (of the run {path})") for key, value in kinds.items()
-    }
+    return {key: parse_kind(SECTIONS.load(key), value, at=f"{key} (of the run {path})") for key, value in kinds.items()}
 
 
 def cross_checks(typed: Mapping[str, Any]) -> list[str]:
@@ -368,8 +366,3 @@ def flatten(parameters: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any
         else:
             flat[path] = mask_values(value, key=str(key))
     return flat
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -12,7 +12,7 @@ from mm_ldlm.data.store import NOT_NEEDED, NotNeeded
 
 log = logging.getLogger(__name__)
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 
 
 def fields_of(objective: Parameters) -> tuple[str, ...]:

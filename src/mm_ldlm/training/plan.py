@@ -33,10 +33,10 @@ def plan(
     dataset: Dataset,
     *,
     runs: Path,
-    model: dict[str, Any],
-    objective: dict[str, Any],
-    training: dict[str, Any],
-    encoder: dict[str, Any],
+    model: Any,
+    objective: Any,
+    training: Any,
+    encoder: Any,
     seed: int,
     tracking: dict[str, Any],
 ) -> TrainingSpec:
@@ -76,7 +76,7 @@ def plan(
         model=typed_model,
         objective=typed_objective,
         training=_resolved(typed_training, dataset, seed=seed),
-        encoder=encoder if "latents" in stores else {},
+        encoder=to_dict(encoder) if "latents" in stores else {},
         tracking=tracking,
     )
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
-from kedro.io import DatasetError
+from kedro.io import DatasetError, MemoryDataset
 
+from mm_ldlm.app.datasets import WorkspaceDataset
 from mm_ldlm.app.datasets.locks import FOLDERS, FolderLocks
 from mm_ldlm.app.hooks.names import (
     COMPARISON_PLAN,
@@ -76,6 +77,13 @@ class ProjectHooks:
         self._project, self._context = context.project_path, context
 
     @hook_impl
+    def after_catalog_created(self, catalog: CatalogProtocol, conf_catalog: Mapping[str, Any]) -> None:
+        """Add the parameter `{name}_workspace` of every store `{name}`: its folder, which a node fills."""
+        for name, entry in conf_catalog.items():
+            if str(entry.get("type")).endswith("StoreDataset"):
+                catalog[f"params:{name}_workspace"] = WorkspaceDataset(filepath=entry["filepath"])
+
+    @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check all parameters, lock the folders, then open the MLflow run and save its address to the catalog."""
         from mm_ldlm.app.parameters import check_files, check_machine, check_parameters
@@ -101,6 +109,8 @@ class ProjectHooks:
         read = {name.removeprefix("params:") for name in pipeline.inputs() if name.startswith("params:")}
         check_files(typed, read=read, runs=self._runs(catalog) if "training" in read else None)
         check_machine(typed, read=read, trains=trains(pipeline))
+        for name, section in typed.items():
+            catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         if "training" in typed and launches(pipeline):
             check_number(with_environment(typed["training"].launch))
         plan = self._plan_comparison(typed["comparison"]) if COMPARISON_PLAN in pipeline.inputs() else None

@@ -1,3 +1,5 @@
 """Comparison of several models under one budget."""
 
-COMPONENTS: dict[str, dict[str, str]] = {}
+COMPONENTS: dict[str, dict[str, str]] = {
+    "sections": {"comparison": "mm_ldlm.extras.comparison.config:ComparisonConfig"},
+}

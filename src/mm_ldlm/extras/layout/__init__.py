@@ -1,3 +1,3 @@
 """Older folder layout: read as a source, written as an export."""
 
-COMPONENTS: dict[str, dict[str, str]] = {}
+COMPONENTS: dict[str, dict[str, str]] = {"sections": {"export": "mm_ldlm.extras.layout.export:ExportConfig"}}

@@ -11,7 +11,7 @@ from mm_ldlm.core.config import parse
 if TYPE_CHECKING:
     import pandas as pd
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 
 log = logging.getLogger(__name__)
 

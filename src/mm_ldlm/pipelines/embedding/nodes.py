@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 
 
 def embed_records(
@@ -28,7 +28,7 @@ def embed_records(
     Do nothing for an objective without latents. Of several hosts, the first commits the store that all of them fill.
     """
     if "latents" not in fields_of(objective):
-        return not_needed("latents", f"the objective '{objective['kind']}' reads no latents")
+        return not_needed("latents", f"the objective '{objective.kind}' reads no latents")
     from mm_ldlm.data.encoders import given_dim, parse_encoder
     from mm_ldlm.data.latents.config import ExtractConfig
     from mm_ldlm.data.latents.extract import extract, extract_with_first_host
@@ -53,7 +53,7 @@ def store_images(
     if (elsewhere := made_by_first_host("images")) is not None:
         return elsewhere
     if "images" not in fields_of(objective):
-        return not_needed("images", f"the objective '{objective['kind']}' reads no images")
+        return not_needed("images", f"the objective '{objective.kind}' reads no images")
     from mm_ldlm.data.corpus.config import IngestionConfig
     from mm_ldlm.families.images import store
 
@@ -96,7 +96,7 @@ def embed_tokens(
     if (elsewhere := made_by_first_host("token states")) is not None:
         return elsewhere
     if "token_states" not in fields_of(objective):
-        return not_needed("token states", f"the objective '{objective['kind']}' reads none")
+        return not_needed("token states", f"the objective '{objective.kind}' reads none")
     from mm_ldlm.data.encoders import parse_encoder
     from mm_ldlm.families.ccdd import token_states as states
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 Metrics = dict[str, Any]
 SUITES = ("inversion", "sts", "likelihood", "latents", "generation", "classification", "images")
 """Suites of this pipeline, each a catalog entry `metrics_{suite}`."""

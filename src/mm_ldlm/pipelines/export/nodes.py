@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.latents.store import LatentStore
     from mm_ldlm.data.store import ShardStore
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 log = logging.getLogger(__name__)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.store import ShardStore
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 
 
 def prepare_records(
@@ -61,7 +61,7 @@ def make_tokens(
     from mm_ldlm.data.corpus.tokens import tokenize_records
 
     config = parse(TokenizerConfig, tokenizer, at="tokenizer")
-    return tokenize_records(records, files, config, tokens_workspace, progress=bool(ingestion.get("progress", True)))
+    return tokenize_records(records, files, config, tokens_workspace, progress=ingestion.progress)
 
 
 def report_ingestion(preparation: dict[str, Any], tokens: ShardStore) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 Metrics = dict[str, Any]
 
 log = logging.getLogger(__name__)

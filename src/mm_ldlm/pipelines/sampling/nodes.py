@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.sampling.config import SamplingConfig
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 log = logging.getLogger(__name__)
 
 TEXT_COLUMNS = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
 
 log = logging.getLogger(__name__)
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 
 
 def check_configuration(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.latents.store import LatentStore
     from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
 
-Parameters = dict[str, Any]
+Parameters = Any  # a section of the parameters, parsed by the hook
 PLOTS = ("norms", "spectrum", "lengths", "neighbours")
 """Figures of the data, each a catalog entry `plot_{name}`."""
 LABEL_STORES = ("labels", "label_names", "pair_tokens")
@@ -98,7 +98,7 @@ def fit_normaliser(
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser to the latents of the valid training examples; calibrate its range on those of validation."""
     if (found := _field("latents", latents, objective)) is None:
-        return not_needed("normaliser", f"the objective '{objective['kind']}' reads no latents")
+        return not_needed("normaliser", f"the objective '{objective.kind}' reads no latents")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.data.latents.normaliser import NormaliserConfig
     from mm_ldlm.data.latents.normaliser_fit import calibrated, fit
@@ -114,7 +114,7 @@ def fit_state_normaliser(
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser of each dimension to the states of the tokens of the valid training examples."""
     if (found := _field("token_states", token_states, objective)) is None:
-        return not_needed("normaliser of token states", f"the objective '{objective['kind']}' reads none")
+        return not_needed("normaliser of token states", f"the objective '{objective.kind}' reads none")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.data.latents.normaliser import NormaliserConfig
     from mm_ldlm.data.latents.normaliser_fit import fit
@@ -131,7 +131,7 @@ def fit_image_normaliser(
 ) -> Normaliser | NotNeeded:
     """Fit the normaliser to the images of the valid training examples."""
     if (found := _field("images", images, objective)) is None:
-        return not_needed("normaliser of images", f"the objective '{objective['kind']}' reads no images")
+        return not_needed("normaliser of images", f"the objective '{objective.kind}' reads no images")
     from mm_ldlm.data.index import split_column
     from mm_ldlm.data.latents.normaliser import NormaliserConfig
     from mm_ldlm.data.latents.normaliser_fit import fit
@@ -150,7 +150,7 @@ def cluster_vocabulary(
 ) -> Manifest | NotNeeded:
     """Cluster the words by their token vectors, for an objective that is made from the clusters."""
     if "token_clusters" not in stores_of_objective(objective):
-        return not_needed("token clusters", f"the objective '{objective['kind']}' is not made from them")
+        return not_needed("token clusters", f"the objective '{objective.kind}' is not made from them")
     from mm_ldlm.data.latents.config import TokenClustersConfig
     from mm_ldlm.families.hdlm import token_clusters as clusters
 
@@ -218,10 +218,10 @@ def commit_dataset(
         stores |= {"token_states": states, "state_normaliser": state_normaliser}
     if (found := _field("images", images, objective)) is not None:
         stores |= {"images": found, "image_normaliser": image_normaliser}
-    by = f"model '{model['kind']}'"
+    by = f"model '{model.kind}'"
     if (vectors := used("token_vectors", token_vectors, stores_of(model), by=by)) is not None:
         stores["token_vectors"] = vectors
-    by = f"objective '{objective['kind']}'"
+    by = f"objective '{objective.kind}'"
     if (clusters := used("token_clusters", token_clusters, stores_of_objective(objective), by=by)) is not None:
         stores["token_clusters"] = clusters
     fields = (*fields, *stores_of_objective(objective))
@@ -232,4 +232,4 @@ def commit_dataset(
 
 
 def _field(name: str, store: ShardStore | None, objective: Parameters) -> Any:
-    return used(name, store, fields_of(objective), by=f"objective '{objective['kind']}'")
+    return used(name, store, fields_of(objective), by=f"objective '{objective.kind}'")
