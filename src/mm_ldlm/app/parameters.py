@@ -21,7 +21,7 @@ from mm_ldlm.data.encoders.base import given_dim, no_encoder
 from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
 from mm_ldlm.data.store.paths import MISSING, problem
 from mm_ldlm.extras.own_vectors.source import BESIDE
-from mm_ldlm.sampling.config import TASKS
+from mm_ldlm.pipelines.sampling.tasks import TASKS, problems, task_of
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
 
@@ -39,7 +39,7 @@ SECTIONS = Registry(
         "objective": "mm_ldlm.objectives.registry:OBJECTIVES",
         "training": "mm_ldlm.training.config:TrainingConfig",
         "sanity": "mm_ldlm.training.sanity:SanityConfig",
-        "sampling": "mm_ldlm.sampling.config:SamplingConfig",
+        "sampling": "mm_ldlm.pipelines.sampling.config:SamplingConfig",
         "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
         "reporting": "mm_ldlm.evaluation.config:ReportingConfig",
     },
@@ -128,30 +128,9 @@ def cross_checks(typed: Mapping[str, Any]) -> list[str]:
     except ConfigurationError as error:
         return [str(error)]
     found = _vector_checks(typed)
+    found += problems(typed, capabilities)
     sampling, max_length = typed["sampling"], typed["tokenizer"].max_length
     refused: dict[str, str | None] = {}
-    for task in TASKS if sampling.tasks is None else sampling.tasks:
-        use, order = sampling.use(task), sampling.unconditional.order
-        reason = capabilities.refuse_task(use, order=order, length=sampling.length_of(task))
-        chosen = sampling.text_sampler(task)
-        if reason is None and (needs := _texts_to_embed(typed, task)) is not None:
-            found.append(needs)
-        if reason is None and sampling.requests(task) and chosen is not None:
-            key, sampler, given_latent = chosen
-            refused[key] = refused.get(key) or capabilities.refuse_sampler(sampler, use, given_latent=given_latent)
-            # A text that its latent is drawn with or from fits the model, whatever the sampler could write.
-            fits = use == "unconditional" and capabilities.joint_orders and order != "latent_first"
-            section = {"unconditional": "unconditional.", "image_to_caption": "images."}.get(task, "")
-            key = f"sampling.{section}length"
-            refused[key] = refused.get(key) or refuse_long(
-                sampling.length_of(task), max_length=max_length, sampler=None if fits else sampler,
-                process=capabilities.process,
-            )  # fmt: skip
-        elif reason is not None and sampling.tasks is not None:
-            found.append(
-                f"parameter 'sampling.tasks' contains '{task}', but {reason} Remove the task, or set sampling.tasks to "
-                "null, which stands for every task that the run supports."
-            )
     if capabilities.refuse_task("l2t", order=sampling.unconditional.order, length=sampling.length) is None:
         for place, point in enumerate(typed["evaluation"].inversion.sweep):
             key = f"evaluation.inversion.sweep.{place}"
@@ -189,26 +168,6 @@ def _vector_checks(typed: Mapping[str, Any]) -> list[str]:
             "objective."
         )
     return found
-
-
-_TEXTS_TO_EMBED = {
-    "l2t": ("l2t.texts", lambda sampling: sampling.l2t.texts),
-    "infill": ("infill.latents_of", lambda sampling: sampling.infill.latents_of),
-    "edit": ("edit.sources", lambda sampling: sampling.edit.sources),
-    "interpolate": ("interpolate.starts", lambda sampling: sampling.interpolate.starts),
-}
-"""Task → the texts of its parameters that the encoder embeds."""
-
-
-def _texts_to_embed(typed: Mapping[str, Any], task: str) -> str | None:
-    """Explain why a task of the sampling pipeline cannot embed the texts of its parameters; None if it can."""
-    if task not in _TEXTS_TO_EMBED or "encoder" not in typed or not typed["sampling"].requests(task):
-        return None
-    key, texts = _TEXTS_TO_EMBED[task]
-    reason = no_encoder(typed["encoder"])
-    if reason is None or not texts(typed["sampling"]):
-        return None
-    return f"parameter 'sampling.{key}': the encoder embeds these texts, but {reason}"
 
 
 def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path | None = None) -> None:
@@ -272,9 +231,9 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
         for place, text in enumerate(evaluation.likelihood.other_texts):
             yield f"evaluation.likelihood.other_texts.{place}.path", text.path
     if "sampling" in read:
-        for task in ("l2t", "t2l"):
-            files = getattr(typed["sampling"], task).files
-            yield from ((f"sampling.{task}.files.{place}", file) for place, file in enumerate(files))
+        for name in TASKS:
+            key, files = task_of(name, typed).files
+            yield from ((f"{key}.{place}", file) for place, file in enumerate(files))
 
 
 def _or_another(key: str, typed: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ they are standardised.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -16,11 +16,9 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.kinds import Registry
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.families.classification import requests as classifying
-from mm_ldlm.families.classification.requests import Classes
-from mm_ldlm.families.images.requests import ImageWriter
 from mm_ldlm.inference import editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.batching import default_batch_tokens
 from mm_ldlm.inference.edge import Encoder, Latents, TooLong
@@ -32,6 +30,10 @@ from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.config import Keep, SearchConfig
 from mm_ldlm.sampling.lengths import Length
+
+REQUESTS = Registry(what="request", core={}, group="requests")
+"""Methods and properties that families and other packages add to `MMLDLM`: functions whose first argument is the model,
+and properties."""
 
 
 class MMLDLM:
@@ -51,7 +53,7 @@ class MMLDLM:
             vocabulary. A CPU computes a batch on each core (docs/configuration.md, OMP_NUM_THREADS).
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
         no_encoder: the reason why there is neither, for messages.
-        image_normaliser: the normaliser of the images; None for a run without images.
+        normalisers: the normalisers of other data by name, such as "image_normaliser".
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class MMLDLM:
         batch_tokens: int | None = None,
         load_encoder: Callable[[], Encoder] | None = None,
         no_encoder: str | None = None,
-        image_normaliser: Any | None = None,
+        normalisers: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
         self.parts: Parts | None = None
-        self.image_normaliser = image_normaliser
+        self.normalisers = dict(normalisers or {})
         if batch_tokens is None:
             batch_tokens = default_batch_tokens(tokenizer.vocab_size, model.device)
         batch_tokens = inputs.check_integer(batch_tokens, name="batch_tokens", minimum=1)
@@ -108,7 +110,7 @@ class MMLDLM:
         made = cls(
             parts.model, parts.capabilities, parts.tokenizer, parts.normaliser, encoder,
             batch_tokens=batch_tokens, load_encoder=parts.load_encoder, no_encoder=parts.no_encoder,
-            image_normaliser=parts.image_normaliser,
+            normalisers=parts.normalisers,
         )  # fmt: skip
         made.parts = parts
         return made
@@ -119,7 +121,7 @@ class MMLDLM:
         made = MMLDLM(
             copy.deepcopy(self.model, memo), self.capabilities, self.tokenizer, self.normaliser, engine.edge.loaded,
             batch_tokens=self.batch_tokens, load_encoder=engine.edge.load_encoder, no_encoder=engine.edge.no_encoder,
-            image_normaliser=self.image_normaliser,
+            normalisers=self.normalisers,
         )  # fmt: skip
         made.parts = self.parts
         return made
@@ -141,6 +143,15 @@ class MMLDLM:
         count = sum(parameter.numel() for parameter in self.model.model.parameters())
         uses = ", ".join(use for use in USES if use in self.capabilities)
         return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Find a request that a family or another package adds (`REQUESTS`)."""
+        if name.startswith("_") or name not in REQUESTS:
+            raise AttributeError(f"'MMLDLM' object has no attribute {name!r}")
+        return REQUESTS.load(name).__get__(self, type(self))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *REQUESTS})
 
     # --- properties ---------------------------------------------------------------------------------------------------
 
@@ -186,22 +197,6 @@ class MMLDLM:
         """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
         need it."""
         return self._engine.edge.no_encoder
-
-    @property
-    def images(self) -> ImageWriter:
-        """Images from captions, captions of images, and both together.
-
-        Raises:
-            SamplingError: the run has no images.
-        """
-        if self.image_normaliser is None:
-            raise SamplingError(
-                f"this run has no images: it was trained with {self.capabilities.trained_as}. Train an objective that "
-                "reads images (kedro run --env=digits)."
-            )
-        return ImageWriter(
-            self.model, self.capabilities, self.tokenizer, self.image_normaliser, batch_tokens=self.batch_tokens
-        )
 
     # --- the uses -----------------------------------------------------------------------------------------------------
 
@@ -385,30 +380,6 @@ class MMLDLM:
     ) -> Scores:
         """Score tokenised texts (each of 1..max_length ids); see `score`."""
         return scoring.score(self._engine, ids, texts, latents=latents, draws=draws, seed=seed)
-
-    def classify(
-        self,
-        items: Latents | Sequence[str] | str | Path,
-        *,
-        second: Sequence[str] | str | None = None,
-        too_long: TooLong = "refuse",
-    ) -> Classes:
-        """Assign each item to a class; `capabilities.classifies` states what an item is.
-
-        `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
-        first. `second` is the second text of each pair, for a run that compares pairs.
-        """
-        return classifying.classify(self._engine, items, second=second, too_long=too_long)
-
-    def classify_tokens(
-        self, ids: Sequence[Sequence[int]], texts: Sequence[str], *, second: Sequence[Sequence[int]] | None = None
-    ) -> Classes:
-        """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
-        return classifying.tokens(self._engine, ids, texts, second=second)
-
-    def classify_latents(self, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
-        """Classify raw latents (n, d); see `classify`."""
-        return classifying.latents(self._engine, latents, sources)
 
     def neighbours(self, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
         """Find the k rows of `store` nearest to each raw latent by cosine.

@@ -50,8 +50,8 @@ class Parts:
     tokenizer: TextTokenizer
     normaliser: Normaliser | None
     """None for a run without latents"""
-    image_normaliser: Normaliser | None
-    """None for a run without images"""
+    normalisers: dict[str, Normaliser]
+    """The normalisers of other data by the names of their folders in the checkpoint, such as "image_normaliser\""""
     load_encoder: Callable[[], Any] | None
     """Loads the encoder that the run was trained on; None if the run names no encoder that embeds texts"""
     no_encoder: str | None
@@ -112,7 +112,7 @@ def load_run(
         capabilities=objective_config.capabilities(model_config),
         tokenizer=tokenizer,
         normaliser=_normaliser(found / "normaliser"),
-        image_normaliser=_normaliser(found / "image_normaliser"),
+        normalisers={each.name: Normaliser.load(each) for each in sorted(found.glob("*_normaliser"))},
         load_encoder=_encoder_loader(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen),
         no_encoder=_no_encoder(config.get("encoder") or {}),
         checkpoint=found,

@@ -55,11 +55,6 @@ LATENT_SAMPLERS = Kinds(
     group="latent_samplers",
     interface=LatentSampler,
 )
-CAPTION_SAMPLERS = Kinds(
-    what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
-    interface=AnySampler,
-)  # fmt: skip
-"""Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 
 
 def text_sampler(kind: str, **settings: Any) -> Any:

@@ -9,10 +9,7 @@ from typing import Any
 
 from mm_ldlm.app.datasets.table import TableDataset
 from mm_ldlm.data.store.atomic import write_bytes
-from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in
-
-KEEP = "keep_if_made_by"
-"""Attribute of a table that was not requested: the weights whose earlier table stays, whatever its parameters were."""
+from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 
 
 class SamplesDataset(TableDataset):

@@ -6,4 +6,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "pairwise_classification": "mm_ldlm.families.classification.pairs:PairwiseClassificationConfig",
     },
     "models": {"latent_mlp": "mm_ldlm.families.classification.latent_mlp:LatentMLPConfig"},
+    "requests": {
+        "classify": "mm_ldlm.families.classification.requests:classify",
+        "classify_tokens": "mm_ldlm.families.classification.requests:classify_tokens",
+        "classify_latents": "mm_ldlm.families.classification.requests:classify_latents",
+    },
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference import inputs
+from mm_ldlm.inference import MMLDLM, inputs
 from mm_ldlm.inference.batching import in_batches
-from mm_ldlm.inference.edge import TooLong, fraction_of
+from mm_ldlm.inference.edge import Latents, TooLong, fraction_of
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.writing import pad
@@ -61,64 +62,83 @@ class Classes:
         return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
 
 
-def classify(engine: Engine, items: Any, *, second: Any, too_long: TooLong) -> Classes:
-    """See `MMLDLM.classify`."""
+def classify(
+    model: MMLDLM,
+    items: Latents | Sequence[str] | str | Path,
+    *,
+    second: Sequence[str] | str | None = None,
+    too_long: TooLong = "refuse",
+) -> Classes:
+    """Assign each item to a class; `capabilities.classifies` states what an item is.
+
+    `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
+    first. `second` is the second text of each pair, for a run that compares pairs.
+    """
+    engine = model._engine
     engine.capabilities.require("classify")
     inputs.check_choice(too_long, get_args(TooLong), name="too_long")
     _refuse_second(engine, given=second is not None)
     if engine.capabilities.classifies == "latents":
         sources, raw_nd = engine.edge.targets(items, written=False)
-        return latents(engine, raw_nd, sources)
-    texts = inputs.check_texts(items)
+        return classify_latents(model, raw_nd, sources)
+    texts = inputs.check_texts(items)  # type: ignore[arg-type]
     others = None
     if second is not None:
         listed = inputs.check_texts(second, what="second")
         if len(listed) != len(texts):
             raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(listed)}.")
         others = engine.edge.ids(listed, too_long=too_long)
-    return tokens(engine, engine.edge.ids(texts, too_long=too_long), texts, second=others)
+    return classify_tokens(model, engine.edge.ids(texts, too_long=too_long), texts, second=others)
 
 
-def tokens(
-    engine: Engine, ids: Sequence[Sequence[int]], texts: Sequence[str], *, second: Sequence[Sequence[int]] | None
+def classify_tokens(
+    model: MMLDLM,
+    ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    *,
+    second: Sequence[Sequence[int]] | None = None,
 ) -> Classes:
-    """See `MMLDLM.classify_tokens`."""
+    """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
+    engine = model._engine
     engine.capabilities.require("classify")
     _refuse_second(engine, given=second is not None)
     sides = [ids] if second is None else [ids, second]
     for side in sides:
         inputs.check_tokens(side, texts, shape=engine.shape)
-    model: Any = engine.model
-    found_nK = np.zeros((len(ids), len(model.classes)))
+    classifier: Any = engine.model
+    found_nK = np.zeros((len(ids), len(classifier.classes)))
 
     def probabilities(batch: list[int]) -> Floats:
-        padded = [pad([side[row] for row in batch], model.shape.pad_id, model.device) for side in sides]
-        return _softmax(model.class_logits(*padded))
+        padded = [pad([side[row] for row in batch], classifier.shape.pad_id, classifier.device) for side in sides]
+        return _softmax(classifier.class_logits(*padded))
 
     lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
-    with model.evaluating():
+    with classifier.evaluating():
         for batch, found_BK in in_batches(
-            probabilities, lengths, model=model, batch_tokens=engine.batch_tokens, doing="classifying"
+            probabilities, lengths, model=classifier, batch_tokens=engine.batch_tokens, doing="classifying"
         ):
             found_nK[batch] = found_BK
-    check_finite(model, found_nK, what="probabilities of classes")
+    check_finite(classifier, found_nK, what="probabilities of classes")
     unknown_n = np.array([fraction_of(engine.tokenizer.unk_id, row) for row in ids])
-    return Classes(tuple(texts), model.classes, found_nK, unknown=unknown_n)
+    return Classes(tuple(texts), classifier.classes, found_nK, unknown=unknown_n)
 
 
-def latents(engine: Engine, given: Any, sources: Sequence[str | None] | None) -> Classes:
-    """See `MMLDLM.classify_latents`."""
+def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
+    """Classify raw latents (n, d); see `classify`."""
+    engine = model._engine
     engine.capabilities.require("classify")
-    raw_nd = inputs.check_latents(given, dim=engine.edge.dim)
+    raw_nd = inputs.check_latents(latents, dim=engine.edge.dim)
     named = [None] * len(raw_nd) if sources is None else list(sources)
     if len(named) != len(raw_nd):
         raise SamplingError(f"sources: expected a text or None for each of {len(raw_nd)} latents, found {len(named)}.")
-    model: Any = engine.model
-    with model.evaluating():
+    classifier: Any = engine.model
+    with classifier.evaluating():
         parts = engine.edge.standardised(raw_nd).split(LATENTS_PER_BATCH)
-        found_nK = np.concatenate([_softmax(model.class_logits(part_Bd.to(model.device))) for part_Bd in parts])
-    check_finite(model, found_nK, what="probabilities of classes")
-    return Classes(tuple(named), model.classes, found_nK, latent_norms=engine.edge.norms(raw_nd))
+        found_nK = np.concatenate(
+            [_softmax(classifier.class_logits(part_Bd.to(classifier.device))) for part_Bd in parts]
+        )
+    check_finite(classifier, found_nK, what="probabilities of classes")
+    return Classes(tuple(named), classifier.classes, found_nK, latent_norms=engine.edge.norms(raw_nd))
 
 
 def _refuse_second(engine: Engine, *, given: bool) -> None:

@@ -13,4 +13,10 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "images": "mm_ldlm.families.images.store:ImagesConfig",
         "image_normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
     },
+    "requests": {"images": "mm_ldlm.families.images.requests:images"},
+    "tasks": {
+        "caption_to_image": "mm_ldlm.families.images.tasks:CaptionToImage",
+        "image_to_caption": "mm_ldlm.families.images.tasks:ImageToCaption",
+        "image_text": "mm_ldlm.families.images.tasks:ImageText",
+    },
 }

@@ -15,22 +15,28 @@ import torch
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.latents.normaliser import Normaliser
-from mm_ldlm.inference import inputs, memory
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.inference import MMLDLM, inputs, memory
 from mm_ldlm.inference.choices import latent_config
 from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.objectives.capabilities import Capabilities, Use
-from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
 from mm_ldlm.sampling.limits import MOST_STEPS
-from mm_ldlm.sampling.registry import CAPTION_SAMPLERS, text_sampler
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler, text_sampler
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+CAPTION_SAMPLERS = Kinds(
+    what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
+    interface=AnySampler,
+)  # fmt: skip
+"""Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
+NORMALISER = "image_normaliser"
+"""Folder of the normaliser of the pixels in a checkpoint"""
 VALUES_PER_TOKEN = 4
 """Number of values of an image that count as one token in the size of a batch."""
 
@@ -62,24 +68,25 @@ class Images:
 
 
 class ImageWriter:
-    """Images and captions with one model; `MMLDLM.images` makes it.
+    """Images from captions, captions of images, and both together; `MMLDLM.images` makes it.
 
     Pixels in arguments and results lie between 0 and 1, (n, H, W, C). The `seed` and the position in the request
     determine a sample, for any batching.
+
+    Raises:
+        SamplingError: the run has no images.
     """
 
-    def __init__(
-        self,
-        model: GenerativeModel,
-        capabilities: Capabilities,
-        tokenizer: TextTokenizer,
-        normaliser: Normaliser,
-        *,
-        batch_tokens: int,
-    ) -> None:
-        self.model, self.capabilities, self.tokenizer, self.normaliser = model, capabilities, tokenizer, normaliser
+    def __init__(self, loaded: MMLDLM) -> None:
+        model, self.capabilities, self.tokenizer = loaded.model, loaded.capabilities, loaded.tokenizer
+        if (normaliser := loaded.normalisers.get(NORMALISER)) is None:
+            raise SamplingError(
+                f"this run has no images: it was trained with {self.capabilities.trained_as}. Train an objective that "
+                "reads images (kedro run --env=digits)."
+            )
+        self.model, self.normaliser = model, normaliser
         longest = model.shape.max_length
-        batch_tokens = max(longest, batch_tokens * longest // (longest + model.dim // VALUES_PER_TOKEN))
+        batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + model.dim // VALUES_PER_TOKEN))
         self._captions = Writer(model, batch_tokens=batch_tokens)
         self._images = LatentWriter(model, batch_tokens=batch_tokens)
 
@@ -219,3 +226,7 @@ class ImageWriter:
             )
         vectors_nP = self.normaliser.standardise(pixels.reshape(len(pixels), -1))
         return torch.from_numpy(np.asarray(vectors_nP, np.float32)).to(self.model.device)
+
+
+images = property(ImageWriter)
+"""Request `MMLDLM.images`"""

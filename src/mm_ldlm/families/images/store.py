@@ -7,6 +7,7 @@ H height, W width, C channels, P = H · W · C values of an image.
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.families.images.config import ImageTasksConfig
 from mm_ldlm.families.images.decoding import ImageLimits, Pixels, UnusableImage, digest, read_image, reference_of
 
 _ROWS = 1024
@@ -25,15 +27,17 @@ _ROWS = 1024
 
 @config
 class ImagesConfig:
-    """Size of the stored images.
+    """Size of the stored images, and parameters of their samples.
 
     Attributes:
         channels: 1 (grey) or 3 (RGB).
+        sampling: the tasks of the sampling pipeline on images.
     """
 
     height: Size
     width: Size
     channels: Literal[1, 3]
+    sampling: ImageTasksConfig = field(default_factory=ImageTasksConfig)
 
     @property
     def size(self) -> tuple[int, int, int]:

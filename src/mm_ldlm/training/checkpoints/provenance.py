@@ -12,6 +12,8 @@ from mm_ldlm.training.checkpoints.reference import MARKER
 
 MADE_BY = "made_by"
 """Key of the provenance in a metric file, in the attributes of a table and in the metadata of a figure"""
+KEEP = "keep_if_made_by"
+"""Attribute of a table that was not requested: the weights whose earlier table stays, whatever its parameters were"""
 _WEIGHTS = ("run", "checkpoint", "digest", "weights")
 
 

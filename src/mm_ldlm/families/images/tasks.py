@@ -1,0 +1,81 @@
+"""Sampling tasks on images: images of captions, captions of images, and both together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mm_ldlm.pipelines.sampling.tasks import Columns, Task, Writes, held_out, text_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.data import Dataset
+    from mm_ldlm.families.images.store import ImagesConfig
+    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.objectives.capabilities import Capabilities
+    from mm_ldlm.pipelines.sampling.config import SamplingConfig
+
+
+class ImageTask(Task):
+    """Base of the tasks on images, which read the section `images.sampling`."""
+
+    sections = ("sampling", "images")
+    field = "images"
+
+    def __init__(self, *, sampling: SamplingConfig, images: ImagesConfig) -> None:
+        super().__init__(sampling=sampling)
+        self.own = images.sampling
+
+
+class CaptionToImage(ImageTask):
+    """Draw images of held-out captions."""
+
+    name = "caption_to_image"
+    columns: ClassVar[Columns] = {"id": "string", "source": "string", "image": "object", "model_calls": "int64"}
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        held = held_out(self.sampling, dataset, seed)
+        made = model.images.draw_tokens(held.tokens, held.texts, sampler=self.own.image, seed=seed)
+        return [made.to_frame().assign(id=list(held.ids), source=list(held.texts))]
+
+
+class ImageToCaption(ImageTask):
+    """Write captions of held-out images."""
+
+    name = "image_to_caption"
+    columns: ClassVar[Columns] = {
+        "id": "string", "source": "string", "text": "string", "tokens": "object", "length": "int64",
+        "log_prob": "float64", "model_calls": "int64",
+    }  # fmt: skip
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        from mm_ldlm.sampling.gaussian import GaussianSampler
+
+        sampler = None if isinstance(self.own.caption, GaussianSampler) else self.own.caption
+        return Writes("images.sampling.caption", sampler, True, "images.sampling.length", self.own.length, True)
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        from mm_ldlm.data.sentences import images_of, rows_of_ids
+
+        held = held_out(self.sampling, dataset, seed)
+        pixels = images_of(dataset, rows_of_ids(dataset, list(held.ids)))
+        made = model.images.caption(pixels, sampler=self.own.caption, length=self.own.length, seed=seed)
+        return [text_rows(made, id=list(held.ids), source=list(held.texts))]
+
+
+class ImageText(ImageTask):
+    """Draw images and their captions together from noise."""
+
+    name = "image_text"
+    columns: ClassVar[Columns] = {"text": "string", "image": "object", "model_calls": "int64"}
+
+    @property
+    def has_input(self) -> bool:
+        return True
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        return Writes("", None, False, "", "sample")
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        own: Any = self.own
+        return [model.images.generate(own.joint_count, steps=own.joint_steps, seed=seed).to_frame()]

@@ -1,0 +1,161 @@
+"""Parameters of the sampling pipeline and of its tasks on texts and latents."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from mm_ldlm.core.config import (
+    CheckpointName,
+    Device,
+    Fraction,
+    InvalidValue,
+    Rows,
+    RowsOrNone,
+    config,
+)
+from mm_ldlm.core.messages import nearest
+from mm_ldlm.pipelines.sampling.tasks import TASKS
+from mm_ldlm.sampling.config import JointOrder, Keep, SearchConfig, refuse_samplers
+from mm_ldlm.sampling.lengths import how_many_lengths
+from mm_ldlm.sampling.limits import Candidates, Steps
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+
+
+@config
+class L2tConfig:
+    """Additional inputs of l2t (texts from latents), besides the held-out sentences."""
+
+    files: tuple[str, ...] = ()
+    """`.npy` files of raw latents (n, d)"""
+    texts: tuple[str, ...] = ()
+    """Texts that the encoder embeds and the model inverts"""
+    samples: Candidates = 1
+    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'"""
+    keep: Keep = "best"
+    """best: of several texts, that of the highest cosine | all"""
+
+
+@config
+class T2lConfig:
+    """Additional inputs of t2l (latents from texts), besides the held-out sentences."""
+
+    files: tuple[str, ...] = ()
+    """Text files with one sentence per line"""
+    texts: tuple[str, ...] = ()
+
+
+@config
+class UnconditionalConfig:
+    """Parameters of the unconditional generation of texts and latents."""
+
+    count: Rows = 64
+    order: JointOrder = "text_first"
+    text: Annotated[Any, TEXT_SAMPLERS]
+    latent: Annotated[Any, LATENT_SAMPLERS]
+    length: str | int = "sample"
+
+    def __post_init__(self) -> None:
+        how_many_lengths(self.length)
+        if isinstance(self.length, str) and self.length.startswith("top-"):
+            raise InvalidValue(
+                f"length '{self.length}' ranks texts instead of drawing them; use 'sample' or 'argmax'", "length"
+            )
+        refuse_samplers(self.order, self.text, self.latent)
+
+
+@config
+class InfillConfig:
+    """Texts to infill, given the embeddings of the texts `latents_of` (none, or one for each text)."""
+
+    texts: tuple[str, ...] = ()
+    latents_of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.latents_of and len(self.latents_of) != len(self.texts):
+            raise InvalidValue(
+                f"latents_of must be empty or have one text for each of {len(self.texts)} texts, found "
+                f"{len(self.latents_of)}",
+                "latents_of",
+                "texts",
+            )
+
+
+@config
+class EditConfig:
+    """Source texts to be partly rewritten given the embeddings of target texts."""
+
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    strength: Fraction = 0.5
+    which: Literal["least_likely", "random"] = "least_likely"
+
+    def __post_init__(self) -> None:
+        if len(self.targets) not in (1, len(self.sources)) and self.sources:
+            raise InvalidValue(
+                f"targets must have one text, or one for each of {len(self.sources)} sources, found "
+                f"{len(self.targets)}",
+                "sources",
+                "targets",
+            )
+
+
+@config
+class InterpolateConfig:
+    """Interpolations from each text of `starts` to the corresponding text of `ends`."""
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    steps: Steps = 5
+    path: Literal["slerp", "lerp"] = "slerp"
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.ends):
+            raise InvalidValue(
+                f"expected as many ends as starts, found {len(self.starts)} starts, {len(self.ends)} ends",
+                "starts",
+                "ends",
+            )
+        if self.steps < 2:
+            raise InvalidValue(f"steps must be at least 2, which includes both ends, found {self.steps}", "steps")
+
+
+@config
+class SamplingConfig:
+    """Parameters of `kedro run --pipelines=sampling`."""
+
+    tasks: tuple[str, ...] | None = None
+    """Names of `TASKS`; None: every task that has an input and that the run supports. A task that is listed and that
+    the run does not support is refused"""
+    checkpoint: CheckpointName = "latest"
+    """latest | best | a step"""
+    use_ema: bool = True
+    device: Device | None = None
+    """None: the first GPU if there is one, otherwise the CPU"""
+    batch_tokens: Rows | None = None
+    """Number of tokens of one batch including pads; None: chosen by the device and the size of the vocabulary"""
+    split: Literal["train", "validation", "test"] = "test"
+    rows: RowsOrNone = 500
+    """Number of examples of the split that the tasks on held-out examples read; the same seed gives the same ones"""
+    text: Annotated[Any, TEXT_SAMPLERS]
+    """Sampler of all text tasks without a sampler of their own"""
+    latent: Annotated[Any, LATENT_SAMPLERS]
+    search: SearchConfig = field(default_factory=SearchConfig)
+    length: str | int = "argmax"
+    """Length of the texts of l2t and interpolate: argmax | sample | top-n | a number of tokens"""
+    neighbours: bool = True
+    """Whether to find the training sentence nearest to each unconditional latent"""
+    l2t: L2tConfig = field(default_factory=L2tConfig)
+    t2l: T2lConfig = field(default_factory=T2lConfig)
+    unconditional: UnconditionalConfig
+    infill: InfillConfig = field(default_factory=InfillConfig)
+    edit: EditConfig = field(default_factory=EditConfig)
+    interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)
+
+    def __post_init__(self) -> None:
+        how_many_lengths(self.length)
+        known = list(TASKS)
+        for task in self.tasks or ():
+            if task not in known:
+                hint = nearest(task, known)
+                raise InvalidValue(f"expected tasks among {', '.join(known)}, found '{task}'.{hint}", "tasks")

@@ -1,0 +1,404 @@
+"""Tasks of the sampling pipeline: their interface, their registry, and the tasks on texts and latents.
+
+A family or another package adds a task under the group `tasks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from mm_ldlm.core.kinds import Registry
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.sentences import Sentences
+    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.objectives.capabilities import Capabilities
+    from mm_ldlm.pipelines.sampling.config import SamplingConfig
+
+log = logging.getLogger(__name__)
+
+TASKS = Registry(
+    what="sampling task",
+    core={
+        "l2t": "mm_ldlm.pipelines.sampling.tasks:L2t",
+        "t2l": "mm_ldlm.pipelines.sampling.tasks:T2l",
+        "unconditional": "mm_ldlm.pipelines.sampling.tasks:Unconditional",
+        "infill": "mm_ldlm.pipelines.sampling.tasks:Infill",
+        "edit": "mm_ldlm.pipelines.sampling.tasks:Edit",
+        "interpolate": "mm_ldlm.pipelines.sampling.tasks:Interpolate",
+    },
+    group="tasks",
+)
+Columns = Mapping[str, str]
+"""Column of a table → its type"""
+TEXT_COLUMNS = {
+    "source": "string", "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64",
+    "model_calls": "int64", "encoder_calls": "int64", "cosine": "float64",
+}  # fmt: skip
+NEIGHBOUR_CANDIDATES = 50_000
+"""Number of training sentences among which the nearest neighbour of a sample is searched."""
+
+
+class Writes(NamedTuple):
+    """The sampler and the length of the texts that a task writes, with the paths of their parameters."""
+
+    sampler_at: str
+    sampler: Any
+    given: bool
+    """Whether the texts are written given latents or images"""
+    length_at: str = ""
+    length: str | int | None = None
+    """None: the task chooses no lengths"""
+    fits_window: bool = False
+    """Whether the texts must fit the model, whatever the sampler could write"""
+
+
+class Task(ABC):
+    """A task of the sampling pipeline with its parameters. Its table is saved as `samples_{name}`.
+
+    A subclass has a docstring that says what is made, because it describes the node in the graph.
+
+    Attributes:
+        name: name of the task in the registry.
+        columns: the types of the columns of the table.
+        sections: top-level sections of the parameters that the task reads; the constructor takes them by name.
+        inputs: the parameters that give the task an input, for messages.
+        field: a field of the examples without which nobody expects the task, so that no line of the log says that it is
+            skipped; None: all runs.
+    """
+
+    name: ClassVar[str]
+    columns: ClassVar[Columns]
+    sections: ClassVar[tuple[str, ...]] = ("sampling",)
+    inputs: ClassVar[str] = "rows"
+    field: ClassVar[str | None] = None
+
+    def __init__(self, *, sampling: SamplingConfig) -> None:
+        self.sampling = sampling
+
+    @property
+    def use(self) -> Any:
+        """Use of the run that the task needs (`objectives.capabilities.Use`)."""
+        return self.name
+
+    @property
+    def order(self) -> str:
+        """Order in which a text and its latent are generated; "" for tasks without one."""
+        return ""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the parameters contain an input for the task."""
+        return self.sampling.rows > 0
+
+    @property
+    def embeds(self) -> tuple[str, Sequence[str]]:
+        """Path and value of the parameter whose texts the encoder embeds."""
+        return "", ()
+
+    @property
+    def files(self) -> tuple[str, Sequence[str]]:
+        """Path and value of the parameter that names files."""
+        return "", ()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the task takes place if the run supports it."""
+        return self.has_input if self.sampling.tasks is None else self.name in self.sampling.tasks
+
+    def writes(self, capabilities: Capabilities) -> Writes | None:
+        """Return how the task writes texts with a run; None if it writes none, or by a sampler that always fits."""
+        return None
+
+    def refusal(self, capabilities: Capabilities) -> str | None:
+        """Explain why a run does not support the task; None if it does."""
+        writes = self.writes(capabilities)
+        return capabilities.refuse_task(self.use, order=self.order, length=None if writes is None else writes.length)
+
+    @abstractmethod
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        """Return the rows of the table, in one or more parts; columns that are left out are empty."""
+
+
+def task_of(name: str, sections: Mapping[str, Any]) -> Task:
+    """Make a task with its parameters, from the typed sections by name."""
+    kind = TASKS.load(name)
+    task: Task = kind(**{section: sections[section] for section in kind.sections})
+    return task
+
+
+def problems(sections: Mapping[str, Any], capabilities: Capabilities) -> list[str]:
+    """List the parameters of the tasks that a run of these capabilities cannot fulfil, with the reason of each."""
+    from mm_ldlm.data.encoders.base import no_encoder
+    from mm_ldlm.sampling.lengths import refuse_long
+
+    chosen, found = sections["sampling"].tasks, dict[str, str | None]()
+    for name in TASKS if chosen is None else chosen:
+        task = task_of(name, sections)
+        reason = task.refusal(capabilities)
+        if reason is None and not task.has_input:
+            reason = f"it has no input: set sampling.{task.inputs}."
+        if reason is not None and chosen is not None:
+            found[f"sampling.tasks.{chosen.index(name)}"] = (
+                f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands for "
+                "every task that the run supports."
+            )
+        if reason is not None:
+            continue
+        at, texts = task.embeds
+        if texts and (reason := no_encoder(sections["encoder"])) is not None:
+            found[at] = f"the encoder embeds these texts, but {reason}"
+        if (writes := task.writes(capabilities)) is not None:
+            refused = None
+            if writes.sampler is not None:
+                refused = capabilities.refuse_sampler(writes.sampler, task.use, given_latent=writes.given)
+            too_long = refuse_long(
+                writes.length, max_length=sections["tokenizer"].max_length,
+                sampler=None if writes.fits_window else writes.sampler, process=capabilities.process,
+            )  # fmt: skip
+            found[writes.sampler_at] = found.get(writes.sampler_at) or refused
+            found[writes.length_at] = found.get(writes.length_at) or too_long
+    return [f"parameter '{at}': {reason}" for at, reason in found.items() if reason is not None]
+
+
+# --- the tasks --------------------------------------------------------------------------------------------------------
+
+
+class L2t(Task):
+    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
+
+    `sample` numbers the texts of one latent, and `best` marks the one with the highest cosine. Without an encoder,
+    there is neither a search nor a cosine.
+    """
+
+    name = "l2t"
+    columns: ClassVar[Columns] = {"id": "string", "origin": "string", **TEXT_COLUMNS, "sample": "int64", "best": "bool"}
+    inputs = "rows, sampling.l2t.files or sampling.l2t.texts"
+
+    @property
+    def has_input(self) -> bool:
+        own = self.sampling.l2t
+        return super().has_input or bool(own.files or own.texts)
+
+    @property
+    def embeds(self) -> tuple[str, Sequence[str]]:
+        return "sampling.l2t.texts", self.sampling.l2t.texts
+
+    @property
+    def files(self) -> tuple[str, Sequence[str]]:
+        return "sampling.l2t.files", self.sampling.l2t.files
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        return Writes("sampling.text", self.sampling.text, True, "sampling.length", self.sampling.length)
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        config, own = self.sampling, self.sampling.l2t
+        embeds = model.no_encoder is None
+        if not embeds:
+            log.info("task 'l2t' runs without search and re-embedding: %s", model.no_encoder)
+        how: dict[str, Any] = {
+            "sampler": config.text, "length": config.length, "search": config.search if embeds else None,
+            "reembed": embeds, "seed": seed, "samples": own.samples, "keep": own.keep,
+        }  # fmt: skip
+        parts = []
+        if config.rows:
+            held = held_out(self.sampling, dataset, seed)
+            made = model.invert(held.latents, **how)
+            rows = range(len(held)) if made.rows is None else made.rows
+            ids, texts = [held.ids[i] for i in rows], [held.texts[i] for i in rows]
+            parts.append(text_rows(made, id=ids, origin=config.split, source=texts))
+        for file in own.files:
+            parts.append(text_rows(model.invert(Path(file), **how), id=None, origin=file))
+        if own.texts:
+            parts.append(text_rows(model.invert(list(own.texts), **how), id=None, origin="texts"))
+        return [part if "sample" in part else part.assign(sample=0, best=True) for part in parts]
+
+
+class T2l(Task):
+    """Sample latents of held-out and given texts; `cosine` is to the encoder's vector, if the store contains it."""
+
+    name = "t2l"
+    columns: ClassVar[Columns] = {
+        "id": "string", "origin": "string", "source": "string", "latent": "object", "model_calls": "int64",
+        "cosine": "float64",
+    }  # fmt: skip
+    inputs = "rows, sampling.t2l.files or sampling.t2l.texts"
+
+    @property
+    def has_input(self) -> bool:
+        own = self.sampling.t2l
+        return super().has_input or bool(own.files or own.texts)
+
+    @property
+    def files(self) -> tuple[str, Sequence[str]]:
+        return "sampling.t2l.files", self.sampling.t2l.files
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        import numpy as np
+
+        from mm_ldlm.inference.inputs import read_texts
+
+        config, own = self.sampling, self.sampling.t2l
+        parts = []
+        if config.rows:
+            held = held_out(self.sampling, dataset, seed)
+            made = model.embed_tokens(held.tokens, held.texts, sampler=config.latent, seed=seed)
+            norms_n2 = [np.linalg.norm(x, axis=1) for x in (made.latents, held.latents)]
+            cosine = np.einsum("nd,nd->n", made.latents, held.latents) / np.maximum(np.prod(norms_n2, axis=0), 1e-12)
+            parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine))
+        given = [(file, read_texts(file)) for file in own.files]
+        given += [("texts", list(own.texts))] if own.texts else []
+        for origin, texts in given:
+            parts.append(model.embed(texts, sampler=config.latent, seed=seed).to_frame().assign(id=None, origin=origin))
+        return parts
+
+
+class Unconditional(Task):
+    """Generate texts from noise, with their latents if the run generates latents.
+
+    The table contains the training sentence whose latent is nearest to that of each text.
+    """
+
+    name = "unconditional"
+    columns: ClassVar[Columns] = {
+        "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64", "model_calls": "int64",
+        "latent": "object", "neighbour": "string", "neighbour_cosine": "float64",
+    }  # fmt: skip
+
+    @property
+    def has_input(self) -> bool:
+        return True
+
+    @property
+    def order(self) -> str:
+        return self.sampling.unconditional.order
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        own, at = self.sampling.unconditional, "sampling.unconditional"
+        latent_first = own.order == "latent_first"
+        # A text that its latent is drawn with or from fits the model, whatever the sampler could write.
+        fits = bool(capabilities.joint_orders) and not latent_first
+        return Writes(f"{at}.text", own.text, latent_first, f"{at}.length", own.length, fits)
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        own = self.sampling.unconditional
+        made = model.generate(
+            own.count, order=own.order, sampler=own.text, latent_sampler=own.latent, length=own.length, seed=seed
+        )
+        frame = text_rows(made, latent=list(made.latents) if made.latents is not None else None)
+        if self.sampling.neighbours and made.latents is not None:
+            from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
+
+            rows = sample_rows(split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
+            found = model.neighbours(made.latents, latents_of(dataset, rows), k=1)
+            nearest = dataset.records.take(rows[found.rows[:, 0]]).column("text").to_pylist()
+            frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
+        return [frame]
+
+
+class Infill(Task):
+    """Fill the [MASK] positions of given texts, given the embeddings of other texts or without latents."""
+
+    name = "infill"
+    columns: ClassVar[Columns] = {"latent_of": "string", **TEXT_COLUMNS}
+    inputs = "infill.texts"
+
+    @property
+    def use(self) -> Any:
+        return "infill_given_latent" if self.sampling.infill.latents_of else self.name
+
+    @property
+    def has_input(self) -> bool:
+        return bool(self.sampling.infill.texts)
+
+    @property
+    def embeds(self) -> tuple[str, Sequence[str]]:
+        return "sampling.infill.latents_of", self.sampling.infill.latents_of
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        return Writes("sampling.text", self.sampling.text, bool(self.sampling.infill.latents_of))
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        own = self.sampling.infill
+        latents = model.encode(list(own.latents_of)) if own.latents_of else None
+        made = model.infill(list(own.texts), latents=latents, sampler=self.sampling.text, seed=seed)
+        return [text_rows(made, latent_of=list(own.latents_of) or None)]
+
+
+class Edit(Task):
+    """Rewrite a part of given texts, given the embeddings of target texts."""
+
+    name = "edit"
+    columns: ClassVar[Columns] = {"target": "string", "strength": "float64", **TEXT_COLUMNS}
+    inputs = "edit.sources"
+
+    @property
+    def has_input(self) -> bool:
+        return bool(self.sampling.edit.sources)
+
+    @property
+    def embeds(self) -> tuple[str, Sequence[str]]:
+        return "sampling.edit.sources", self.sampling.edit.sources
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        return Writes("sampling.text", self.sampling.text, True)
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        own = self.sampling.edit
+        made = model.edit(
+            list(own.sources), targets=list(own.targets), strength=own.strength, which=own.which,
+            sampler=self.sampling.text, reembed=True, seed=seed,
+        )  # fmt: skip
+        targets = list(own.targets) * (len(own.sources) if len(own.targets) == 1 else 1)
+        return [text_rows(made, target=targets, strength=own.strength)]
+
+
+class Interpolate(Task):
+    """Write texts between the embeddings of pairs of texts."""
+
+    name = "interpolate"
+    columns: ClassVar[Columns] = {"pair": "int64", "fraction": "float64", **TEXT_COLUMNS}
+    inputs = "interpolate.starts"
+
+    @property
+    def has_input(self) -> bool:
+        return bool(self.sampling.interpolate.starts)
+
+    @property
+    def embeds(self) -> tuple[str, Sequence[str]]:
+        return "sampling.interpolate.starts", self.sampling.interpolate.starts
+
+    def writes(self, capabilities: Capabilities) -> Writes:
+        return Writes("sampling.text", self.sampling.text, True, "sampling.length", self.sampling.length)
+
+    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+        own = self.sampling.interpolate
+        path = model.interpolate(
+            list(own.starts), list(own.ends), steps=own.steps, path=own.path, sampler=self.sampling.text,
+            length=self.sampling.length, reembed=True, seed=seed,
+        )  # fmt: skip
+        return [text_rows(path.written, pair=path.pairs, fraction=path.fractions)]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def held_out(sampling: SamplingConfig, dataset: Dataset, seed: int) -> Sentences:
+    """Draw the examples of the split that the tasks share."""
+    from mm_ldlm.data.sentences import held_out
+
+    return held_out(dataset, count=sampling.rows, seed=seed, split=sampling.split)
+
+
+def text_rows(made: Any, **more: Any) -> pd.DataFrame:
+    """Convert a result to a table with its tokens and further columns, without the latents of the condition."""
+    frame: pd.DataFrame = made.to_frame().drop(columns="latent", errors="ignore")
+    frame["tokens"] = [list(row) for row in made.tokens]
+    return frame.assign(**more)
