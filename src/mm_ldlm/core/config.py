@@ -18,9 +18,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
-from mm_ldlm.core.config_errors import explain, name_keys, without_branches
+from mm_ldlm.core.config_errors import explain, name_keys, reason, without_branches
 from mm_ldlm.core.credentials import holds_credentials
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SamplingError
 from mm_ldlm.core.kinds import MARK, Kinds, with_article
 from mm_ldlm.core.messages import escape, nearest, show, summarise
 
@@ -223,6 +223,25 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     ]:
         raise ConfigurationError(summarise(lines))
     return typed
+
+
+def check(value: Any, expected: Any, *, name: str, error: type[MMLDLMError] = SamplingError) -> Any:
+    """Validate one argument of a function by an annotated type, such as `PositiveInt`, and return it.
+
+    Texts are not converted to numbers, nor true and false; numpy's scalars are those of Python.
+
+    Raises:
+        MMLDLMError: of the class `error`, with the name of the argument and the value found.
+    """
+    plain = value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+    if pydantic is None:
+        return plain
+    try:
+        return _adapter(expected).validate_python(plain, strict=True)
+    except pydantic.ValidationError as refused:
+        found = refused.errors(include_url=False)  # more than one for a type with alternatives
+        message = ", or: ".join(item["msg"] for item in found)
+        raise error(f"{name}: {reason({**found[0], 'msg': message})}") from None
 
 
 @functools.cache

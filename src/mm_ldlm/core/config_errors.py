@@ -40,7 +40,6 @@ def explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
     """Return the refusal that an error of pydantic becomes; `at` is the path of the section of type `cls`."""
     location = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "tagged-"))]
     path = escape(".".join([at, *location]))
-    found = item.get("input")
     if keys := getattr(item.get("ctx", {}).get("error"), "keys", ()):
         return name_keys(path, keys, str(item["ctx"]["error"]))
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -48,13 +47,19 @@ def explain(cls: type, at: str, item: Mapping[str, Any]) -> str:
         return f"parameter '{path}' is not known.{nearest(location[-1], known)} Known here: {', '.join(known)}."
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"parameter '{path}' is missing and has no default."
+    return f"parameter '{path}': {reason(item)}"
+
+
+def reason(item: Mapping[str, Any]) -> str:
+    """Return what an error of pydantic expected and found, without the name of the parameter or argument."""
+    found = item.get("input")
     message = escape(mask(str(item["msg"]).removeprefix("Value error, ")))
     if item["type"] == "tuple_type":
         message = "expected a list, as in [a, b]"
     if item["type"] == "value_error" and not isinstance(found, (str, int, float, list, tuple)):
-        return f"parameter '{path}': {message}."  # an error of a whole section: the message contains the values
+        return f"{message}."  # an error of a whole section: the message contains the values
     hint = nearest(found, _QUOTED.findall(item["ctx"]["expected"])) if item["type"] == "literal_error" else ""
-    return f"parameter '{path}': {message} (found {show(found)}).{hint}"
+    return f"{message} (found {show(found)}).{hint}"
 
 
 def name_keys(at: str, keys: Sequence[str], message: str) -> str:
