@@ -22,10 +22,9 @@ from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import ConfigurationError, StoreError, purposeful
+from mm_ldlm.core.files import InputFile, write_problem
 from mm_ldlm.core.messages import nearest, shorten, show
 from mm_ldlm.core.overrides import nested, parse_params
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.paths import problem
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +199,7 @@ def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
     import pyarrow as pa
 
     damaged = isinstance(first, (OSError, EOFError, ValueError, pa.ArrowException))  # JSON, UTF-8, a table, a figure
-    if not damaged or (isinstance(first, OSError) and atomic.write_failure(first) is not None):
+    if not damaged or (isinstance(first, OSError) and write_problem(first) is not None):
         return None
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     what = (
@@ -217,7 +216,7 @@ def unwritable(error: BaseException) -> StoreError | None:
     """Make the error for a full disk or a folder that cannot be written to; None if `error` has another cause."""
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, OSError) and (reason := atomic.write_failure(link)) is not None:
+        if isinstance(link, OSError) and (reason := write_problem(link)) is not None:
             return StoreError(reason)
         link = link.__cause__ or link.__context__
     return None
@@ -251,9 +250,9 @@ def _options_in(file: Path) -> dict[str, Any]:
         ConfigurationError: the file is no YAML, has no section `run` or others, or an option is unknown or cannot be
             read.
     """
-    if (fault := problem(file)) is not None:
-        raise ConfigurationError(f"--config: {file} {fault}. Give a YAML file with the options of `kedro run`.")
-    given = parse_yaml(file.read_bytes(), file=str(file))
+    remedy = "Give a YAML file with the options of `kedro run`."
+    raw = InputFile(file, remedy=remedy, error=ConfigurationError, name=f"--config: {file}").read()
+    given = parse_yaml(raw, file=str(file))
     section = given.get("run") if isinstance(given, Mapping) else None
     if not isinstance(section, Mapping):
         raise ConfigurationError(

@@ -19,8 +19,8 @@ import click
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.core.files import refuse_other, write_bytes
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.store import atomic
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
@@ -139,7 +139,7 @@ def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> 
         buffer = io.BytesIO()
         np.save(buffer, np.asarray(made.latents, dtype=np.float32), allow_pickle=False)
         try:
-            atomic.write_bytes(output, buffer.getvalue())
+            write_bytes(output, buffer.getvalue())
         except OSError as error:
             raise click.ClickException(f"{output} cannot be written ({error.strerror}). Choose another file.") from None
         click.echo(f"{len(made)} latents of dimension {made.latents.shape[1]} in {output}", err=True)
@@ -202,7 +202,7 @@ def refuse_own_file(output: Path) -> None:
     from mm_ldlm.core.errors import SamplingError
 
     try:
-        atomic.refuse_no_file(output)
+        refuse_other(output)
         if output.exists() and _beginning(output) not in (_NPY, b""):
             raise SamplingError(
                 f"{show(str(output))} exists and is no .npy file, so it would be lost. Choose another file, or remove "

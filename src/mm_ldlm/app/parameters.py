@@ -15,11 +15,11 @@ from typing import Any
 from mm_ldlm.core.config import parse, parse_kind, refuse_unwritable, to_dict
 from mm_ldlm.core.credentials import mask_values
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.files import problem
 from mm_ldlm.core.kinds import Kinds, Registry
 from mm_ldlm.core.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.data.encoders.base import given_dim, no_encoder
 from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
-from mm_ldlm.data.store.paths import MISSING, problem
 from mm_ldlm.extras.own_vectors.source import BESIDE
 from mm_ldlm.pipelines.sampling.tasks import TASKS, problems, task_of
 from mm_ldlm.sampling.lengths import refuse_long
@@ -184,7 +184,7 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             its parameter.
     """
     missing = [
-        f"parameter '{key}': {show(path)} {problem(path) or MISSING} (looked from {Path.cwd()}).{_nearest_file(path)} "
+        f"parameter '{key}': {show(path)} {problem(path)} (looked from {Path.cwd()}).{_nearest_file(path)} "
         f"Correct it or put the file there{_or_another(key, typed)}."
         for key, path in _named_files(typed, read)
         if not _exists(path)

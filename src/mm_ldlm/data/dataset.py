@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore
-from mm_ldlm.data.store import Manifest, ShardStore, atomic
+from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.needs import MADE_FROM
 from mm_ldlm.models.base import DataShape
@@ -68,15 +69,8 @@ class Dataset:
             StoreError: it is missing, damaged, or of another format version.
         """
         path = Path(directory) / NAME
-        try:
-            found = atomic.read_json(path)
-        except FileNotFoundError:
-            raise StoreError(
-                f"{path}: no such file, so there is no validated dataset here. Run `kedro run --pipeline=validation`."
-            ) from None
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: not readable as JSON ({error}). Remove it and validate again.") from None
-        version = found.get("format_version") if isinstance(found, dict) else None
+        found = InputFile(path, remedy="Run `kedro run --pipeline=validation`.").json(dict)
+        version = found.get("format_version")
         if version != FORMAT_VERSION:
             raise StoreError(f"{path}: expected format version {FORMAT_VERSION}, found {version!r}. Validate again.")
         stores = found.get("stores")
@@ -263,7 +257,7 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
     encoder = made_from.get("latents", {}).get("encoder")
     dataset = Dataset(directory, about, encoder=encoder)
     document = {"format_version": FORMAT_VERSION, "fingerprint": dataset.fingerprint, "encoder": encoder}
-    atomic.write_json(directory / NAME, {**document, "stores": about})
+    write_json(directory / NAME, {**document, "stores": about})
     return dataset
 
 

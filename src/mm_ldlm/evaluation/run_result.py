@@ -9,6 +9,7 @@ metrics of that run.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,8 @@ from typing import Any
 import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.files import InputFile, problem, write_bytes, write_json
 from mm_ldlm.core.messages import shorten, show
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.atomic import write_bytes, write_json
-from mm_ldlm.data.store.paths import MISSING, problem
 from mm_ldlm.evaluation.inversion import BLEU_COLUMNS
 
 METRICS, FOLDER = "metrics.json", "evaluation"
@@ -98,27 +97,18 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
     candidates = [path] if problem(path) is None else [path / METRICS, path / FOLDER / METRICS]
     for place in candidates:
         if problem(place) is None:
-            try:
-                metrics = atomic.read_json(place)
-            except ValueError as error:
-                raise EvaluationError(
-                    f"Expected JSON in {place}, found a file that cannot be read as JSON ({error}). "
-                    "Evaluate that run again."
-                ) from None
-            if not isinstance(metrics, dict):
-                raise EvaluationError(
-                    f"Expected a mapping of numbers in {place}, found {metrics!r:.60}. Evaluate that run again."
-                )
+            metrics = InputFile(place, remedy="Evaluate that run again.", error=EvaluationError).json(dict)
             _check_numbers(metrics, place)
             return Result(_name(path), metrics, *(_read_rows(place.with_name(name)) for name in _COLUMNS))
-    if from_tracking is not None and problem(path) == MISSING:
+    absent = not os.path.lexists(path)
+    if from_tracking is not None and absent:
         metrics = from_tracking(reference)
         if metrics:
             return Result(reference[:8], metrics)
     raise EvaluationError(
         f"reporting.compare: expected the result of a run at '{reference}', found no {METRICS} at "
         f"{', '.join(map(str, candidates))}"
-        + (", and no MLflow run of that id with metrics" if problem(path) == MISSING else "")
+        + (", and no MLflow run of that id with metrics" if absent else "")
         + ". Evaluate that run first (`kedro run --pipelines=evaluation,reporting`)."
     )
 
@@ -140,10 +130,9 @@ def _read_rows(path: Path) -> pd.DataFrame | None:
     Raises:
         EvaluationError: it cannot be read, lacks a column or numbers, or has an id twice, which no pair could be of.
     """
-    fault = problem(path)
-    if fault is not None and fault.startswith(MISSING):
+    if not os.path.lexists(path):
         return None
-    if fault is None:
+    if (fault := problem(path)) is None:
         try:
             rows = pd.read_parquet(path)
         except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 
 from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.data.store.paths import FOLDER, problem
+from mm_ldlm.core.files import InputFile
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -132,8 +133,9 @@ def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
         return _hub(source)
     assert source.path is not None
     path = Path(source.path)
-    if (fault := problem(path)) not in (None, FOLDER):
-        raise EvaluationError(f"STS set '{source.name}': {path} {fault}. Give the file (or folder) in `path`.")
+    if not os.path.isdir(path):
+        remedy, name = "Give the file (or folder) in `path`.", f"STS set '{source.name}', {path}"
+        InputFile(path, remedy=remedy, error=EvaluationError, name=name).check()
     if source.format == "stsb":
         return read_stsb(path, name=source.name)
     if source.format == "sick":
@@ -343,14 +345,8 @@ def _starter(name: str, seed: int) -> StsSet:
 
 
 def _read(path: Path) -> str:
-    if (fault := problem(path)) is not None:
-        raise EvaluationError(f"{path}: expected a file that can be read, found that it {fault}. Correct the path.")
-    try:
-        return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise EvaluationError(f"{path}: not UTF-8 (byte {error.start}); STS files are UTF-8.") from error
-    except OSError as error:
-        raise EvaluationError(f"{path}: expected a file that can be read ({error.strerror}).") from None
+    remedy = "Correct the path, or save the file as UTF-8."
+    return InputFile(path, remedy=remedy, error=EvaluationError).text().replace("\r\n", "\n")
 
 
 def _lines(path: Path, *, expected: int | None = None) -> list[str]:

@@ -14,10 +14,8 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import nearest, shorten, show
-from mm_ldlm.data.store import npy
-from mm_ldlm.data.store.lines import lines_of
-from mm_ldlm.data.store.paths import problem
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.lengths import Length, how_many_lengths
 
@@ -98,19 +96,15 @@ def are_texts(values: Any) -> bool:
 
 def read_texts(path: str | Path) -> list[str]:
     """Read the lines of a UTF-8 text file that are not blank; a table or JSON, whose lines are no texts, is refused."""
-    if (fault := problem(check_path(path))) is not None:
-        raise SamplingError(f"{show(str(path))} {fault}. Give a UTF-8 file with one text per line.")
+    file = InputFile(check_path(path), remedy="Give a UTF-8 file with one text per line.", error=SamplingError)
+    file.check()
     if (reader := _READERS_OF_TABLES.get((suffix := Path(path).suffix).lower())) is not None:
         raise SamplingError(
             f"{show(str(path))}: expected one text per line, found a {suffix} file, whose lines are no texts. Extract "
             f"""a column, for example by `python -c "import pandas as pd; print(*pd.{reader}['COLUMN'].dropna().str"""
             """.split().str.join(' '), sep='\\n')" > texts.txt`."""
         )
-    try:
-        lines = lines_of(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise SamplingError(f"{show(path)} cannot be read as UTF-8 text ({error}). Save it as UTF-8.") from None
-    return check_texts([line.strip() for line in lines if line.strip()], what=str(path))
+    return check_texts([line.strip() for line in file.lines() if line.strip()], what=str(path))
 
 
 def check_lengths(lengths: Sequence[int], texts: Sequence[str], *, max_length: int, what: str = "texts") -> None:
@@ -287,16 +281,6 @@ def check_latents(latents: Any, *, dim: int, what: str = "latents") -> Floats:
 
 def read_npy(path: str | Path, *, dim: int) -> Floats:
     """Read and check the vectors of a `.npy` file; pickled objects are never loaded."""
-    file = check_path(path)
-    given = show(str(path))  # not of the Path, in which the credentials of an address are not recognised
-    if (fault := problem(file)) is not None:
-        raise SamplingError(f"{given} {fault}. Give a .npy file of vectors.")
-    try:
-        array = npy.read_npy(file)
-    except ValueError as error:
-        raise SamplingError(
-            f"{given} is not a .npy file of one array of numbers: {error}. Save a plain float array with numpy.save."
-        ) from None
-    except OSError as error:
-        raise SamplingError(f"{given} cannot be read ({error.strerror or error}).") from None
-    return check_latents(array, dim=dim, what=str(file))
+    remedy = "Give a .npy file of vectors, a plain array that numpy.save wrote."
+    array = InputFile(check_path(path), remedy=remedy, error=SamplingError, name=show(str(path))).array()
+    return check_latents(np.array(array), dim=dim, what=str(path))

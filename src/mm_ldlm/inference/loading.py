@@ -16,6 +16,7 @@ import torch
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, SamplingError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
@@ -23,7 +24,6 @@ from mm_ldlm.data.encoders.base import load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import parse_encoder
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.store.atomic import read_json
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.default_dtype import float32_by_default
@@ -219,12 +219,7 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Read config.json, with its shape as a DataShape."""
-    try:
-        config = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}). Restore it, or choose another run.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: expected a mapping, found {config!r:.60}. Restore it, or choose another run.")
+    config = InputFile(path, remedy="Restore it, or choose another run.", error=CheckpointError).json(dict)
     if missing := sorted({"model", "objective", "shape"} - set(config)):
         raise CheckpointError(f"{path}: {', '.join(missing)} missing. Give the path of a run folder.")
     config = {"fingerprints": {}, **config}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.root import TrainableRoot
@@ -129,7 +129,7 @@ def diagnose(
             "step": step, "draw": draw, "reason": reason, "diagnosis": paragraph,
             "ranks": [dataclasses.asdict(found) for found in everyone],
         }  # fmt: skip
-        atomic.write_text(directory / f"diagnosis-step-{step:08d}.json", json.dumps(document, indent=1))
+        write_text(directory / f"diagnosis-step-{step:08d}.json", json.dumps(document, indent=1))
         tracker.event(step, "diagnosis", reason=paragraph)
     return paragraph
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.data.store.paths import refuse_no_file
+from mm_ldlm.core.files import InputFile, refuse_other
 
 
 class JsonlTracker:
@@ -24,7 +24,7 @@ class JsonlTracker:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_no_file(path)
+        refuse_other(path)
         _end_with_newline(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         self._lock = threading.Lock()
@@ -52,8 +52,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: it is no file, or a line is not a JSON object.
     """
-    refuse_no_file(path)
-    with open(path, "rb") as file:
+    with open(InputFile(path, remedy="Name the folder of a run.").check(), "rb") as file:
         lines = [(number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") and line.strip()]
     return [_object(path, number, line) for number, line in lines]
 

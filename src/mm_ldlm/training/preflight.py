@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mm_ldlm.core.errors import ConfigurationError, PreflightError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.errors import ConfigurationError, PreflightError, StoreError
+from mm_ldlm.core.files import InputFile, write_text
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import BatchPlan, Planned, deal
@@ -120,11 +120,11 @@ def configuration(directory: Path, spec: TrainingSpec) -> Check:
     """Check that config.json can be read back as the same spec."""
     path = directory / "config.json"
     try:
-        found = atomic.read_json(path)
+        found = InputFile(path, remedy="").json()
         known = {key: value for key, value in found.items() if key != "versions"} if isinstance(found, dict) else found
         same = TrainingSpec.from_dict(known).fingerprint == spec.fingerprint
-    except (OSError, ValueError) as error:
-        return Check("configuration", f"{path}: {error}", "make the run's folder readable and writable")
+    except StoreError as error:
+        return Check("configuration", str(error), "make the run's folder readable and writable")
     except ConfigurationError:
         same = False
     return Check(
@@ -137,7 +137,7 @@ def shared_folder(process: Process, directory: Path) -> Check:
     probe = directory / ".preflight"
     word = f"{environment.host_name()} {process.rank_info.run_id}"
     if process.is_main:
-        atomic.write_text(probe, word)
+        write_text(probe, word)
     collectives.barrier()
     try:
         seen = probe.is_file()

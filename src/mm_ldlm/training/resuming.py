@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.distributed import collectives
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import CheckpointConfig
@@ -105,7 +105,7 @@ def _go_back(parts: Run, spec: TrainingSpec, target: Path) -> None:
             folder.point(directory, "best", directory / best)
         else:
             (directory / "best").unlink(missing_ok=True)
-        atomic.write_json(directory / RECORD, {"step": state.step, "fingerprint": spec.fingerprint})
+        write_json(directory / RECORD, {"step": state.step, "fingerprint": spec.fingerprint})
         moved = {"moved": [path.name for path in newer], "to": aside.name} if aside else {}
         parts.tracker.event(state.step, "went_back", **moved)
     collectives.barrier()
@@ -136,9 +136,5 @@ def _move_aside(directory: Path, paths: list[Path]) -> Path:
 
 def _record(directory: Path) -> dict[str, Any] | None:
     """Read the record; None if there is none, or if it is not readable: the run then goes back once more."""
-    try:
-        found = atomic.read_json(directory / RECORD)
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(found, dict) and isinstance(found.get("step"), int) and "fingerprint" in found
-    return found if whole else None
+    found: dict[str, Any] | None = recorded(directory / RECORD)
+    return found if found and isinstance(found.get("step"), int) and "fingerprint" in found else None

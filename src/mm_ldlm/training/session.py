@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import TrainingDiverged, WorkerFailed
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.training.checkpoints import folder
@@ -52,7 +52,7 @@ def run_session(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
             # Restarted workers read their spec again, so it is a copy that no other session writes to.
             file = logs / SPEC
             logs.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(file, spec)
+            write_json(file, spec)
             launch(
                 "mm_ldlm.training.worker", [str(file), "--root", str(runs)], config=config, log_directory=logs
             )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from mm_ldlm.core.config import parse, parse_kind, to_dict
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
@@ -125,14 +125,8 @@ class TrainingSpec:
 
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:
-        try:
-            return cls.from_dict(atomic.read_json(path))
-        except FileNotFoundError:
-            raise ConfigurationError(
-                f"{path}: no such spec. Write one by `kedro run --to-nodes=plan_training`."
-            ) from None
-        except ValueError as error:
-            raise ConfigurationError(f"{path}: not readable as JSON ({error}).") from None
+        remedy = "Write one by `kedro run --to-nodes=plan_training`."
+        return cls.from_dict(InputFile(path, remedy=remedy, error=ConfigurationError).json(dict))
 
 
 def _current(training: Any) -> Any:

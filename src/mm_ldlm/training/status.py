@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.lock import try_lock
+from mm_ldlm.core.files import InputFile, recorded, write_json
+from mm_ldlm.core.locks import try_lock
 
 log = logging.getLogger(__name__)
 LOG = "training_log.jsonl"
@@ -21,22 +22,19 @@ LOCK_SECONDS = 20.0
 
 
 def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
-    atomic.write_json(directory / STATUS, {"status": status, "step": step, "time": round(time.time(), 3), **more})
+    write_json(directory / STATUS, {"status": status, "step": step, "time": round(time.time(), 3), **more})
 
 
 def read_status(directory: Path) -> dict[str, Any]:
     """Read {"status": running | finished | stopped | paused | failed | absent, "step": …}."""
     remedy = "Remove it: the run then continues from its newest checkpoint."
-    try:
-        found = atomic.read_json(directory / STATUS)
-    except FileNotFoundError:
+    if not os.path.lexists(directory / STATUS):
         return {"status": "absent", "step": 0}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory / STATUS}: not readable as JSON ({error}). {remedy}") from None
+    found = InputFile(directory / STATUS, remedy=remedy, error=CheckpointError).json(dict)
     kinds = {"status": str, "step": int, "metrics": dict}
     defaults: dict[str, Any] = {"status": None, "step": None, "metrics": {}}
-    known = defaults | found if isinstance(found, dict) else {}
-    if not known or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
+    known = defaults | found
+    if not all(isinstance(known[key], kind) for key, kind in kinds.items()):
         raise CheckpointError(
             f"{directory / STATUS}: expected a status, a step and metrics, found {found!r:.80}. {remedy}"
         )
@@ -78,14 +76,10 @@ FAILURE = "failure.json"
 def write_failure(directory: Path, launch: str, error: Exception) -> None:
     """Record an error that would recur, so that restarted ranks of this launch raise it instead of training again."""
     if launch and directory.is_dir() and read_failure(directory, launch) is None:
-        atomic.write_json(directory / FAILURE, {"launch": launch, "text": str(error)})
+        write_json(directory / FAILURE, {"launch": launch, "text": str(error)})
 
 
 def read_failure(directory: Path, launch: str) -> str | None:
     """Read the text of the error that ended an earlier attempt of the same launch."""
-    try:
-        found = atomic.read_json(directory / FAILURE)
-    except (OSError, ValueError):  # none, or one that was not written by this launch
-        return None
-    same = isinstance(found, dict) and found.get("launch") == launch
-    return str(found.get("text")) if same else None
+    found = recorded(directory / FAILURE) or {}
+    return str(found.get("text")) if found.get("launch") == launch else None

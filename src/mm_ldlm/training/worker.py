@@ -23,7 +23,7 @@ import torch
 
 import mm_ldlm
 from mm_ldlm.core.errors import MMLDLMError, WorkerFailed
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import remove_temporaries, write_json, write_problem
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
@@ -121,7 +121,7 @@ def train(
 
 def _known(error: BaseException) -> BaseException:
     """Replace the error of a full disk or of missing permissions by one with its remedy."""
-    reason = atomic.write_failure(error) if isinstance(error, OSError) else None
+    reason = write_problem(error) if isinstance(error, OSError) else None
     return error if reason is None else WorkerFailed(reason)
 
 
@@ -147,9 +147,9 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
         directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     for place in (directory, directory / "checkpoints"):
-        atomic.remove_temporaries(place)
+        remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    atomic.write_json(directory / "config.json", {**spec.to_dict(), "versions": versions})
+    write_json(directory / "config.json", {**spec.to_dict(), "versions": versions})
     return JsonlTracker(directory / LOG)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from mm_ldlm.core.files import new_directory
 from mm_ldlm.data.store import NOT_NEEDED
-from mm_ldlm.data.store.atomic import new_directory
 
 
 class FolderDataset(AbstractDataset[Any, Any]):

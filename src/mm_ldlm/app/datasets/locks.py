@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mm_ldlm.core import locks
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.data.store import lock
 
 if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
@@ -31,7 +31,7 @@ class FolderLocks:
     """The locks that this process holds for its run."""
 
     def __init__(self) -> None:
-        self._held: dict[str, lock.Lock] = {}
+        self._held: dict[str, locks.Lock] = {}
         self._unsaved: dict[str, set[str]] = {}  # part below the results → outputs that are still to be saved
 
     def take(self, pipeline: Pipeline, folders: Mapping[str, Path]) -> None:
@@ -80,10 +80,10 @@ def _part(node: Node) -> str:
     return next((part for name, part in WRITERS.items() if name in node.tags), "results")
 
 
-def _locked(part: str, folder: Path, use: lock.Use) -> lock.Lock:
+def _locked(part: str, folder: Path, use: locks.Use) -> locks.Lock:
     path = folder / f".{part}.lock"
     try:
-        held = lock.take(path, use)
+        held = locks.take(path, use)
     except OSError as error:
         raise ConfigurationError(
             f"the data folder cannot be written to ({error}). Choose another one: `--params data=FOLDER`, or 'data' in "
@@ -94,10 +94,10 @@ def _locked(part: str, folder: Path, use: lock.Use) -> lock.Lock:
     return held
 
 
-def _taken(part: str, path: Path, use: lock.Use) -> str:
+def _taken(part: str, path: Path, use: locks.Use) -> str:
     mine, theirs = ("writes", "uses") if use == "write" else ("uses", "writes")
     return (
         f"expected no other run that {theirs} the {part} in {path.parent} while this one {mine} them, found "
-        f"{lock.holder(path)}. Wait for it, stop it, or choose another folder: "
+        f"{locks.holder(path)}. Wait for it, stop it, or choose another folder: "
         f"`--params {'results' if part == 'results' else 'data'}=FOLDER`."
     )

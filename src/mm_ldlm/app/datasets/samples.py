@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.app.datasets.table import TableDataset
-from mm_ldlm.data.store.atomic import write_bytes
+from mm_ldlm.core.files import write_bytes
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 
 

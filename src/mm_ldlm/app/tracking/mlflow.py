@@ -18,8 +18,8 @@ from mm_ldlm.app.tracking import names
 from mm_ldlm.app.tracking.description import without_paths
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, TrackingError
+from mm_ldlm.core.files import problem
 from mm_ldlm.core.messages import escape, shorten
-from mm_ldlm.data.store.paths import problem
 
 log = logging.getLogger(__name__)
 

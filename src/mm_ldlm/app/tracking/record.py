@@ -12,7 +12,7 @@ from typing import Any
 
 from mm_ldlm.app.tracking import mlflow
 from mm_ldlm.app.tracking.description import clean, note
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import InputFile
 
 NOTE = "mlflow.note.content"
 """Tag with the Markdown text that MLflow shows as the description of a run"""
@@ -80,7 +80,7 @@ class Record:
         before = mlflow.count_runs(self.uri, self.run_id, identity) if self._name is not None else 0
         title = None if self._name is None else f"{self._name} {name}" + (f" ({before + 1})" if before else "")
         mlflow.annotate(self.uri, self.run_id, tags, name=title)
-        config = atomic.read_json(folder / "config.json")
+        config = InputFile(folder / "config.json", remedy="Restore it.").json(dict)
         shown = clean({key: value for key, value in config.items() if key != "tracking"}, project=self._project)
         mlflow.log_text(self.uri, self.run_id, json.dumps(shown, indent=1), file="config.json")
         self._facts["run"] = f"{name}, fingerprint {tags['run_fingerprint']}, {tags['checkpoint']}"

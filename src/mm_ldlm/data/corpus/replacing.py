@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.store import Manifest, atomic
+from mm_ldlm.data.store import Manifest
 
 NAME = "sources.json"
 
@@ -29,7 +30,7 @@ def describe(config: IngestionConfig) -> list[str]:
 def write(config: IngestionConfig, workspace: Path) -> None:
     """Store the sources that `workspace` is filled from."""
     workspace.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(workspace / NAME, {"sources": describe(config)})
+    write_json(workspace / NAME, {"sources": describe(config)})
 
 
 def refuse_other_sources(config: IngestionConfig, workspace: Path, *, fingerprint: str) -> None:
@@ -43,10 +44,7 @@ def refuse_other_sources(config: IngestionConfig, workspace: Path, *, fingerprin
     """
     if config.replace or not Manifest.exists(workspace):
         return
-    try:
-        kept = atomic.read_json(workspace / NAME)["sources"]
-    except (OSError, ValueError, KeyError, TypeError):  # a store of an earlier version
-        kept = None
+    kept = (recorded(workspace / NAME) or {}).get("sources")  # None: a store of an earlier version
     wanted = describe(config)
     same = kept == wanted if kept is not None else Manifest.read(workspace).fingerprints.get("sources") == fingerprint
     if not same:

@@ -21,12 +21,11 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import InvalidValue, Size, config
 from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core.files import InputFile, new_directory
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.detokenising import detokenise
-from mm_ldlm.data.store import atomic
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.paths import refuse_no_file
 
 FORMAT_VERSION = 1
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
@@ -224,7 +223,7 @@ class TextTokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Write the folder, replacing an existing one."""
-        with atomic.new_directory(directory) as temporary:
+        with new_directory(directory) as temporary:
             (temporary / "tokenizer.json").write_text(self.base.to_str(pretty=True), encoding="utf-8")
             document = {
                 "format_version": FORMAT_VERSION,
@@ -249,14 +248,10 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         directory = Path(directory)
-        refuse_no_file(directory / "tokenizer.json")
+        document = InputFile(directory / "vocabulary.json", remedy="Run ingestion.").json(dict)
+        file = InputFile(directory / "tokenizer.json", remedy="Run ingestion.").check()
         try:
-            document = atomic.read_json(directory / "vocabulary.json")
-            base = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{directory}: no saved tokenizer here ({error.filename} is missing). Run ingestion first."
-            ) from None
+            base = Tokenizer.from_file(str(file))
         except Exception as error:  # the Rust library raises plain Exception
             raise StoreError(
                 f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again."

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core.files import recorded, remove_temporaries, write_bytes, write_json
 from mm_ldlm.data.corpus.record import PAIR, meta_value
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, atomic, write_shard
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 
@@ -92,11 +93,11 @@ def tokenize_records(
                 table, counts = _shard(records, starts[number], starts[number + 1], tokenizer, config)
                 done = {"shard": vars(write_shard(workspace, name, table)), "counts": counts}
                 state["shards"][name] = done
-                atomic.write_json(workspace / _PROGRESS, state)
+                write_json(workspace / _PROGRESS, state)
             shards.append(Shard(**done["shard"]))
             bar.update(shards[-1].rows)
     if not shards:
-        atomic.write_bytes(workspace / "schema.arrow", memoryview(TOKEN_SCHEMA.serialize()))
+        write_bytes(workspace / "schema.arrow", memoryview(TOKEN_SCHEMA.serialize()))
     meta = {
         "columns": TOKEN_SCHEMA.names,
         "vocab_size": tokenizer.vocab_size,
@@ -174,7 +175,7 @@ def _resume(workspace: Path, made_by: str) -> dict[str, Any]:
 
     state: dict[str, Any] = {"fingerprint": made_by, "shards": {}}
     try:
-        found = atomic.read_json(workspace / _PROGRESS)
+        found = recorded(workspace / _PROGRESS) or {}
         if found["fingerprint"] == made_by:
             kept = {
                 name: item
@@ -182,9 +183,9 @@ def _resume(workspace: Path, made_by: str) -> dict[str, Any]:
                 if _is_intact(workspace / name, item["shard"]["sha256"])
             }
             state["shards"] = kept
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         pass
-    atomic.remove_temporaries(workspace)
+    remove_temporaries(workspace)
     stale = [path for path in workspace.glob("part-*.arrow") if path.name not in state["shards"]]
     if stale or not state["shards"]:
         (workspace / MANIFEST).unlink(missing_ok=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.encoders.registry import REGISTRY
 from mm_ldlm.data.encoders.spec import EncoderSpec, Pooling
-from mm_ldlm.data.store import atomic
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -254,9 +254,4 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        return atomic.read_json(path)
-    except (OSError, ValueError) as error:
-        raise EncoderError(
-            f"{path} cannot be read as JSON ({error}). The folder of the model is damaged: fetch it again."
-        ) from None
+    return InputFile(path, remedy="The folder of the model is damaged: fetch it again.", error=EncoderError).json()

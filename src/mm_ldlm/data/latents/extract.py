@@ -30,13 +30,14 @@ from tqdm import tqdm
 
 from mm_ldlm.core.batching import lanes_of
 from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
+from mm_ldlm.core.files import InputFile, recorded, remove_temporaries, write_bytes, write_json
 from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, locate_encoder
 from mm_ldlm.data.latents import hosts, worker
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER, Plan, make_plan
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, atomic
+from mm_ldlm.data.store import Manifest, Shard, ShardStore
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.writer import shard_name
 from mm_ldlm.distributed.launch import LaunchConfig, launch
@@ -116,16 +117,16 @@ def _refuse_decoded(records: ShardStore) -> None:
 
 def _finished_shards(plan: Plan) -> dict[int, Shard]:
     """Return the finished shards of this plan by number. Refuse shards of other inputs; remove unrecorded ones."""
-    atomic.remove_temporaries(plan.workspace)
+    remove_temporaries(plan.workspace)
     recorded: dict[int, Shard] = {}
     if Manifest.exists(plan.workspace):
         manifest = Manifest.read(plan.workspace)
         _refuse_other_inputs(plan, manifest.fingerprints)
         recorded = dict(enumerate(manifest.shards))
     elif (plan.progress_folder / "plan.json").is_file():
-        _refuse_other_inputs(plan, atomic.read_json(plan.progress_folder / "plan.json")["fingerprints"])
+        _refuse_other_inputs(plan, _json(plan.progress_folder / "plan.json")["fingerprints"])
         for path in plan.progress_folder.glob("part-*.json"):
-            shard = Shard(**atomic.read_json(path))
+            shard = Shard(**_json(path))
             recorded[int(path.stem.removeprefix("part-"))] = shard
     found = {number: shard for number, shard in recorded.items() if _is_intact(plan, number, shard)}
     if Manifest.exists(plan.workspace) and len(found) < plan.num_shards:
@@ -138,6 +139,10 @@ def _finished_shards(plan: Plan) -> dict[int, Shard]:
     return found
 
 
+def _json(path: Path) -> Any:
+    return InputFile(path, remedy="Remove the folder to embed everything again.").json(dict)
+
+
 def _recorded_encoder(workspace: Path) -> str | None:
     """Return the fingerprint of the encoder that made the shards in the workspace, or None."""
     if Manifest.exists(workspace):
@@ -145,7 +150,7 @@ def _recorded_encoder(workspace: Path) -> str | None:
     plan = workspace / PROGRESS_FOLDER / "plan.json"
     if not plan.is_file():
         return None
-    found: str | None = atomic.read_json(plan)["fingerprints"].get("encoder")
+    found: str | None = _json(plan)["fingerprints"].get("encoder")
     return found
 
 
@@ -178,17 +183,15 @@ def _is_intact(plan: Plan, number: int, shard: Shard) -> bool:
 
 def _write_sidecars(plan: Plan, found: dict[int, Shard]) -> None:
     for number, shard in found.items():
-        atomic.write_json(plan.sidecar(number), dataclasses.asdict(shard))
-    atomic.write_json(plan.progress_folder / "plan.json", {"fingerprints": plan.fingerprints})
+        write_json(plan.sidecar(number), dataclasses.asdict(shard))
+    write_json(plan.progress_folder / "plan.json", {"fingerprints": plan.fingerprints})
 
 
 def _write_plan(plan: Plan, located: LocatedEncoder) -> None:
     plan.progress_folder.mkdir(exist_ok=True)
     for stale in plan.progress_folder.glob("rank-*.json"):
         stale.unlink()
-    atomic.write_json(
-        plan.progress_folder / "plan.json", {"fingerprints": plan.fingerprints, "encoder": located.describe()}
-    )
+    write_json(plan.progress_folder / "plan.json", {"fingerprints": plan.fingerprints, "encoder": located.describe()})
 
 
 def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
@@ -205,7 +208,7 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
                 f"{plan.workspace}: shard {number} was not written although every process succeeded. "
                 "Run the embedding pipeline again."
             )
-        shards.append(Shard(**atomic.read_json(path)))
+        shards.append(Shard(**_json(path)))
     dim = located.dim
     for shard in shards:
         column = latent_store.LatentStore(plan.workspace, Manifest(kind="latents", rows=shard.rows, shards=(shard,)))
@@ -227,7 +230,7 @@ def _commit(plan: Plan, located: LocatedEncoder) -> Manifest:
     )  # fmt: skip
     if not shards:
         empty = latent_store.schema(dim or 1, plan.dtype)
-        atomic.write_bytes(plan.workspace / "schema.arrow", memoryview(empty.serialize()))
+        write_bytes(plan.workspace / "schema.arrow", memoryview(empty.serialize()))
     manifest.write(plan.workspace)
     shutil.rmtree(plan.progress_folder, ignore_errors=True)
     return manifest
@@ -252,7 +255,7 @@ def _embed_here(plan: Plan, missing: list[int], *, located: LocatedEncoder, conf
 def _write_job(plan: Plan, missing: list[int]) -> Path:
     """Write the work of all ranks: the plan and the missing shards."""
     path = plan.progress_folder / hosts.JOB
-    atomic.write_json(path, {"plan": plan.to_dict(), "missing": missing})
+    write_json(path, {"plan": plan.to_dict(), "missing": missing})
     return path
 
 
@@ -297,7 +300,6 @@ def _advance(bar: Any, plan: Plan) -> None:
     """Advance the bar to the number of rows that all processes together have finished."""
     done = 0
     for path in plan.progress_folder.glob("rank-*.json"):
-        with contextlib.suppress(OSError, ValueError):
-            done += int(atomic.read_json(path)["rows"])
+        done += int((recorded(path) or {}).get("rows", 0))
     if done > bar.n:
         bar.update(done - bar.n)

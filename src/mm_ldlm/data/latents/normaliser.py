@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import Rows, config
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.paths import refuse_no_file
+from mm_ldlm.core.files import InputFile, write_bytes, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -118,12 +117,12 @@ class Normaliser:
         from safetensors.numpy import save
 
         directory = Path(directory)
-        atomic.write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
+        write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
         typical = None if self.typical is None else list(self.typical)
         about = {
             "format_version": FORMAT_VERSION, **self._about(), "typical": typical, "fingerprint": self.fingerprint
         }  # fmt: skip
-        atomic.write_json(directory / "normaliser.json", about)
+        write_json(directory / "normaliser.json", about)
 
     @classmethod
     def load(cls, directory: str | Path) -> Normaliser:
@@ -135,13 +134,10 @@ class Normaliser:
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        directory = Path(directory)
+        directory, again = Path(directory), "Run the validation pipeline."
         try:
-            about = atomic.read_json(directory / "normaliser.json")
-            refuse_no_file(directory / "normaliser.safetensors")
-            arrays = load((directory / "normaliser.safetensors").read_bytes())
-            if not isinstance(about, dict):
-                raise TypeError("expected a mapping in normaliser.json")
+            about = InputFile(directory / "normaliser.json", remedy=again).json(dict)
+            arrays = load(InputFile(directory / "normaliser.safetensors", remedy=again).read())
             if about["format_version"] != FORMAT_VERSION:
                 raise StoreError(
                     f"{directory}: expected normaliser format {FORMAT_VERSION}, found {about['format_version']}. Run "
@@ -156,11 +152,7 @@ class Normaliser:
                 **arrays,
             )
             promised = about["fingerprint"]
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{error.filename}: the file does not exist. Run the validation pipeline, which fits the normaliser."
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise StoreError(
                 f"{directory}: not a readable normaliser ({error}). Run the validation pipeline again."
             ) from None

@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.data.encoders import Encoder, LocatedEncoder, load_encoder
 from mm_ldlm.data.engines.base import Engine
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.plan import Plan
-from mm_ldlm.data.store import ShardStore, atomic, write_shard
+from mm_ldlm.data.store import ShardStore, write_shard
 from mm_ldlm.data.store.writer import shard_name
 from mm_ldlm.distributed import environment, failure, process
 from mm_ldlm.distributed.logs import append_output
@@ -171,8 +172,8 @@ def _read(records: ShardStore, encoder: Encoder, plan: Plan, number: int) -> tup
 def _write(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32], rank: int, done: int) -> None:
     table = latent_store.table(ids, vectors, dtype=plan.dtype)
     shard = write_shard(plan.workspace, shard_name(number), table)
-    atomic.write_json(plan.sidecar(number), dataclasses.asdict(shard))
-    atomic.write_json(plan.progress_folder / f"rank-{rank}.json", {"rows": done})
+    write_json(plan.sidecar(number), dataclasses.asdict(shard))
+    write_json(plan.progress_folder / f"rank-{rank}.json", {"rows": done})
 
 
 def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32]) -> None:
@@ -214,7 +215,7 @@ def main(job: Path) -> None:
     process.die_with_parent()
     append_output()
     rank_info = environment.rank_info()
-    plain = atomic.read_json(job)
+    plain = InputFile(job, remedy="Start the embedding again.").json(dict)
     plan = Plan.from_dict(plain["plan"])
     device = None
     if plan.encoder.device in ("auto", "cuda"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.errors import FingerprintError
+from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.arrow")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class Manifest:
 
     def write(self, directory: str | Path) -> None:
         """Commit the store in `directory`."""
-        atomic.write_json(Path(directory) / NAME, dataclasses.asdict(self))
+        write_json(Path(directory) / NAME, dataclasses.asdict(self))
 
     @staticmethod
     def exists(directory: str | Path) -> bool:
@@ -63,56 +66,19 @@ class Manifest:
         Raises:
             StoreError: There is none, it is damaged, or it has another format version.
         """
-        path = Path(directory) / NAME
-        try:
-            plain = atomic.read_json(path)
-        except FileNotFoundError:
-            raise StoreError(
-                f"{Path(directory)}: no {NAME}, so the store is not finished. Run the pipeline that writes it; "
-                "existing shards are kept."
-            ) from None
-        except OSError as error:  # the folder is a file, a loop of links, or a name that is too long
-            raise StoreError(f"{path}: cannot be read ({error.strerror}). Correct the path of the store.") from None
-        except ValueError as error:
-            raise StoreError(f"{path}: not readable as JSON ({error}). Remove it and run the pipeline again.") from None
-        version = plain.get("format_version") if isinstance(plain, dict) else None
-        if version != FORMAT_VERSION:
-            raise StoreError(
-                f"{path}: expected format version {FORMAT_VERSION}, found {version!r}. Write the store again."
-            )
-        try:
-            plain["shards"] = tuple(Shard(**shard) for shard in plain["shards"])
-            manifest = cls(**plain)
-        except (TypeError, KeyError) as error:
-            raise StoreError(f"{path}: a field is missing or unknown ({error}). Write the store again.") from None
-        if wrong := manifest._wrong_types():
-            raise StoreError(f"{path}: {wrong}. Write the store again.")
-        total = sum(shard.rows for shard in manifest.shards)
-        names = [shard.name for shard in manifest.shards]
-        if outside := [name for name in names if Path(name).name != name or name in ("", ".", "..") or "\0" in name]:
-            raise StoreError(f"{path}: shard {outside[0]!r} is not a file of this folder. Write the store again.")
-        if len(set(names)) < len(names):
-            raise StoreError(f"{path}: expected {len(names)} shards, found {len(set(names))}: some are named twice.")
-        if total != manifest.rows:
-            raise StoreError(
-                f"{path}: expected {manifest.rows} rows, found {total} in the shards. Write the store again."
-            )
-        return manifest
-
-    def _wrong_types(self) -> str | None:
-        """Describe the first field whose value has another type than the manifest of a store; None if there is none."""
-        for shard in self.shards:
-            for name, value in dataclasses.asdict(shard).items():
-                counts = name in ("rows", "bytes")
-                if not (_is_count(value) if counts else isinstance(value, str)):
-                    return f"expected {'a number of at least 0' if counts else 'a text'} as {name}, found {value!r:.60}"
-        if not isinstance(self.kind, str) or not _is_count(self.rows):
-            return f"expected a text as kind and a number as rows, found {self.kind!r:.60} and {self.rows!r:.60}"
-        if not isinstance(self.fingerprints, dict) or not isinstance(self.meta, dict):
-            return "expected mappings under 'fingerprints' and 'meta'"
-        if other := [value for value in self.fingerprints.values() if not isinstance(value, str)]:
-            return f"expected texts under 'fingerprints', found {other[0]!r:.60}"
-        return None
+        file = InputFile(
+            Path(directory) / NAME, remedy="Run the pipeline that writes this store; if the file is there, remove it."
+        )  # fmt: skip
+        found: Manifest = file.json(cls)
+        if found.format_version != FORMAT_VERSION:
+            file.refuse(f"format version {FORMAT_VERSION}", str(found.format_version))
+        names = [shard.name for shard in found.shards]
+        if other := [name for name in names if not _SHARD_NAME.fullmatch(name) or names.count(name) > 1]:
+            file.refuse("names of different shards of this folder", show(other, 200))
+        counts = [count for shard in found.shards for count in (shard.rows, shard.bytes)]
+        if not all(0 <= count < 2**63 for count in counts) or sum(shard.rows for shard in found.shards) != found.rows:
+            file.refuse(f"shards with {found.rows} rows together", show(found.shards, 200))
+        return found
 
     def require(self, *, directory: str | Path, **fingerprints: str) -> None:
         """Refuse the store unless it was made from the inputs with these fingerprints (`encoder=...`, `records=...`).
@@ -127,7 +93,3 @@ class Manifest:
                     f"{Path(directory)}: expected a {self.kind} store made with {name} {wanted}, found {name} {found}. "
                     f"Use the {name} that the store was made with, or remove the directory and run the pipeline again."
                 )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

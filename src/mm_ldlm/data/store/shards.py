@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mm_ldlm.core import files
 from mm_ldlm.core.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError, UnsafePathError
-from mm_ldlm.data.store import paths, shard_file
+from mm_ldlm.data.store import shard_file
 from mm_ldlm.data.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import Manifest
@@ -90,14 +91,14 @@ class ShardStore:
             try:
                 about = path.lstat()
                 if stat.S_ISLNK(about.st_mode):
-                    about = paths.inside(self.directory, shard.name).stat()
+                    about = files.inside(self.directory, shard.name).stat()
             except FileNotFoundError:
                 wrong.append(MissingShardError(f"{path}: this shard is missing ({shard.rows} rows)"))
                 continue
             except (OSError, UnsafePathError) as error:
                 raise StoreError(f"{path}: this shard cannot be read ({error}). {REMEDY}") from None
             if not stat.S_ISREG(about.st_mode):
-                raise StoreError(f"{path}: expected a shard, but it {paths.problem(path)}. Remove it. {REMEDY}")
+                raise StoreError(f"{path}: expected a shard, but it {files.problem(path)}. Remove it. {REMEDY}")
             size = about.st_size
             if size != shard.bytes:
                 what = "truncated shard, " if size < shard.bytes else ""

@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 from mm_ldlm.core.errors import MissingShardError, StoreError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.paths import refuse_no_file
 
 RECORD = ".verified"
 _known: dict[str, set[str]] = {}
@@ -72,8 +72,7 @@ def _lines(directory: Path) -> set[str]:
     key = os.path.abspath(directory)
     if key not in _known:
         try:
-            refuse_no_file(directory / RECORD)
-            _known[key] = set((directory / RECORD).read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError, StoreError):
+            _known[key] = set(InputFile(directory / RECORD, remedy="").lines())
+        except StoreError:
             _known[key] = set()
     return _known[key]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import write_bytes
 from mm_ldlm.data.store.manifest import NAME, Manifest, Shard
 
 DEFAULT_SHARD_ROWS = 65_536
@@ -36,7 +36,7 @@ def encode_shard(table: pa.Table) -> pa.Buffer:
 def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
     """Write a table as one shard, atomically; the manifest that names the shard is written later."""
     data = encode_shard(table)
-    atomic.write_bytes(Path(directory) / name, memoryview(data))
+    write_bytes(Path(directory) / name, memoryview(data))
     return Shard(name=name, rows=table.num_rows, bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
 
 
@@ -84,7 +84,7 @@ class StoreWriter:
             meta={"columns": names, **(meta or {})},
         )
         if not self._shards:  # an empty store still has a schema
-            atomic.write_bytes(self.directory / "schema.arrow", memoryview(self.schema.serialize()))
+            write_bytes(self.directory / "schema.arrow", memoryview(self.schema.serialize()))
         manifest.write(self.directory)
         return manifest
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.sentences import Sentences
-from mm_ldlm.data.store.lines import lines_of
-from mm_ldlm.data.store.paths import problem
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.inference.results import Scores
@@ -117,23 +113,8 @@ def _zero_shot(
 
 def read_lines(source: TextFile) -> list[str]:
     """Read the non-empty lines of a UTF-8 file, plain or compressed by gzip."""
-    path = Path(source.path)
-    if (fault := problem(path)) is not None:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} {fault}. "
-            "Correct its path, or remove the entry."
-        )
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} cannot be read ({error}). "
-            "Correct the file, or remove the entry."
-        ) from error
-    try:
-        return [line for line in lines_of(raw) if line.strip()]
-    except UnicodeDecodeError as error:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: expected UTF-8 in {path}, found another "
-            f"encoding at byte {error.start}. Convert the file to UTF-8."
-        ) from error
+    file = InputFile(
+        source.path, remedy="Correct it, or remove the entry.", error=EvaluationError,
+        name=f"the text '{source.name}' of evaluation.likelihood.other_texts, {source.path}",
+    )  # fmt: skip
+    return [line for line in file.lines() if line.strip()]

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare, run_result
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.evaluation.report.content import parameter_count
@@ -122,7 +122,7 @@ def table(results: Mapping[str, Any]) -> pd.DataFrame:
 
 def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
-    reference = atomic.read_json(Path(session.paths["run"]))
+    reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
     folder = run_folder(Path(session.paths["runs"]), reference)
     kept = run_result.load_result(str(folder))
     log = training_log(folder)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data import Dataset
-from mm_ldlm.data.store.atomic import read_json, write_json
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.process import die_with_parent
 from mm_ldlm.extras.comparison.members import PIPELINES, Session
@@ -131,11 +131,8 @@ def run_sessions(
 
 def finished_before(session: Session) -> Outcome | None:
     """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
-    try:
-        record = read_json(Path(session.folder) / RECORD)
-    except (FileNotFoundError, ValueError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("seconds"), (int, float)):
+    record = recorded(Path(session.folder) / RECORD)
+    if record is None or not isinstance(record.get("seconds"), (int, float)):
         return None
     if record.get("status") != "finished" or record.get("fingerprint") != session.fingerprint:
         return None

@@ -10,8 +10,7 @@ import shutil
 from pathlib import Path
 
 from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.paths import is_taken
+from mm_ldlm.core.files import is_taken, new_directory
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.inference.loading import run_config
 from mm_ldlm.training.checkpoints import folder
@@ -43,7 +42,7 @@ def export_checkpoint(run: Path, target: Path, *, checkpoint: str = "latest", us
     counters = folder.document(found, "training_state.json").get("state") or {}
     state = {key: counters[key] for key in _COUNTERS if key in counters}
     try:
-        with atomic.new_directory(target) as new:
+        with new_directory(target) as new:
             weights = "averaged" if averaged else "last"
             legacy.write(new, tensors, {"step": folder.step_of(found), **state, "weights": weights})
             shutil.copyfile(config, new / CONFIG)

@@ -17,11 +17,10 @@ from torch import nn
 
 from mm_ldlm.core.config import parse_kind, to_dict
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.files import InputFile, new_directory, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, complete_specials
-from mm_ldlm.data.store import atomic
-from mm_ldlm.data.store.paths import problem
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import (
@@ -166,9 +165,9 @@ def _write(
     )
     origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
     try:
-        with atomic.new_directory(run) as new:
+        with new_directory(run) as new:
             written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
-            atomic.write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
+            write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
             path = folder.write(new / CHECKPOINTS, step, contents)
             folder.point(new / CHECKPOINTS, "latest", path)
     except OSError as error:
@@ -299,11 +298,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     import yaml  # the training hosts do not need it
 
-    if (fault := problem(path)) is not None:
-        raise CheckpointError(f"{path} {fault}. Give a YAML file.")
+    text = InputFile(path, remedy="Give a YAML file.", error=CheckpointError).text()
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        found = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         reason = getattr(error, "problem", None) or str(error)

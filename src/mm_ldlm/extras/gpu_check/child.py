@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed.process import die_with_parent
 from mm_ldlm.extras.gpu_check.outcome import Finding, Setting, plain
 from mm_ldlm.extras.gpu_check.registry import CHECKS
@@ -28,7 +28,7 @@ def main(name: str, device: str, folder: str) -> None:
     die_with_parent()
     found = run(name, Setting(device, Path(folder)))
     found = dataclasses.replace(found, numbers={key: plain(value) for key, value in found.numbers.items()})
-    atomic.write_json(Path(folder) / "finding.json", dataclasses.asdict(found))
+    write_json(Path(folder) / "finding.json", dataclasses.asdict(found))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.logs import append_output
 from mm_ldlm.distributed.process import Process, die_with_parent, joined
@@ -88,7 +88,7 @@ def _wait(device: torch.device) -> None:
 
 
 def main(path: Path) -> None:
-    case = atomic.read_json(path)
+    case = recorded(path)
     root = Path(case["root"])
     if case["spec"] is not None:
         train_case(TrainingSpec.from_dict(case["spec"]), root=root, fault=case["fault"])
@@ -96,7 +96,7 @@ def main(path: Path) -> None:
     with joined(device=case["device"], group_of_one=True) as process:
         found = check_collectives(process, megabytes=case["megabytes"])
         if process.is_main:
-            atomic.write_json(root / "collectives.json", found)
+            write_json(root / "collectives.json", found)
         collectives.barrier()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mm_ldlm.core.errors import WorkerFailed
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 from mm_ldlm.extras.gpu_check import task
 from mm_ldlm.extras.gpu_check.outcome import Finding, Number, Setting
@@ -29,7 +29,7 @@ def ranks(setting: Setting) -> Finding:
     """One process per GPU over NCCL (two over gloo on a CPU): collectives, a NaN on one rank, losses of one process."""
     processes = 2 if setting.small else torch.cuda.device_count()
     start(setting, None, root=setting.folder, processes=processes, megabytes=1.0 if setting.small else 256.0)
-    found = atomic.read_json(setting.folder / "collectives.json")
+    found = recorded(setting.folder / "collectives.json")
     numbers: dict[str, Number] = {
         "ranks": found["world"], "backend": found["backend"], "all-reduce GB per second": found["gigabytes_per_second"],
     }  # fmt: skip
@@ -113,7 +113,7 @@ def start(
         "spec": None if spec is None else spec.to_dict(), "root": str(root.resolve()), "fault": fault,
         "device": setting.device, "megabytes": megabytes,
     }  # fmt: skip
-    atomic.write_json(root / "case.json", case)
+    write_json(root / "case.json", case)
     config = LaunchConfig(processes=processes, monitor_interval=0.1)
     launch("mm_ldlm.extras.gpu_check.rank", [str(root / "case.json")], config=config, log_directory=root / "logs")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import mm_ldlm
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import write_json, write_text
 from mm_ldlm.distributed.process import choose_device
 from mm_ldlm.extras.gpu_check.outcome import Outcome, text
 from mm_ldlm.training.throughput import peak_flops
@@ -49,8 +49,8 @@ def write(outcomes: Sequence[Outcome], *, device: str, command: str, out: Path) 
     }  # fmt: skip
     paths = out / "gpu_check.json", out / "gpu_check.md"
     out.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(paths[0], document)
-    atomic.write_text(paths[1], markdown(outcomes, described, command=command, today=today))
+    write_json(paths[0], document)
+    write_text(paths[1], markdown(outcomes, described, command=command, today=today))
     return paths
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mm_ldlm.data.store import atomic
+from mm_ldlm.core.files import recorded
 from mm_ldlm.extras.gpu_check.outcome import Finding, Outcome
 from mm_ldlm.extras.gpu_check.registry import CHECKS
 
@@ -65,10 +65,10 @@ def run_alone(name: str, *, device: str, log: Path, seconds: float, child: str =
                 )), seconds=time.perf_counter() - started)  # fmt: skip
             finally:
                 _end(process)
-        try:
-            plain = atomic.read_json(folder / "finding.json")
+        plain = recorded(folder / "finding.json")
+        if plain is not None:
             finding = Finding(plain["numbers"], tuple(plain["faults"]), plain["left_out"])
-        except (OSError, ValueError):
+        else:
             finding = Finding(faults=(f"expected a finding, found exit code {code}{_last_line(log)}. Read {log}.",))
         return Outcome.of(name, finding, seconds=time.perf_counter() - started)
     finally:

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import config
 from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core.files import is_taken
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.store.paths import is_taken
 from mm_ldlm.extras.layout.reading import Folder, paths_of
 from mm_ldlm.extras.layout.writing import export_layout
 

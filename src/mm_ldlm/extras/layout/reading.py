@@ -29,13 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core.files import InputFile, array_in, check_name, inside, problem
 from mm_ldlm.data.corpus.json_text import parse_json
 from mm_ldlm.data.corpus.record import is_storable, meta_text
 from mm_ldlm.data.corpus.sources.config import SPLIT_WORDS
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.data.store.npy import read_npy
-from mm_ldlm.data.store.paths import FOLDER, MISSING, check_name, inside, problem
 
 _SUFFIXES = {"texts": ".txt", "tokens": ".npz", "latents": ".npy"}
 LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
@@ -85,15 +84,12 @@ class Folder:
     def __init__(self, path: str | Path, mode: Literal["r", "w", "a"] = "r") -> None:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
-        fault = problem(self.path) if mode == "r" else FOLDER
-        if fault not in (None, FOLDER):
-            raise SourceError(
-                f"{self.path} {fault} (working directory {Path.cwd()}). Give a folder or a .zip of the folder layout."
-            )
-        if fault is None and self.path.suffix != ".zip":
-            raise SourceError(
-                f"{self.path} is neither a folder nor a .zip. Give a folder or a .zip of the folder layout."
-            )
+        if mode == "r" and not os.path.isdir(self.path):
+            file = InputFile(
+                self.path, remedy="Give a folder or a .zip of the folder layout.", error=SourceError
+            )  # fmt: skip
+            if file.check().suffix != ".zip":
+                file.refuse("a folder or a .zip", "another file")
         if self.path.suffix == ".zip" and not self.path.is_dir():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -121,10 +117,7 @@ class Folder:
         limit = -1 if max_bytes is None else max_bytes + 1
         if self._zip is None:
             path = inside(self.path, name)
-            fault = problem(path)
-            if fault == MISSING:
-                raise FileNotFoundError(name)
-            if fault is not None:
+            if os.path.lexists(path) and (fault := problem(path)) is not None:
                 raise UnsafePathError(self.path, name, fault)
             with open(path, "rb") as file:
                 return file.read(limit)
@@ -249,7 +242,7 @@ def parse_tokens(data: bytes, *, max_bytes: int = 1 << 30) -> npt.NDArray[np.int
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if (size := archive.getinfo("input_ids.npy").file_size) > max_bytes:
                 raise ValueError(f"{size} bytes, at most {max_bytes} are read")
-            ids = read_npy(archive.read("input_ids.npy")).reshape(-1)
+            ids = array_in(archive.read("input_ids.npy")).reshape(-1)
     except Exception as error:  # numpy and zipfile raise many types for damaged files
         raise ValueError(f"no array 'input_ids' can be read from it ({error})") from None
     limits = np.iinfo(np.int32)
@@ -270,7 +263,7 @@ def describe_layout(path: str | Path, *, parts: Sequence[str] = ()) -> dict[str,
     place = Path(path)
     if os.path.isfile(place):
         return {"fingerprint": file_sha256(place)}
-    if problem(place) != FOLDER:  # opening it explains why
+    if not os.path.isdir(place):  # opening it explains why
         return {"fingerprint": ""}
     lists = {name: file_sha256(place / name) for name in LISTS.values() if os.path.isfile(place / name)}
     texts = [(item.relative_to(place).as_posix(), item.lstat().st_size) for item in sorted(place.glob("texts/*/*.txt"))]

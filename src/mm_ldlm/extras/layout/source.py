@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.core.errors import ConfigurationError, UnsafePathError
+from mm_ldlm.core.files import array_in
 from mm_ldlm.data.corpus.record import DECODED, PAIR, meta_value, record_id
 from mm_ldlm.data.corpus.sources.base import HELD_OUT, BadRow, Row, StoredTokens, excerpt
 from mm_ldlm.data.corpus.sources.config import SourceConfig
 from mm_ldlm.data.corpus.sources.files import explain_decoding
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.store.npy import read_npy
 from mm_ldlm.extras.layout.reading import Entry, Folder, describe_layout, paired, parse_tokens
 
 LAYOUT_ID = "layout_id"
@@ -130,7 +130,7 @@ class LayoutSource:
         name = paired(entry, "latents")
         raw = self._read(folder, name, f"the latent of {entry.id or entry.text_path or entry.token_path}")
         try:
-            found = read_npy(raw)
+            found = array_in(raw)
         except (ValueError, OSError) as error:
             detail = f"not a readable .npy array ({error})"
             raise _Unusable("unreadable_file", detail, place=f"{folder.path}/{name}", line=1) from None

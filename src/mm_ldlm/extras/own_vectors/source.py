@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core.errors import SourceError
-from mm_ldlm.data.store.npy import map_npy
+from mm_ldlm.core.files import InputFile
 
 Vector = npt.NDArray[Any]
 """(d,) of a type of numbers"""
@@ -99,10 +99,7 @@ def open_vectors(path: Path, *, texts: Path, lines: int) -> npt.NDArray[Any]:
     Raises:
         SourceError: the file is damaged, contains no matrix of numbers, or has another number of rows.
     """
-    try:
-        found = map_npy(path)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: not a readable .npy array ({error}). Write the vectors of {texts} again.") from None
+    found = InputFile(path, remedy=f"Write the vectors of {texts} again.", error=SourceError).array()
     if found.ndim != 2 or found.dtype.kind not in "iuf":
         raise SourceError(
             f"{path}: expected a matrix of numbers (lines, dimension), found shape {found.shape} and type "

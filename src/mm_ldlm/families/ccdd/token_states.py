@@ -22,12 +22,13 @@ import pyarrow as pa
 
 from mm_ldlm.core.config import Workers, config
 from mm_ldlm.core.errors import EncoderError, FingerprintError
+from mm_ldlm.core.files import InputFile, remove_temporaries, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders import EncoderConfig, TokenEncoder, load_encoder, locate_encoder
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER
 from mm_ldlm.data.latents.store import StoredType
 from mm_ldlm.data.latents.worker import fixed_threads
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, atomic, write_shard
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 from mm_ldlm.data.store.writer import shard_name
 
@@ -118,7 +119,7 @@ def embed_tokens(
                         "'float32'."
                     )
                 done[number] = write_shard(workspace, shard_name(number), _table(stored))
-                atomic.write_json(_sidecar(workspace, number), dataclasses.asdict(done[number]))
+                write_json(_sidecar(workspace, number), dataclasses.asdict(done[number]))
                 logger.info("states of %d of %d tokens", starts_n[last], starts_n[-1])
             shards.append(done[number])
     if not shards:
@@ -187,13 +188,13 @@ def _sidecar(workspace: Path, number: int) -> Path:
 
 def _finished(workspace: Path, made_by: dict[str, str]) -> dict[int, Shard]:
     """Return the finished and intact shards by number; refuse those that were made from other inputs."""
-    atomic.remove_temporaries(workspace)
+    remove_temporaries(workspace)
     plan = workspace / PROGRESS_FOLDER / "plan.json"
     found: dict[str, Any] | None = None
     if Manifest.exists(workspace):
         found = Manifest.read(workspace).fingerprints
     elif plan.is_file():
-        found = atomic.read_json(plan)
+        found = InputFile(plan, remedy="Remove it.").json(dict)
     if found is not None and found != made_by:
         changed = ", ".join(name for name in made_by if found.get(name) != made_by[name])
         raise FingerprintError(
@@ -203,10 +204,10 @@ def _finished(workspace: Path, made_by: dict[str, str]) -> dict[int, Shard]:
     if Manifest.exists(workspace):
         return {}
     plan.parent.mkdir(exist_ok=True)
-    atomic.write_json(plan, made_by)
+    write_json(plan, made_by)
     done: dict[int, Shard] = {}
     for path in plan.parent.glob("part-*.json"):
-        shard = Shard(**atomic.read_json(path))
+        shard = Shard(**InputFile(path, remedy="Remove it.").json(dict))
         file = workspace / shard.name
         if file.is_file() and file_sha256(file) == shard.sha256:
             done[int(path.stem.removeprefix("part-"))] = shard

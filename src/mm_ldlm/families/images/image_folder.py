@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import UnsafePathError
+from mm_ldlm.core.files import inside, problem
 from mm_ldlm.data.corpus.sources.base import BadRow, Row, excerpt
 from mm_ldlm.data.corpus.sources.config import SourceConfig
 from mm_ldlm.data.corpus.sources.delimited import CsvSource, JsonlSource
 from mm_ldlm.data.corpus.sources.files import describe_files, find_files
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.paths import inside, problem
 from mm_ldlm.families.images.decoding import ImageLimits, UnusableImage, decode, meta_of
 
 

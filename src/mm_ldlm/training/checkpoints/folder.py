@@ -20,10 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mm_ldlm.core.errors import CheckpointError, UnsafePathError
+from mm_ldlm.core.files import InputFile, inside, new_directory, write_text
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.store import atomic
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.paths import inside, problem
 from mm_ldlm.data.store.verified import RECORD
 from mm_ldlm.training.checkpoints.reference import MARKER, NAME
 
@@ -78,7 +77,7 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
     """
     path = directory / name_of(step)
     try:
-        with atomic.new_directory(path) as new:
+        with new_directory(path) as new:
             for name, tensors in contents.tensors.items():
                 save_file({key: value.contiguous() for key, value in tensors.items()}, new / name)
             for name, document in contents.documents.items():
@@ -147,15 +146,8 @@ def check(path: Path) -> dict[str, Any]:
 
 def _marker(path: Path) -> dict[str, Any]:
     """Read the marker of a checkpoint, whose files have a size and a checksum."""
-    try:
-        marker = atomic.read_json(path / MARKER)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: no {MARKER}, so the checkpoint is not complete. Choose another checkpoint."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}/{MARKER}: not readable ({error}). Choose another checkpoint.") from None
-    version = marker.get("format_version") if isinstance(marker, dict) else None
+    marker = document(path, MARKER)
+    version = marker.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path}: expected checkpoint format {FORMAT_VERSION}, found {version!r:.60}. Choose another checkpoint."
@@ -191,15 +183,7 @@ def tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 def document(path: Path, name: str) -> Any:
     """Read one JSON file of a checkpoint."""
-    try:
-        found = atomic.read_json(path / name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: expected a file {name}, found none. Choose another checkpoint.") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}/{name}: not readable ({error}). Choose another checkpoint.") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}/{name}: expected a mapping, found {found!r:.60}. Choose another checkpoint.")
-    return found
+    return InputFile(path / name, remedy="Choose another checkpoint.", error=CheckpointError).json(dict)
 
 
 def all_in(directory: Path) -> list[Path]:
@@ -292,7 +276,7 @@ def _modified_ns(marker: Path) -> int:
 
 def point(directory: Path, pointer: str, path: Path) -> None:
     """Make the pointer (`latest`, `best`) name this checkpoint."""
-    atomic.write_text(directory / pointer, path.name + "\n")
+    write_text(directory / pointer, path.name + "\n")
 
 
 def pointer(directory: Path, name: str) -> str | None:
@@ -302,14 +286,9 @@ def pointer(directory: Path, name: str) -> str | None:
         CheckpointError: The pointer names a folder elsewhere, or is no readable text file.
     """
     path = directory / name
-    if path.exists() and (fault := problem(path)) is not None:  # reading a pipe would wait for a writer
-        raise CheckpointError(f"{path}: not readable (it {fault}). Remove it.")
-    try:
-        target = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable ({error}). Remove it.") from None
+    target = InputFile(path, remedy="Remove it.", error=CheckpointError).text().strip()
     return target if (_own(directory, target) / MARKER).is_file() else None
 
 

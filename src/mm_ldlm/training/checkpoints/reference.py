@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import CheckpointError, UnsafePathError
+from mm_ldlm.core.files import InputFile, inside
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.store.atomic import read_json
-from mm_ldlm.data.store.paths import inside
 
 NAME = re.compile(r"step-(\d{8,18})")
 """Name of the folder of a checkpoint; a copy may have another one."""
@@ -136,11 +135,10 @@ def config_of(path: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is damaged.
     """
-    file = split_path(path)[0] / CONFIG
-    try:
-        found = read_json(file)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON ({error}). Restore it, or choose another run.") from None
-    if not isinstance(found, dict) or not {"model", "objective"} <= found.keys():
-        raise CheckpointError(f"{file}: expected the model and the objective of a run, found {show(found, 80)}.")
+    file = InputFile(
+        split_path(path)[0] / CONFIG, remedy="Restore it, or choose another run.", error=CheckpointError
+    )  # fmt: skip
+    found: dict[str, Any] = file.json(dict)
+    if not {"model", "objective"} <= found.keys():
+        file.refuse("the model and the objective of a run", show(found, 80))
     return found

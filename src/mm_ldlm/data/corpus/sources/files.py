@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core.files import problem
 from mm_ldlm.data.corpus.sources.base import BadRow, excerpt, printable
 from mm_ldlm.data.corpus.sources.config import SourceConfig
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.paths import FOLDER, problem
 
 _BUFFER = 1 << 20
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -46,12 +46,11 @@ def find_files(config: SourceConfig) -> list[Path]:
     for pattern in config.paths:
         if glob.has_magic(pattern) and not os.path.lexists(pattern):
             matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]
-            faults = {match: problem(match) for match in matches}
-            matches = [match for match in matches if faults[match] != FOLDER]
+            matches = [match for match in matches if not os.path.isdir(match)]
             for match in matches:
-                if faults[match] is not None:
+                if (fault := problem(match)) is not None:
                     raise SourceError(
-                        f"source '{config.label}': {match}, which {pattern!r} matches, {faults[match]}. Remove it, or "
+                        f"source '{config.label}': {match}, which {pattern!r} matches, {fault}. Remove it, or "
                         "correct the source's 'path'."
                     )
             if not matches:
@@ -62,12 +61,11 @@ def find_files(config: SourceConfig) -> list[Path]:
             found += matches
             continue
         path = Path(pattern)
-        fault = problem(path)
-        if fault == FOLDER:
+        if os.path.isdir(path):
             raise SourceError(
                 f"source '{config.label}': {pattern} is a folder, expected a file. For example, write {pattern}/*.txt."
             )
-        if fault is not None:
+        if (fault := problem(path)) is not None:
             raise SourceError(
                 f"source '{config.label}': file {pattern} {fault} (looked from {Path.cwd()}). "
                 "Correct the source's 'path' or put the file there."

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core.files import problem
 from mm_ldlm.data.corpus.sources.arrow_files import FAULTS, arrow_batches
 from mm_ldlm.data.corpus.sources.base import BadRow, Row
 from mm_ldlm.data.corpus.sources.columnar import BATCH_ROWS, batch_rows
@@ -16,7 +17,6 @@ from mm_ldlm.data.corpus.sources.config import BY_HASH, SPLIT_WORDS, SourceConfi
 from mm_ldlm.data.corpus.sources.fields import refuse_duplicates, rows_of
 from mm_ldlm.data.corpus.sources.files import damaged
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.paths import FOLDER, problem
 
 _HELD_OUT_FIRST = ("test", "validation", BY_HASH, "train")
 """Order in which splits are read. A text that occurs in two splits stays in the one read first, so that it is removed
@@ -71,11 +71,10 @@ class DatasetSource:
 
     def _folder(self) -> Path:
         folder = Path(self.config.paths[0])
-        fault = problem(folder)
-        if fault != FOLDER:
+        if not os.path.isdir(folder):
             raise SourceError(
-                f"source '{self.config.label}': folder {folder} {fault or 'is a file'} (looked from {Path.cwd()}). "
-                "Expected a folder that Dataset.save_to_disk wrote."
+                f"source '{self.config.label}': folder {folder} {problem(folder) or 'is a file'} (looked from "
+                f"{Path.cwd()}). Expected a folder that Dataset.save_to_disk wrote."
             )
         return folder
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core.files import problem
 from mm_ldlm.data.corpus.sources.base import BadRow, Row
 from mm_ldlm.data.corpus.sources.config import SourceConfig
 from mm_ldlm.data.corpus.sources.files import describe_files, find_files, read_document, read_lines
-from mm_ldlm.data.store.paths import problem
 from mm_ldlm.extras.own_vectors.source import BESIDE, beside, missing_vectors, open_vectors
 
 

@@ -1,0 +1,415 @@
+"""Files: atomic writes, names that stay inside a folder, and one door to files that a person or another program made.
+
+`InputFile` is the door: it reads a regular file completely, within a limit, as bytes, text, lines or JSON, and refuses
+everything else in one form: what was expected, what was found, what to do. A pipe, a device or a socket is never
+opened, because reading it may never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+import stat
+import types
+import typing
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
+
+from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
+from mm_ldlm.core.messages import shorten, show
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MOST_BYTES = 1 << 31
+"""Size up to which a file is read as a whole"""
+DEEPEST = 100
+"""Mappings and lists that a value of a JSON file may be nested in, so that functions that copy it can follow"""
+_TEMPORARY, _BLOCK = ".tmp-", 1 << 20
+_KINDS = (
+    (stat.S_ISDIR, "is a folder"),
+    (stat.S_ISFIFO, "is a named pipe (FIFO)"),
+    (stat.S_ISSOCK, "is a socket"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISCHR, "is a device"),
+)
+_ERRORS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "does not exist: a part of its path is a file",
+    errno.ELOOP: "is a loop of symbolic links",
+    errno.ENAMETOOLONG: "has a name that is too long for the file system",
+}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFile:
+    """A file that a person or another program made, and the words and class of its refusal.
+
+    Attributes:
+        path: where it is expected.
+        remedy: what the user can do if it is missing or damaged.
+        error: class of the refusal.
+        name: what the refusal calls the file; "" stands for its path.
+    """
+
+    path: str | Path
+    _: dataclasses.KW_ONLY
+    remedy: str
+    error: type[MMLDLMError] = StoreError
+    name: str = ""
+
+    def refuse(self, expected: str, found: str) -> NoReturn:
+        """Raise the error that says what was expected of the file, and what was found."""
+        raise self.error(f"{self.name or show(str(self.path))}: expected {expected}, found {found}. {self.remedy}")
+
+    def check(self) -> Path:
+        """Return the path; refuse everything but a regular file."""
+        if (fault := problem(self.path)) is not None:
+            self.refuse("a file", f"that it {fault}")
+        return Path(self.path)
+
+    def read(self, *, most: int = MOST_BYTES) -> bytes:
+        """Read a file of at most `most` bytes."""
+        return self._read(most, gzipped=False)
+
+    def text(self) -> str:
+        """Read a UTF-8 file, compressed by gzip if its name ends in `.gz`, without a byte order mark."""
+        raw = self._read(MOST_BYTES, gzipped=str(self.path).endswith(".gz"))
+        try:
+            return raw.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            self.refuse("a text in UTF-8", f"the byte {raw[error.start]:#x} at position {error.start}")
+
+    def lines(self) -> list[str]:
+        """Read the lines of a text, as `lines_of` divides them."""
+        return lines_of(self.text())
+
+    def json(self, like: Any = Any) -> Any:
+        """Read a JSON file as a value of the type `like`: Any, a built-in type, a list, a mapping, or a dataclass.
+
+        The keys of a dataclass are its fields. A value of another type is refused; nothing is converted.
+        """
+        text = self.text()
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self.refuse("JSON", f"an error ({shorten(str(error), 120)})")
+        if not _is_flat(found, DEEPEST):
+            self.refuse(f"JSON with at most {DEEPEST} nested mappings and lists", "more")
+        try:
+            return _typed(like, found, "the value")
+        except ValueError as error:
+            self.refuse(*error.args)
+
+    def array(self) -> npt.NDArray[Any]:
+        """Map the array of numbers in a `.npy` file into memory, read-only; pickled objects are never loaded."""
+        import numpy as np
+
+        path = self.check()
+        try:
+            with open(path, "rb") as file:
+                shape, order, dtype, start = _npy_header(file)
+            return np.memmap(path, dtype, "r", start, shape, order) if 0 not in shape else np.empty(shape, dtype)
+        except (OSError, ValueError) as error:
+            self.refuse("a .npy file of one array of numbers", f"an error ({error})")
+
+    def _read(self, most: int, *, gzipped: bool) -> bytes:
+        path, found = self.check(), bytearray()
+        try:
+            with gzip.open(path) if gzipped else open(path, "rb") as file:
+                while len(found) <= most and (block := file.read(_BLOCK)):
+                    found += block
+        except (OSError, EOFError, zlib.error) as error:
+            self.refuse("a readable file", f"an error ({getattr(error, 'strerror', None) or error})")
+        if len(found) > most:
+            self.refuse(f"at most {most:,} bytes", "more")
+        return bytes(found)
+
+
+def recorded(path: str | Path, like: Any = dict) -> Any:
+    """Read a JSON file that a run wrote for itself; None if it is missing, damaged or of another type."""
+    try:
+        return InputFile(path, remedy="").json(like)
+    except StoreError:
+        return None
+
+
+def lines_of(text: str) -> list[str]:
+    """Divide a text into lines at LF or CR LF, as the sources do.
+
+    `str.splitlines` also divides at form feeds, U+0085 and U+2028, which occur inside texts and in vocabularies: every
+    later line would then get the vector, or the id, of another one.
+    """
+    text = text.removesuffix("\n")
+    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
+
+
+def array_in(raw: bytes) -> npt.NDArray[Any]:
+    """Read the array of numbers in the bytes of a `.npy` file; pickled objects are never loaded.
+
+    Raises:
+        ValueError: they are not such a file, or their number differs from that of the header.
+    """
+    import numpy as np
+
+    shape, order, dtype, start = _npy_header(io.BytesIO(raw))
+    return np.frombuffer(raw, dtype, offset=start).reshape(shape, order=order)
+
+
+def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], Literal["F", "C"], np.dtype[Any], int]:
+    """Return (shape, order, type, offset of the values) from the header, after comparing it with the file's size."""
+    from numpy.lib import format as npy
+
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran_order, dtype = read(file)
+    except Exception as error:  # numpy's parser of the header raises errors of tokenize, ast and struct, among others
+        raise ValueError(f"its header cannot be read: {show(str(error), 120)}") from None
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError("it contains other items than numbers; pickled objects are never loaded")
+    start, end = file.tell(), file.seek(0, os.SEEK_END)
+    expected = math.prod(shape) * dtype.itemsize
+    if any(not 0 <= size < 2**48 for size in shape) or expected != end - start:
+        raise ValueError(f"shape {show(shape, 60)} and type {dtype} are {expected} bytes, it has {end - start}")
+    return shape, "F" if fortran_order else "C", dtype, start
+
+
+def problem(path: str | Path) -> str | None:
+    """Return why a path is not a regular file, as the end of a sentence about it; None if it is one."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno == errno.ENOENT and os.path.islink(path):
+            return "is a symbolic link to a file that does not exist"
+        return _explain(error)
+    except ValueError as error:  # NUL, or a lone surrogate
+        return f"is not a valid path ({error})"
+    if stat.S_ISREG(mode):
+        return None
+    return next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a regular file")
+
+
+def _is_flat(value: Any, depth: int) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_flat(item, depth - 1) for item in items)
+
+
+def _typed(hint: Any, value: Any, at: str) -> Any:
+    """Return a value of JSON as the type `hint`. ValueError has what was expected and what was found."""
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _typed(args[0], value, at)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        required = {item.name for item in dataclasses.fields(hint)
+                    if item.default is item.default_factory is dataclasses.MISSING}  # fmt: skip
+        if not (isinstance(value, dict) and required <= value.keys() <= hints.keys()):
+            raise ValueError(f"a mapping with the keys {', '.join(hints)} as {at}", show(value, 200))
+        return hint(**{key: _typed(hints[key], item, f"'{key}'") for key, item in value.items()})
+    kinds: Any = {tuple: list, float: (int, float)}.get(origin, origin)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and origin is not bool):
+        raise ValueError(f"{getattr(origin, '__name__', origin)} as {at}", show(value, 200))
+    if origin in (list, tuple) and args:
+        return origin(_typed(args[0], item, f"an item of {at}") for item in value)
+    if origin is dict and args:
+        return {key: _typed(args[1], item, f"'{key}'") for key, item in value.items()}
+    return value
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
+    """Write a temporary file next to `path`, flush it to disk and rename it. Missing parents are created.
+
+    A reader sees the old file or the entire new file, never a part of it.
+
+    Raises:
+        StoreError: something other than a file is at `path`.
+    """
+    path = Path(path)
+    refuse_other(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text atomically as UTF-8, with the newlines as given."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value atomically as indented JSON with keys in the given order; NaN is refused (JSON has none)."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
+
+    An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
+    time, so temporary directories for this `path` are those of killed writers and are removed first. A link to a folder
+    stays, and that folder is replaced.
+
+    Raises:
+        StoreError: `path` exists and is not a folder. The two renames would replace even a device.
+    """
+    if os.path.lexists(path) and not os.path.isdir(path):
+        InputFile(path, remedy="Choose another place.").refuse("a folder", f"that it {problem(path) or 'is a file'}")
+    path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_temporaries(path.parent, of=path.name)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if path.exists():
+            old = _temporary(path)
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def remove_temporaries(directory: str | Path, *, of: str = "*") -> None:
+    """Remove temporary files that killed writers of the file or folder `of` left in `directory`; none may be active."""
+    for entry in Path(directory).glob(f"{_TEMPORARY}*"):
+        if of not in ("*", entry.name[len(_TEMPORARY) :].partition("-")[2]):
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def write_problem(error: OSError) -> str | None:
+    """Describe a failure to write that the user can remove: a full disk or a folder without permission.
+
+    Returns:
+        What failed and what to do, or None if the error has another cause.
+    """
+    place = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"the disk is full{place} ({error.strerror}). Free some space, then run the same command again: what is "
+            "finished is kept."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            f"expected a file or folder with permission to read and write{place}, found one without "
+            f"({error.strerror}). Correct its permissions, or choose another folder (`--params data=FOLDER`)."
+        )
+    return None
+
+
+def refuse_other(path: str | Path, *, error: type[MMLDLMError] = StoreError) -> None:
+    """Raise `error` if something other than a regular file is at `path`; nothing may be there."""
+    if os.path.lexists(path):
+        InputFile(path, remedy="Remove it, or choose another place.", error=error).check()
+
+
+def is_taken(path: str | Path) -> bool:
+    """Return whether a path has no room for a new folder or archive: anything but nothing or an empty folder is there.
+
+    Raises:
+        OSError: the file system accepts no such name.
+    """
+    folder = Path(path).is_dir()
+    return any(Path(path).iterdir()) if folder else os.path.lexists(path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- names inside a folder ---------------------------------------------------------------------------------------------
+
+
+def inside(root: str | Path, name: Any) -> Path:
+    """Resolve a name that a file contains, relative to the folder `root`. The path need not exist.
+
+    Every name that one file gives for another one passes through this function. The check and the later opening are
+    two steps: it protects against names in files, not against a process that exchanges files meanwhile.
+
+    Raises:
+        UnsafePathError: `check_name` refuses the name, or a symbolic link on the way leads out of `root`.
+    """
+    path = Path(root, check_name(root, name))
+    try:
+        target = os.path.realpath(path, strict=True)
+    except (FileNotFoundError, NotADirectoryError):  # the caller finds that the file is missing
+        target = os.path.realpath(path)
+    except OSError as error:
+        raise UnsafePathError(root, name, _explain(error)) from None
+    if not Path(target).is_relative_to(os.path.realpath(root)):
+        raise UnsafePathError(root, name, "is or passes a symbolic link that leads out of the folder")
+    return path
+
+
+def check_name(root: str | Path, name: Any) -> PurePosixPath:
+    """Check the form of a name that a file contains, for example of a member of an archive `root`.
+
+    Raises:
+        UnsafePathError: It is not a text, empty, absolute, contains `..` or NUL, or cannot be a file name.
+    """
+    if not isinstance(name, str):
+        raise UnsafePathError(root, name, f"is of type {type(name).__name__} instead of text")
+    path = PurePosixPath(name)
+    if not path.parts:
+        raise UnsafePathError(root, name, "is empty")
+    if path.is_absolute() or ".." in path.parts:
+        raise UnsafePathError(root, name, "leads out of the folder")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise UnsafePathError(root, name, "contains a lone surrogate") from None
+    if "\0" in name:
+        raise UnsafePathError(root, name, "contains NUL")
+    return path
+
+
+def _explain(error: OSError) -> str:
+    return _ERRORS.get(error.errno or 0, f"cannot be accessed ({error.strerror})")
