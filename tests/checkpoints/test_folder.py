@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.core import files as atomic
 from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.data.store import atomic
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.folder import Contents
 from mm_ldlm.training.checkpoints.writer import Writer

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from mm_ldlm.core import files as atomic
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, ValidationError
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.replacing import NAME, refuse_other_sources
 from mm_ldlm.data.corpus.report import ingestion_report
-from mm_ldlm.data.store import Manifest, Shard, atomic
+from mm_ldlm.data.store import Manifest, Shard
 
 # -- stores of other sources -------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ import pytest
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.app.datasets.locks import FOLDERS, FolderLocks, _part
+from mm_ldlm.core import locks as lock
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.data.store import lock
-from mm_ldlm.data.store.lock import Lock
+from mm_ldlm.core.locks import Lock
 from mm_ldlm.pipeline_registry import register_pipelines
 
 _holding: list[FolderLocks] = []

@@ -172,9 +172,9 @@ def write_run(directory, *, seed=0, objective=None, config=None, encoder=None, f
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    from mm_ldlm.core import files as atomic
     from mm_ldlm.core.config import to_dict
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
-    from mm_ldlm.data.store import atomic
     from mm_ldlm.objectives.root import TrainableRoot
     from mm_ldlm.training.checkpoints import folder
     from mm_ldlm.training.checkpoints.identity import identity_of

@@ -212,7 +212,7 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     other = samples(write_checkpoint(tmp_path, "B", 2), seed=9)
-    monkeypatch.setattr("mm_ldlm.data.store.atomic.os.fsync", full)
+    monkeypatch.setattr("mm_ldlm.core.files.os.fsync", full)
     with pytest.raises(DatasetError, match="No space left"):
         entry.save(other)
     assert [path.name for path in tmp_path.glob("*samples*")] == ["samples.parquet"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.store.npy import map_npy
 
 from mm_ldlm.data.store import ShardStore, StoreWriter, atomic, shards
-from mm_ldlm.data.store.npy import map_npy
 
 SCHEMA = pa.schema([("v", pa.list_(pa.float32(), 2))])
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.store.npy import map_npy, read_npy
+from mm_ldlm.data.store.paths import refuse_no_file
 
 from mm_ldlm.core.errors import StoreError, TruncatedShardError
 from mm_ldlm.data.store import ShardStore, StoreWriter, atomic, lock, verified
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.data.store.npy import map_npy, read_npy
-from mm_ldlm.data.store.paths import refuse_no_file
 
 SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("name", pa.string())])
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.store.paths import inside, problem
 
 from mm_ldlm.core.errors import MissingShardError, StoreError, TruncatedShardError, UnsafePathError
 from mm_ldlm.data.store import Manifest, Shard, ShardStore, StoreWriter, atomic, lock, shard_file, shards, verified
 from mm_ldlm.data.store.columns import _matrix
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.data.store.paths import inside, problem
 
 PAGE = mmap.PAGESIZE
 SCHEMA = pa.schema(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.store.npy import map_npy
 
 from mm_ldlm.core.errors import FingerprintError, MissingShardError, ShardSchemaError, StoreError
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, atomic, lock, shard_file, verified, write_shard
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.npy import map_npy
 
 SCHEMA = pa.schema([("row", pa.int64()), ("ids", pa.list_(pa.int32())), ("name", pa.string())])
 

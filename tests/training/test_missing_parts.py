@@ -16,9 +16,9 @@ import torch
 from parts import ALONE, Heard
 from test_importing import older
 
+from mm_ldlm.core import files as atomic
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError, StoreError
-from mm_ldlm.data.store import atomic
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
 from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
 from mm_ldlm.models.base import DataShape

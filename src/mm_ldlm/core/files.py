@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
+from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
 from mm_ldlm.core.messages import shorten, show
 
@@ -74,7 +75,8 @@ class InputFile:
 
     def refuse(self, expected: str, found: str) -> NoReturn:
         """Raise the error that says what was expected of the file, and what was found."""
-        raise self.error(f"{self.name or show(str(self.path))}: expected {expected}, found {found}. {self.remedy}")
+        name = self.name or shorten(escape(mask(str(self.path))))
+        raise self.error(f"{name}: expected {expected}, found {found}. {self.remedy}")
 
     def check(self) -> Path:
         """Return the path; refuse everything but a regular file."""

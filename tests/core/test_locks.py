@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mm_ldlm.data.store import lock
+from mm_ldlm.core import locks as lock
 
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from mm_ldlm.store import lock
+from mm_ldlm.core import locks as lock
 held = lock.take(Path(sys.argv[1]), sys.argv[2])
 print("held" if held else "refused", flush=True)
 time.sleep(60)
