@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
-from mm_ldlm.core.messages import shorten, show
+from mm_ldlm.core.messages import escape, shorten, show
 
 if TYPE_CHECKING:
     import numpy as np
