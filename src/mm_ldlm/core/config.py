@@ -1,9 +1,8 @@
-"""Typed parameters: the decorator `config`, the parsers `parse` and `parse_kind`, and constrained number types.
+"""Typed parameters: the decorator `config`, the doors `parse`, `parse_kind` and `check`, and types of bounded numbers.
 
-In a mapping, a single value where a list of any length is expected is a list of one.
-
-Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. The
-pipelines parse the catalog's dictionaries into those types before the first node runs.
+Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. A mapping
+becomes such a type once, where it enters, and is trusted below. In a mapping, a single value where a list of any length
+is expected is a list of one.
 
 A GPU host that only reads specs needs no pydantic: the specs were validated when they were written. Without pydantic
 the same types are built without range checks; unknown and missing keys are still refused.
@@ -13,27 +12,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
-from mm_ldlm.core.config_errors import explain, name_keys, reason, without_branches
-from mm_ldlm.core.credentials import holds_credentials
+from mm_ldlm.core.credentials import holds_credentials, mask
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SamplingError
 from mm_ldlm.core.kinds import MARK, Kinds, with_article
-from mm_ldlm.core.messages import escape, nearest, show, summarise
+from mm_ldlm.core.messages import escape, nearest, reason_of, show, summarise
 
 try:
     import pydantic
-    from pydantic import ConfigDict, Field
+    from pydantic import ConfigDict, Field, ValidationError
 
     def bounded(**bounds: Any) -> Any:
-        """Make the annotation of a number within bounds (gt, ge, lt, le)."""
+        """Make the annotation of a number within bounds (gt, ge, lt, le), or of a text of a form (pattern)."""
         return Field(**bounds)
 
 except ModuleNotFoundError:  # a GPU host without pydantic
     pydantic = None  # type: ignore[assignment]
+
+    class ValidationError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
 
     def bounded(**bounds: Any) -> Any:
         return tuple(sorted(bounds.items()))
@@ -88,6 +90,206 @@ class InvalidValue(ValueError):
         self.keys = keys
 
 
+# --- making configurations --------------------------------------------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def config(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
+
+    Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
+    """
+    if pydantic is None:
+        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    else:
+        settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
+        made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+        made.__init__ = _in_own_words(made.__init__)
+    setattr(made, MARK, True)
+    return cast(type[T], made)
+
+
+def _in_own_words(construct: Any) -> Any:
+    """Wrap the constructor of a configuration: what it refuses is a ConfigurationError, as in `parse`."""
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **keys: Any) -> None:
+        try:
+            construct(self, *args, **keys)
+        except ValidationError as error:
+            at = type(self).__name__
+            lines = _explain(error, keys, at=at) | _misnamed(type(self), keys, at=at)
+            raise ConfigurationError(summarise([*lines.values()])) from None
+
+    return __init__
+
+
+def parse(cls: type[T], value: Any, *, at: str) -> T:
+    """Build `cls` from a mapping; return an instance of it unchanged.
+
+    `at` is the parameter's full path ("training", "ingestion.sources"), which precedes the key in every message.
+
+    Raises:
+        ConfigurationError: a key is unknown, missing or invalid, or the class comes from another package and fails. The
+            message names each key by its full path, with the value found.
+    """
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"parameter '{at}': expected a mapping of {cls.__name__}, found {show(value)}. Write its keys below it."
+        )
+    problems: dict[Any, str] = {}
+    given = {}
+    try:
+        hints = _hints(cast(Any, cls))
+        problems = _misnamed(cls, value, at=at)
+        for key in [name for name in value if name in hints]:
+            try:
+                given[key] = _resolve(hints[key], value[key], f"{at}.{key}")
+            except ConfigurationError as error:
+                problems[key] = str(error)
+        if pydantic is not None or not problems:
+            typed: T = cls(**given) if pydantic is None else _adapter(cast(Any, cls)).validate_python(given)
+            problems |= _switches(given, typed, at)
+    except ValidationError as error:
+        problems = _explain(error, given, at=at) | problems
+    except MMLDLMError:
+        raise
+    except InvalidValue as error:
+        problems[None] = _of_keys(at, error)
+    except (Exception, SystemExit) as error:
+        made = f"{cls.__module__}:{cls.__qualname__}"
+        problems[None] = f"parameter '{at}': {made} cannot be made ({reason_of(error)}). Correct its class."
+    if problems:
+        raise ConfigurationError(summarise([*problems.values()]))
+    return typed
+
+
+def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
+    """Build the configuration that the key `kind` of a mapping names; return a configuration of the group unchanged.
+
+    Raises:
+        ConfigurationError: there is no such kind, a key is unknown, missing or invalid for this kind, or `value` is a
+            configuration of another component.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kinds.check(type(value), type(value).__name__, at=at)
+        return value
+    choice = f"Choose {with_article(kinds.what)}: {', '.join(kinds)}."
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. {choice}"
+        )
+    if "kind" not in value:
+        raise ConfigurationError(f"parameter '{at}.kind' is missing and has no default. {choice}")
+    found = kinds.find(value["kind"], at=at)
+    return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)
+
+
+def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = SamplingError) -> Any:
+    """Return one argument of a function, checked by a type as parameters are: `Annotated[int, bounded(ge=1)]`.
+
+    Lists become tuples where the type is a tuple. Scalars of numpy and torch are accepted as numbers.
+
+    Raises:
+        MMLDLMError: of the class `error`; the message names the argument, what was expected and what was found.
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    try:
+        value = _resolve(hint, value, name)
+        typed = value if pydantic is None else _adapter(hint).validate_python(value, strict=True)
+        problems = _switches({"": value}, {"": typed}, name)
+    except ConfigurationError as refused:
+        raise error(str(refused)) from None
+    except ValidationError as refused:
+        problems = _explain(refused, value, at=name, what="{}")
+    if problems:
+        raise error(summarise([*problems.values()]))
+    return typed
+
+
+def to_dict(value: Any) -> Any:
+    """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = sorted((field.name for field in dataclasses.fields(value)), key=lambda name: name != "kind")
+        return {name: to_dict(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    return value
+
+
+# --- from mappings to types -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _adapter(hint: Any) -> Any:
+    return pydantic.TypeAdapter(hint)
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: hint for name, hint in typing.get_type_hints(cls, include_extras=True).items() if name in names}
+
+
+def _resolve(hint: Any, item: Any, at: str) -> Any:
+    """Replace the mappings in `item`, whose type is `hint`, by configurations, and lists by tuples, at any depth."""
+    for kinds in getattr(hint, "__metadata__", ()):
+        if isinstance(kinds, Kinds):
+            return parse_kind(kinds, item, at=at)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if item is None:
+        return None
+    if origin is Annotated:
+        return _resolve(args[0], item, at)
+    if origin in (Union, types.UnionType):
+        fitting = [arg for arg in args if _may_be(arg, item)]
+        return _resolve(fitting[0], item, at) if fitting else item
+    if dataclasses.is_dataclass(hint):
+        return parse(cast(type, hint), item, at=at)
+    if isinstance(item, Mapping) and origin in (dict, Mapping):
+        return {key: _resolve(args[1], each, f"{at}.{key}") for key, each in item.items()}
+    if origin in (tuple, list):
+        same = origin is list or args[-1] is Ellipsis
+        if same and isinstance(item, (str, int, float)) and not _may_be(args[0], {}):
+            item = [item]  # a value in place of a list is a list of one; lists of mappings have no such values
+        if isinstance(item, (list, tuple)):
+            hints = [args[0]] * len(item) if same else [*args, *[None] * len(item)]  # pydantic refuses surplus items
+            return origin(_resolve(hints[place], each, f"{at}.{place}") for place, each in enumerate(item))
+    return item
+
+
+def _may_be(hint: Any, item: Any) -> bool:
+    """Return whether a value can become a `hint`, which is one of several alternatives."""
+    origin = typing.get_origin(hint)
+    if isinstance(item, Mapping):
+        kinds = any(isinstance(each, Kinds) for each in getattr(hint, "__metadata__", ()))
+        return kinds or dataclasses.is_dataclass(hint) or origin in (dict, Mapping)
+    if isinstance(item, (list, tuple)):
+        return origin in (tuple, list)
+    return hint is not types.NoneType and not _may_be(hint, {})
+
+
+def _switches(given: Any, typed: Any, at: str) -> dict[Any, str]:
+    """Refuse every true and false that pydantic converted to 1 and 0, by their places."""
+    if isinstance(given, bool) and isinstance(typed, (int, float)) and not isinstance(typed, bool):
+        return {at: f"parameter '{at}': expected a number, found {show(given)}."}
+    inner: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(given, Mapping):
+        made = typed if isinstance(typed, Mapping) else vars(typed)
+        inner = [(key, item, made.get(key)) for key, item in given.items()]
+    elif isinstance(given, (list, tuple)) and isinstance(typed, (list, tuple)):
+        inner = [(place, *pair) for place, pair in enumerate(zip(given, typed, strict=True))]
+    return {where: line for key, item, made in inner for where, line in _switches(item, made, f"{at}.{key}").items()}
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
 def refuse_unwritable(value: Any, *, at: str) -> None:
     """Refuse parameters that no file of parameters can contain, at any depth: the check before all others.
 
@@ -119,7 +321,7 @@ def refuse_unwritable(value: Any, *, at: str) -> None:
 
 
 def _refuse_text(text: str, where: str) -> None:
-    if "\0" in text or not _is_unicode(text):
+    if "\0" in text or text != text.encode("utf-8", "replace").decode():
         raise ConfigurationError(
             f"{where}: expected a text in Unicode without NUL characters, found {show(text)}. Correct its characters."
         )
@@ -130,231 +332,65 @@ def _refuse_text(text: str, where: str) -> None:
         )
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
+    """Refuse the keys that a configuration does not have, and those that it lacks."""
+    known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    names = ", ".join(known)
+    lines = {
+        key: f"parameter '{escape(f'{at}.{key}')}' is not known.{nearest(key, known)} Known here: {names}."
+        for key in given
+        if key not in known
+    }
+    missing = [
+        name
+        for name, field in known.items()
+        if name not in given and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    return lines | {name: f"parameter '{at}.{name}' is missing and has no default." for name in missing}
 
 
-def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
-    """Build the configuration that the key `kind` of a mapping names.
-
-    Keys that this configuration does not read are refused.
-
-    Raises:
-        ConfigurationError: there is no such kind, a key is unknown, missing or invalid for this kind, or `value` is a
-            configuration of another component.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kinds.check(type(value), type(value).__name__, at=at)
-        return value
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(
-            f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. "
-            f"Choose {with_article(kinds.what)}: {', '.join(kinds.known)}."
-        )
-    if "kind" not in value:
-        raise ConfigurationError(
-            f"parameter '{at}.kind' is missing and has no default. Choose {with_article(kinds.what)}: "
-            f"{', '.join(kinds.known)}."
-        )
-    found = kinds.find(value["kind"], at=at)
-    return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)
+_MISNAMED = ("unexpected_keyword_argument", "extra_forbidden", "missing", "missing_keyword_only_argument")
+"""Types of the errors of pydantic that `_misnamed` explains"""
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def config(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
-
-    Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
-    """
-    if pydantic is None:
-        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    else:
-        settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
-        made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
-        made.__init__ = _in_own_words(made)
-    setattr(made, MARK, True)
-    return cast(type[T], made)
-
-
-def _in_own_words(made: Any) -> Any:
-    """Wrap the constructor of a configuration: what it refuses is a ConfigurationError, as in `parse`."""
-    construct = made.__init__
-
-    @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **keys: Any) -> None:
-        try:
-            construct(self, *args, **keys)
-        except pydantic.ValidationError as error:
-            name = type(self).__name__
-            lines = [explain(type(self), name, item) for item in error.errors(include_url=False)]
-            raise ConfigurationError("\n".join(lines)) from None
-
-    return __init__
+def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -> dict[Any, str]:
+    """Put the errors of pydantic in the words of parameters: one line for each place in `given`, by its first key."""
+    found: dict[str, tuple[Any, Any, list[Any]]] = {}
+    for item in error.errors(include_url=False):
+        if item["type"] in _MISNAMED:
+            continue
+        path, value = at, given
+        for part in item["loc"]:
+            inside = part in value if isinstance(value, Mapping) else isinstance(part, int)
+            if inside:  # otherwise the name of an alternative of a union
+                path, value = f"{path}.{part}", value[part]
+        first = item["loc"][0] if item["loc"] else None
+        found.setdefault(path, (first, value, []))[2].append(item)
+    return {first: _line(what, path, value, items) for path, (first, value, items) in found.items()}
 
 
-def parse(cls: type[T], value: Any, *, at: str) -> T:
-    """Build `cls` from a mapping.
-
-    `at` is the parameter's full path ("training", "ingestion.sources"), which precedes the key in every message.
-
-    Raises:
-        ConfigurationError: a key is unknown, missing or invalid. The message names each by its full path, with the
-            value found.
-    """
-    if isinstance(value, cls):
-        return value
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"parameter '{at}': expected a mapping of {cls.__name__}, found {show(value)}.")
-    refuse_unwritable(value, at=at)
-    value = _with_kinds(cls, value, at)
-    if pydantic is None:
-        return _build_plain(cls, value, at)
-    try:
-        typed: T = _adapter(cast(Any, cls)).validate_python(dict(value))
-    except pydantic.ValidationError as error:
-        lines = [explain(cls, at, item) for item in without_branches(error.errors(include_url=False))]
-        raise ConfigurationError(summarise(lines)) from None
-    if lines := [
-        f"parameter '{path}': expected a number, found {show(found)}." for path, found in _switches(value, typed, at)
-    ]:
-        raise ConfigurationError(summarise(lines))
-    return typed
+def _line(what: str, path: str, value: Any, items: Sequence[Any]) -> str:
+    context = items[0].get("ctx", {})
+    if isinstance(refused := context.get("error"), InvalidValue):
+        return _of_keys(path, refused)
+    words = " or ".join(dict.fromkeys(_expected(each) for each in items))
+    if "found" in words or (refused is not None and not items[0]["loc"]):
+        return f"{what.format(escape(path))}: {words}."
+    choices = re.findall(r"'([^']*)'", context.get("expected", ""))
+    return f"{what.format(escape(path))}: expected {words}, found {show(value)}.{nearest(value, choices)}"
 
 
-def check(value: Any, expected: Any, *, name: str, error: type[MMLDLMError] = SamplingError) -> Any:
-    """Validate one argument of a function by an annotated type, such as `PositiveInt`, and return it.
-
-    Texts are not converted to numbers, nor true and false; numpy's scalars are those of Python.
-
-    Raises:
-        MMLDLMError: of the class `error`, with the name of the argument and the value found.
-    """
-    plain = value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
-    if pydantic is None:
-        return plain
-    try:
-        return _adapter(expected).validate_python(plain, strict=True)
-    except pydantic.ValidationError as refused:
-        found = refused.errors(include_url=False)  # more than one for a type with alternatives
-        message = ", or: ".join(item["msg"] for item in found)
-        raise error(f"{name}: {reason({**found[0], 'msg': message})}") from None
+def _expected(item: Mapping[str, Any]) -> str:
+    """Return what an error of pydantic expects: "a number greater than 0", "a valid integer"."""
+    if item["type"] == "tuple_type":
+        return "a list, as in [a, b]"
+    words = re.sub(r", (unable|got) .*", "", escape(mask(str(item["msg"]).removeprefix("Value error, "))))
+    words = re.sub(r"^\w+ should (be |have )?", "", words).replace("match pattern", "a text of the form")
+    return f"a number {words}" if words.startswith(("greater", "less")) else words.removeprefix("expected ")
 
 
-@functools.cache
-def _adapter(cls: type[Any]) -> Any:
-    return pydantic.TypeAdapter(cls)
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
-
-
-def _with_kinds(cls: Any, value: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Return `value` with every mapping under a `Kinds` annotation replaced by the configuration that it describes."""
-    hints = _hints(cls)
-    return {key: _resolve_kinds(hints.get(key), item, f"{at}.{key}") for key, item in value.items()}
-
-
-def _resolve_kinds(hint: Any, item: Any, at: str) -> Any:
-    """Resolve the mappings in `item`, whose type is `hint`, at any depth; only an optional type may be absent."""
-    for kinds in getattr(hint, "__metadata__", ()):
-        if isinstance(kinds, Kinds):
-            return parse_kind(kinds, item, at=at)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if item is None:
-        return None
-    if origin in (Union, types.UnionType):
-        present = [arg for arg in args if arg is not type(None)]
-        fitting = present if len(present) == 1 else [arg for arg in present if _may_be(arg, item)]
-        return _resolve_kinds(fitting[0], item, at) if fitting else item
-    if isinstance(item, Mapping):
-        if dataclasses.is_dataclass(hint):
-            return _with_kinds(hint, item, at)
-        if origin in (dict, Mapping):
-            return {key: _resolve_kinds(args[-1], each, f"{at}.{key}") for key, each in item.items()}
-    if isinstance(item, (str, int, float)) and origin in (list, tuple) and _any_length(origin, args):
-        # A value in place of a list is a list of one. Lists of mappings have no such values.
-        item = item if dataclasses.is_dataclass(args[0]) or _holds_kinds(args[0]) else [item]
-    if isinstance(item, (list, tuple)) and origin in (list, tuple):
-        same = _any_length(origin, args)
-        hints = [args[0]] * len(item) if same else [*args, *[None] * len(item)]  # surplus items are refused later
-        return [_resolve_kinds(hints[place], each, f"{at}.{place}") for place, each in enumerate(item)]
-    return item
-
-
-def _any_length(origin: Any, args: tuple[Any, ...]) -> bool:
-    return origin is list or (bool(args) and args[-1] is Ellipsis)
-
-
-def _may_be(hint: Any, item: Any) -> bool:
-    """Return whether a mapping or a list can become a `hint`, which is one of several alternatives."""
-    origin = typing.get_origin(hint)
-    if isinstance(item, Mapping):
-        return dataclasses.is_dataclass(hint) or _holds_kinds(hint) or origin in (dict, Mapping)
-    return isinstance(item, (list, tuple)) and origin in (list, tuple)
-
-
-def _holds_kinds(hint: Any) -> bool:
-    return any(isinstance(each, Kinds) for each in getattr(hint, "__metadata__", ()))
-
-
-def to_dict(value: Any) -> Any:
-    """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = sorted((field.name for field in dataclasses.fields(value)), key=lambda name: name != "kind")
-        return {name: to_dict(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): to_dict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_dict(item) for item in value]
-    return value
-
-
-def _switches(given: Any, typed: Any, at: str) -> list[tuple[str, bool]]:
-    """List every true and false that pydantic converted to 1 and 0, with its path."""
-    if isinstance(given, bool):
-        return [] if isinstance(typed, bool) or not isinstance(typed, (int, float)) else [(at, given)]
-    inner: list[tuple[Any, Any, Any]] = []
-    if isinstance(given, Mapping):
-        known = typed if isinstance(typed, Mapping) else vars(typed)
-        inner = [(key, item, known.get(key)) for key, item in given.items()]
-    elif isinstance(given, (list, tuple)) and isinstance(typed, (list, tuple)):
-        inner = [(place, *pair) for place, pair in enumerate(zip(given, typed, strict=True))]
-    return [found for key, item, made in inner for found in _switches(item, made, f"{at}.{key}")]
-
-
-def _build_plain(cls: Any, value: Mapping[str, Any], at: str) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    if unknown := sorted(set(value) - set(fields)):
-        raise ConfigurationError(
-            f"parameter '{at}.{unknown[0]}' is not known.{nearest(unknown[0], fields)} Known here: {', '.join(fields)}."
-        )
-    hints = typing.get_type_hints(cls)
-    try:
-        return cls(**{name: _coerce(hints[name], item, f"{at}.{name}") for name, item in value.items()})
-    except InvalidValue as error:
-        raise ConfigurationError(name_keys(at, error.keys, str(error))) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"parameter '{at}': {error}") from None
-
-
-def _coerce(hint: Any, value: Any, at: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _build_plain(hint, value, at)
-    if origin in (Union, types.UnionType):
-        inner = [arg for arg in args if arg is not type(None)]
-        return _coerce(inner[0], value, at) if len(inner) == 1 else value
-    if origin is tuple and isinstance(value, (list, tuple)):
-        each = args[0] if len(args) == 2 and args[1] is Ellipsis else None
-        return tuple(_coerce(each or args[i], item, f"{at}.{i}") for i, item in enumerate(value))
-    if origin is dict or origin is Mapping:
-        return {key: _coerce(args[1], item, f"{at}.{key}") for key, item in value.items()}
-    return value
+def _of_keys(at: str, refused: InvalidValue) -> str:
+    """Return the refusal of values of the section `at` that do not fit one another."""
+    names = [f"'{at}.{key}'" for key in refused.keys] or [f"'{at}'"]
+    end = "" if str(refused).endswith("?") else "."
+    return f"parameter{'s' if names[1:] else ''} {' and '.join(names)}: {escape(mask(str(refused)))}{end}"

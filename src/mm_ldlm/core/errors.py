@@ -6,15 +6,27 @@ them; any other exception that escapes is a bug.
 
 from __future__ import annotations
 
+LONGEST = 1200
+"""Characters of one line of a message"""
+MOST_LINES = 40
+"""Lines of a message"""
+
+
+def shorten(text: str, longest: int = LONGEST) -> str:
+    """Return the beginning and the end of a text that is too long."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
 
 class MMLDLMError(Exception):
     """Base of all errors raised on purpose; the message is written for the user.
 
-    Bytes of a path that are not UTF-8 are escaped in the message, so that every terminal and log accepts it.
+    The message is bounded here, whatever data it repeats. Bytes of a path that are not UTF-8 are escaped in it, so that
+    every terminal and log accepts it.
     """
 
     def __str__(self) -> str:
-        return super().__str__().encode("utf-8", "backslashreplace").decode("utf-8")
+        lines = super().__str__().encode("utf-8", "backslashreplace").decode("utf-8").split("\n", MOST_LINES)
+        return "\n".join(shorten(line) for line in lines)
 
 
 class ConfigurationError(MMLDLMError):

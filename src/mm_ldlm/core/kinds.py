@@ -1,6 +1,6 @@
-"""Kinds: registries of the configurations that the key `kind` of a parameter can choose, and the interface of each.
+"""Registries of named components, and kinds: the configurations that the key `kind` of a parameter can choose.
 
-`mm_ldlm.core.config` turns mappings into configurations; here the class of a kind is found, imported and checked.
+`mm_ldlm.core.config` turns mappings into configurations; here the component of a name is found, imported and checked.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import distributions
 from typing import Any, Protocol
 
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.messages import nearest, show
+from mm_ldlm.core.messages import nearest, reason_of, show
 
 MARK = "_made_by_mm_ldlm_config"
 """Attribute of the classes that the decorator `config` made; a subclass without the decorator is not one of them."""
@@ -62,15 +62,26 @@ class Registry:
     @property
     def external(self) -> dict[str, str]:
         """The same for the components that other packages registered."""
-        return {point.name: point.value for point in entry_points(group=f"mm_ldlm.{self.group}")}
+        found: dict[str, str] = {}
+        for distribution in distributions():
+            try:
+                points = distribution.entry_points.select(group=f"mm_ldlm.{self.group}")
+                found |= {point.name: point.value for point in points}
+            except Exception:  # a damaged entry_points.txt, of any installed package
+                continue
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.known | self.external)
 
     def load(self, name: str) -> Any:
-        """Import the component of a name; KeyError if there is none."""
-        module, _, attribute = (self.known | self.external)[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        """Import the component of a name.
+
+        Raises:
+            KeyError: there is none.
+            ConfigurationError: it cannot be imported.
+        """
+        return _import(self.known.get(name) or self.external[name], f"{self.what} '{name}'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +105,15 @@ class Kinds(Registry):
                 class is not one of the group.
         """
         path = self.known.get(kind) if isinstance(kind, str) else None
+        if path is None and isinstance(kind, str):
+            path = self.external.get(kind) or (kind if _is_import_path(kind) else None)
         if path is None:
-            external = self.external
-            if isinstance(kind, str):
-                path = external.get(kind) or (kind if _is_import_path(kind) else None)
-        if path is None:
-            names = [*self.known, *external]
-            hint = nearest(kind, names)
+            names = [*self]
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{hint} Known here: "
-                f"{', '.join(names)}; or give the import path of a configuration, package.module:Class."
+                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, names)} "
+                f"Known here: {', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
-        found = _import(path, at=at)
+        found = _import(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
             raise ConfigurationError(
                 f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by "
@@ -145,7 +153,7 @@ def _is_import_path(kind: str) -> bool:
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def _import(path: str, *, at: str) -> Any:
+def _import(path: str, what: str) -> Any:
     """Import `module:name`; ConfigurationError for everything that the import of another package can raise.
 
     A module that ends the process (SystemExit) is refused like the others; Ctrl-C still ends it.
@@ -154,9 +162,8 @@ def _import(path: str, *, at: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
-        reason = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise ConfigurationError(
-            f"parameter '{at}.kind': {path} cannot be imported ({reason}). Correct the path, or install or correct its "
+            f"{what}: {path} cannot be imported ({reason_of(error)}). Correct the path, or install or correct its "
             "package."
         ) from error
 

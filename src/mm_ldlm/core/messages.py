@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mm_ldlm.core.credentials import mask, mask_values
+from mm_ldlm.core.errors import LONGEST, MMLDLMError, shorten
 
-LONGEST = 1200
-"""Characters of one line of a message."""
+__all__ = ["about", "duration", "escape", "nearest", "reason_of", "shorten", "show", "summarise"]
 
 
 def escape(text: str) -> str:
@@ -32,9 +32,13 @@ def show(value: Any, longest: int = LONGEST) -> str:
         return f"<{type(value).__name__}>"
 
 
-def shorten(text: str, longest: int = LONGEST) -> str:
-    """Return the beginning and the end of a text that is too long."""
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+def reason_of(error: BaseException, longest: int = 300) -> str:
+    """Return the class and the text of any exception on one line, without credentials."""
+    name = "" if isinstance(error, MMLDLMError) else f"{type(error).__name__}: "
+    try:
+        return shorten(escape(mask(f"{name}{' '.join(str(error)[:10_000].split())}")), longest)
+    except Exception:  # the exception's own __str__
+        return type(error).__name__
 
 
 def duration(seconds: float) -> str:

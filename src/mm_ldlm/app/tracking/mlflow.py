@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from mm_ldlm.app.tracking import names
 from mm_ldlm.app.tracking.description import without_paths
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, TrackingError
+from mm_ldlm.core.errors import ConfigurationError, TrackingError
 from mm_ldlm.core.files import problem
-from mm_ldlm.core.messages import escape, shorten
+from mm_ldlm.core.messages import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -244,12 +244,6 @@ class MlflowSink:
             return False
         self._waiting, self._resting_until = [], -math.inf
         return True
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the class and the beginning of the text of an exception, on one line and without credentials."""
-    name = "" if isinstance(error, MMLDLMError) else f"{type(error).__name__}: "
-    return shorten(escape(mask(f"{name}{' '.join(str(error).split())}")), 300)
 
 
 def read_metrics(uri: str, run_id: str) -> dict[str, float]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_ldlm.app.tracking.mlflow import load, open_run, reason_of, resolve_uri
+from mm_ldlm.app.tracking.mlflow import load, open_run, resolve_uri
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import TrackingError
+from mm_ldlm.core.messages import reason_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
