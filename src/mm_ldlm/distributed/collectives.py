@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TypeVar
+
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def active() -> bool:
@@ -42,29 +45,9 @@ def barrier() -> None:
         dist.barrier()
 
 
-def broadcast(tensor: Tensor, *, source: int = 0) -> Tensor:
-    """Copy the values of the source rank to every rank, in place."""
+def gather(value: T) -> list[T]:
+    """Gather a Python value of every rank on every rank, in rank order."""
+    found = [value] * world()
     if active():
-        dist.broadcast(tensor, src=source)
-    return tensor
-
-
-def gather_bytes(data: bytes, *, device: torch.device) -> list[bytes]:
-    """Gather the bytes of every rank on every rank, in rank order. Lengths may differ."""
-    if not active():
-        return [data]
-    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    sizes = [torch.zeros_like(size) for _ in range(world())]
-    dist.all_gather(sizes, size)
-    lengths = [int(item) for item in sizes]
-    buffer = torch.zeros(max([*lengths, 1]), dtype=torch.uint8, device=device)
-    if data:
-        buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-    buffers = [torch.empty_like(buffer) for _ in range(world())]
-    dist.all_gather(buffers, buffer)
-    return [bytes(item[:length].cpu().numpy().tobytes()) for item, length in zip(buffers, lengths, strict=True)]
-
-
-def gather_texts(text: str, *, device: torch.device) -> list[str]:
-    """Gather the text of every rank on every rank, in rank order."""
-    return [data.decode("utf-8") for data in gather_bytes(text.encode("utf-8"), device=device)]
+        dist.all_gather_object(found, value)
+    return found

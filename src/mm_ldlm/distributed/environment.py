@@ -1,4 +1,4 @@
-"""Environment variables of torchrun, SLURM and older shell scripts: ranks, hosts and addresses."""
+"""Ranks, hosts and addresses, as the variables of torchrun, SLURM and older shell scripts give them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class Hosts:
     def is_first(self) -> bool:
         """Whether this host records the run, locks its folders and commits its stores: the only host, or number 0."""
         return not self.node_rank
+
+
+_NUMBERS = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RANK", "SLURM_NNODES", "SLURM_NODEID")
+"""Variables of a launcher that are whole numbers"""
 
 
 def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
@@ -94,19 +98,18 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
         ConfigurationError: a variable is not a number, or not one that a host can have.
     """
     env = os.environ if environment is None else environment
-    nodes, rank = _maybe(env, "NNODES"), _maybe(env, "NODE_RANK")
-    if "LOCAL_RANK" not in env:
-        nodes = _maybe(env, "WORLD_SIZE") if nodes is None else nodes
-        rank = _maybe(env, "RANK") if rank is None else rank
-    if nodes is None:
-        nodes, rank = _maybe(env, "SLURM_NNODES"), _maybe(env, "SLURM_NODEID") if rank is None else rank
-    elif nodes > 1 and rank is None:
-        rank = _maybe(env, "SLURM_NODEID")
+    number = {name: _int(env, name) for name in _NUMBERS if env.get(name)}
+    per_host = "LOCAL_RANK" not in env  # else WORLD_SIZE and RANK are those of a process
+    nodes = number.get("NNODES", number.get("WORLD_SIZE") if per_host else None)
+    rank = number.get("NODE_RANK", number.get("RANK") if per_host else None)
+    if nodes is None or (nodes > 1 and rank is None):
+        rank = number.get("SLURM_NODEID") if rank is None else rank
+    nodes = number.get("SLURM_NNODES") if nodes is None else nodes
     address = env.get("MASTER_ADDR")
     if address is None and nodes is not None and nodes > 1 and "SLURM_JOB_NODELIST" in env:
         address = first_host(env["SLURM_JOB_NODELIST"])
     endpoint = f"{address}:{env.get('MASTER_PORT', '29400')}" if address else None
-    processes = _maybe(env, "NPROC_PER_NODE")
+    processes = number.get("NPROC_PER_NODE")
     for name, value in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
         if value is not None and value < 1:
             raise ConfigurationError(f"expected at least 1 in {name}, found {value}. Correct or unset it.")
@@ -137,18 +140,35 @@ def first_host(nodelist: str) -> str:
     return match.group(1) + (match.group(2) or "")
 
 
-def error_file() -> str | None:
-    """Return the file in which the elastic agent expects the error of this worker, or None without an agent."""
-    return os.environ.get("TORCHELASTIC_ERROR_FILE")
-
-
 def host_name() -> str:
     """Return the name of this host."""
     return socket.gethostname()
 
 
-def _maybe(env: Mapping[str, str], name: str) -> int | None:
-    return _int(env, name) if env.get(name) else None
+def address_towards(endpoint: str) -> str | None:
+    """Return this machine's address on the route to "host:port", or None for unknown hosts. Nothing is sent."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, protocol, _, there = socket.getaddrinfo(
+            host.strip("[]"), int(port or 0) or 1, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return None
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this address (or the address of this host name), or None."""
+    import psutil
+
+    try:
+        wanted = {str(there[0]) for *_, there in socket.getaddrinfo(address, None)}
+    except OSError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, held in interfaces if wanted & {one.address.split("%")[0] for one in held}), None)
 
 
 def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,20 +1,27 @@
-"""Failure records: a failing rank writes its error, and the launcher reports the first one."""
+"""Errors of ranks: a failing rank records its error, and the launcher reports the first one in one paragraph."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.distributed import environment
 
 _NOTED = "mm_ldlm_raised"
+_CONSEQUENCES = (-signal.SIGTERM, -signal.SIGABRT)
+"""Exit codes of ranks that the agent ended, and of those that NCCL's watchdog ended because a peer was gone"""
+_AGENT_KILLS_AFTER = 30
+"""Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,27 +32,30 @@ class Failure:
         error_class: name of the exception's class.
         message: text of the exception.
         location: file and line that raised it; "" for errors of this project, whose message is enough.
-        is_ours: whether it is an error of this project.
         time: when the error was raised, in seconds since the epoch.
         log: file with the error stream of the rank; known to the launcher only.
     """
 
     rank: int
-    local_rank: int
     host: str
     step: int | None
     error_class: str
     message: str
     location: str
-    is_ours: bool
     time: float
     log: str = ""
 
+    @property
+    def is_ours(self) -> bool:
+        return not self.location
+
     def __str__(self) -> str:
-        """Describe rank, step, cause and log in one paragraph."""
         step = "before the first step" if self.step is None else f"at step {self.step}"
         kind = "" if self.is_ours else f"{self.error_class} ({self.location}): "
-        return f"rank {self.rank} on {self.host} failed {step}: {kind}{self.message}\n{_where(self.log)}"
+        return f"rank {self.rank} on {self.host} failed {step}: {kind}{self.message} (log: {self.log})"
+
+
+# -- in a rank ---------------------------------------------------------------------------------------------------------
 
 
 def note(error: BaseException, *, step: int | None) -> None:
@@ -57,72 +67,91 @@ def note(error: BaseException, *, step: int | None) -> None:
     error.__dict__.setdefault(_NOTED, (step, time.time()))
 
 
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Record an error of the block for the launcher; of an error of this project only the message is printed."""
+    try:
+        yield
+    except Exception as error:
+        record(error)
+        if isinstance(error, MMLDLMError):
+            sys.exit(f"{type(error).__name__}: {error}")
+        raise
+
+
 def record(error: BaseException) -> None:
     """Write the error to the file that the elastic agent reads; do nothing when no agent started this process."""
     note(error, step=None)
-    step, raised = error.__dict__[_NOTED]
-    path = environment.error_file()
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:
         return
-    rank_info = environment.rank_info()
-    frames = traceback.extract_tb(error.__traceback__)
-    is_ours = isinstance(error, MMLDLMError)
+    step, raised = error.__dict__[_NOTED]
+    last = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+    ours = isinstance(error, MMLDLMError)
     text = str(error).strip() or type(error).__name__
     found = Failure(
-        rank=rank_info.rank,
-        local_rank=rank_info.local_rank,
-        host=environment.host_name(),
-        step=step,
-        error_class=type(error).__name__,
-        message=text,
-        location=f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames and not is_ours else "",
-        is_ours=is_ours,
-        time=raised,
-    )
-    message = {
-        "message": text,
-        "extraInfo": {
-            "py_callstack": "".join(traceback.format_exception(error)),
-            "timestamp": str(int(time.time())),
-            "mm_ldlm": dataclasses.asdict(found),
-        },
-    }
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump({"message": message}, file)
-    os.replace(temporary, path)
+        rank=environment.rank_info().rank, host=environment.host_name(), step=step, error_class=type(error).__name__,
+        message=text, location="" if ours or last is None else f"{Path(last.filename).name}:{last.lineno}", time=raised,
+    )  # fmt: skip
+    about = {
+        "py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(raised)),
+        "mm_ldlm": dataclasses.asdict(found),
+    }  # fmt: skip
+    temporary = Path(f"{path}.{os.getpid()}")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(json.dumps({"message": {"message": text, "extraInfo": about}}), encoding="utf-8")
+    temporary.replace(path)
 
 
-def first_failure(log_directory: Path, *, since: float) -> Failure | None:
-    """Read the record of the rank that failed first, after `since` (seconds since the epoch).
+# -- in the launcher ---------------------------------------------------------------------------------------------------
 
-    An error of this project is never the consequence of a lost rank, so it comes before others; this also holds between
-    hosts whose clocks differ.
+
+def explain(failures: Mapping[int, Any], log_directory: Path, *, since: float) -> tuple[str, str]:
+    """Describe why a launch failed, and return the class of the exception ("" if no rank raised one).
+
+    An error of this project is never the consequence of a lost rank, so it comes first; this also holds between hosts
+    whose clocks differ. Then come ranks that ended without a record: killed from outside, or by `os._exit`. The other
+    ranks lose their connection to such a rank, and their errors are its consequences.
+
+    Args:
+        failures: rank → failure, as the elastic agent reports them.
+        since: start of the launch, in seconds since the epoch.
     """
-    found: list[Failure] = []
+    records = sorted(_records(log_directory, since), key=lambda found: (not found.is_ours, found.time))
+    known = {found.rank for found in records}
+    begin = min(item.timestamp for item in failures.values())
+    silent = [
+        rank
+        for rank, item in failures.items()
+        if rank not in known
+        and item.exitcode not in _CONSEQUENCES
+        and item.timestamp < begin + _AGENT_KILLS_AFTER / 2  # later the agent itself sends SIGKILL
+    ]
+    if records and (records[0].is_ours or not silent):
+        return str(records[0]), records[0].error_class
+    rank = min(silent or failures)
+    return _ended(rank, failures[rank], log_directory), ""
+
+
+def _records(log_directory: Path, since: float) -> Iterator[Failure]:
     for path in log_directory.rglob("error.json"):
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another program, or half written
             plain = json.loads(path.read_text(encoding="utf-8"))["message"]["extraInfo"]["mm_ldlm"]
-            failure = Failure(**{**plain, "log": str(path.parent / "stderr.log")})
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if failure.time >= since:
-            found.append(failure)
-    return min(found, key=lambda failure: (not failure.is_ours, failure.time), default=None)
+            found = Failure(**{**plain, "log": str(path.parent / "stderr.log")})
+            if found.time >= since:
+                yield found
 
 
-def describe_signals(exit_codes: Iterable[tuple[int, int, str]]) -> str | None:
-    """Describe the first of the (rank, negative exit code, log) of ranks that a signal ended; SIGTERM counts last."""
-    ended = sorted(exit_codes, key=lambda item: item[1] == -signal.SIGTERM)
-    if not ended:
-        return None
-    rank, code, log = ended[0]
-    name = signal.Signals(-code).name
-    hint = " The kernel sends SIGKILL when memory runs out: see `dmesg`." if name == "SIGKILL" else ""
-    return f"rank {rank} was ended by {name} from outside.{hint}\n{_where(log)}"
-
-
-def _where(log: str) -> str:
-    """Name the log of a rank, and the folder with those of all ranks of its attempt."""
-    return f"The log of that rank is {log}; those of all ranks of this host are in {Path(log).parent.parent}"
+def _ended(rank: int, item: Any, log_directory: Path) -> str:
+    """Describe a rank that ended without a record."""
+    logs = sorted(
+        log_directory.glob(f"*/attempt_*/{item.local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime
+    )
+    log = logs[-1] if logs else log_directory
+    if item.exitcode < 0:
+        name = signal.Signals(-item.exitcode).name
+        hint = " The kernel sends SIGKILL when memory runs out: see `dmesg`." if name == "SIGKILL" else ""
+        return f"rank {rank} was ended by {name} from outside.{hint} (log: {log})"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    last = f"; the last line of its log is: {lines[-1].strip()}" if lines else ""
+    return f"rank {rank} ended with exit code {item.exitcode} without an error of its own{last} (log: {log})"

@@ -1,7 +1,7 @@
 """The launcher: start workers with PyTorch's elastic launcher (as torchrun does) and raise their first error here.
 
-The workers are started as `python -m MODULE ARGS`, so that they import nothing of the launching process (neither Kedro
-nor MLflow).
+The workers are started as `python -m MODULE ARGS` (by `entry`), so that they import nothing of the launching process
+(neither Kedro nor MLflow).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from typing import Any
 import mm_ldlm
 from mm_ldlm.core.config import Duration, NonNegativeInt, PositiveInt, Workers, config
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
-from mm_ldlm.distributed import environment, failure, interfaces, logs
+from mm_ldlm.distributed import entry, environment, failure, logs
 
-_AGENT_KILLS_AFTER = 30
-"""Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -83,15 +81,12 @@ class LaunchConfig(RanksConfig):
 def with_environment(config: RanksConfig) -> LaunchConfig:
     """Replace settings by those of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
     found = environment.hosts()
-    changes: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    changes["node_rank"] = found.node_rank
-    if found.nodes is not None:
-        changes["nodes"] = found.nodes
-    if found.endpoint is not None and changes["nodes"] > 1:
-        changes["rendezvous"] = found.endpoint
-    if found.processes is not None:
-        changes["processes"] = found.processes
-    return LaunchConfig(**changes)
+    own: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    nodes = found.nodes or config.nodes
+    rendezvous = found.endpoint if found.endpoint is not None and nodes > 1 else config.rendezvous
+    processes = found.processes or config.processes
+    changes = {"node_rank": found.node_rank, "nodes": nodes, "rendezvous": rendezvous, "processes": processes}
+    return LaunchConfig(**own | changes)
 
 
 def check_number(config: LaunchConfig) -> None:
@@ -126,19 +121,17 @@ def check_hosts(config: LaunchConfig) -> None:
         )
 
 
-def launch(
-    module: str, arguments: Sequence[str], *, config: LaunchConfig, log_directory: Path, echo: bool = False
-) -> None:
+def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_directory: Path) -> None:
     """Run `python -m module arguments…` as `processes` ranks on this host (of `nodes`) and wait for all of them.
 
-    The output of each rank goes to files under `log_directory`; `echo` also copies it to the output of this process.
+    The output of each rank goes to files under `log_directory`.
 
     Raises:
         ConfigurationError: one of several hosts has no number, or no address of the first.
-        WorkerFailed: A rank failed, or some hosts did not join. The message names rank, step, cause and log of the rank
+        WorkerFailed: a rank failed, or some hosts did not join. The message names rank, step, cause and log of the rank
             that failed first; `error_class` is the class of its exception.
-        KeyboardInterrupt: The user pressed Ctrl-C; the workers have ended.
-        SystemExit: The process received another signal (SIGTERM: 143); the workers have ended.
+        KeyboardInterrupt: the user pressed Ctrl-C; the workers have ended.
+        SystemExit: the process received another signal (SIGTERM: 143); the workers have ended.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -152,14 +145,10 @@ def launch(
     check_hosts(config)
     log_directory.mkdir(parents=True, exist_ok=True)
     logs.remove_old(log_directory, keep=config.keep_logs - 1)
-    endpoint = "localhost:0"  # a free port
-    if config.nodes > 1 and config.rendezvous is not None:
-        endpoint = config.rendezvous
     started = time.time()
-    everything = Std.ALL
-    address = (
-        "127.0.0.1" if config.nodes == 1 else config.address or interfaces.address_towards(config.rendezvous or "")
-    )
+    alone = config.nodes == 1 or config.rendezvous is None
+    endpoint = "localhost:0" if alone else str(config.rendezvous)  # port 0: a free one
+    address = "127.0.0.1" if alone else config.address or environment.address_towards(endpoint)
     elastic = ElasticConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
@@ -171,19 +160,19 @@ def launch(
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=address,
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(log_directory), redirects=everything, tee=everything if echo else Std.NONE
-        ),
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_directory), redirects=Std.ALL, tee=Std.NONE),
     )
     try:
         with (
-            _environment_of_workers(interfaces.interface_of(address) if address else None),
+            _environment_of_workers(environment.interface_of(address) if address else None),
             _restored_signal_handlers(),
             logs.bounded(log_directory, largest=config.log_megabytes * 10**6),
         ):
-            elastic_launch(elastic, sys.executable)("-u", "-m", module, *arguments)
+            elastic_launch(elastic, sys.executable)("-u", "-m", entry.__name__, module, *arguments)
     except ChildFailedError as error:
-        raise _worker_failed(error, log_directory, started, config) from None
+        text, error_class = failure.explain(error.failures, log_directory, since=started)
+        again = f" (after {config.max_restarts} restarts)" if config.max_restarts else ""
+        raise WorkerFailed(text + again, error_class=error_class) from None
     except SignalException as error:
         if error.sigval.name == "SIGINT":
             raise KeyboardInterrupt from None
@@ -211,76 +200,24 @@ def _restored_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _worker_failed(error: Any, log_directory: Path, started: float, config: LaunchConfig) -> WorkerFailed:
-    """Return the error that describes why the workers ended."""
-    first = failure.first_failure(log_directory, since=started)
-    ended = [
-        (rank, item.exitcode, _log_of(log_directory, item.local_rank))
-        for rank, item in error.failures.items()
-        if item.exitcode < 0
-    ]
-    killed = _killed_first(error.failures)
-    error_class = ""
-    if first is not None and (first.is_ours or not killed):
-        text, error_class = str(first), first.error_class
-    elif (signals := failure.describe_signals([item for item in ended if item[0] in killed] or ended)) is not None:
-        text = signals
-    else:
-        rank, item = error.get_first_failure()
-        last = _last_line(log_directory, started)
-        text = f"rank {rank} ended with exit code {item.exitcode}{last}\nThe logs of all ranks are in {log_directory}"
-    restarts = config.max_restarts
-    again = f"\n(after {restarts} restart{'s' if restarts > 1 else ''})" if restarts else ""
-    return WorkerFailed(text + again, error_class=error_class)
-
-
-def _killed_first(failures: dict[int, Any]) -> set[int]:
-    """Return the ranks that a signal from outside ended, whose loss is the cause of the errors of other ranks.
-
-    The agent ends the remaining ranks itself, with SIGTERM and much later with SIGKILL; NCCL's watchdog ends a rank
-    whose peer is gone with SIGABRT.
-    """
-    begin = min((item.timestamp for item in failures.values()), default=0)
-    consequences = {0, signal.SIGTERM, signal.SIGABRT}
-    return {
-        rank
-        for rank, item in failures.items()
-        if item.exitcode < 0 and -item.exitcode not in consequences and item.timestamp < begin + _AGENT_KILLS_AFTER / 2
-    }
-
-
-def _log_of(log_directory: Path, local_rank: int) -> str:
-    found = sorted(log_directory.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    return str(found[-1] if found else log_directory)
-
-
-def _last_line(log_directory: Path, started: float) -> str:
-    """Return the last line of an error stream, for a rank that could not record its error (a failed import)."""
-    for path in sorted(log_directory.rglob("stderr.log")):
-        if path.stat().st_mtime >= started and (lines := path.read_text(errors="replace").strip().splitlines()):
-            return f": {lines[-1].strip()}"
-    return "."
-
-
 @contextlib.contextmanager
 def _environment_of_workers(interface: str | None) -> Iterator[None]:
-    """Set the environment that the workers inherit: the source folder on PYTHONPATH, and gloo's network interface.
+    """Set the environment that the workers inherit: the launcher, the source folder, and gloo's network interface.
 
     By default gloo uses the interface that the host name resolves to, which is the loopback on many machines.
     """
-    names = ("PYTHONPATH", "GLOO_SOCKET_IFNAME")
-    before = {name: os.environ.get(name) for name in names}
     source = str(Path(mm_ldlm.__file__).resolve().parent.parent)
-    parts = [part for part in (before["PYTHONPATH"] or "").split(os.pathsep) if part]
-    if source not in parts:
-        os.environ["PYTHONPATH"] = os.pathsep.join([source, *parts])
+    paths = [source, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part not in ("", source))]
+    changes = {entry.LAUNCHER: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
     if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        changes["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                del os.environ[name]
             else:
                 os.environ[name] = value

@@ -7,11 +7,8 @@ that grows beyond its limit is emptied, and its last part is kept beside it as `
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import stat
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +16,6 @@ from pathlib import Path
 _INTERVAL = 5.0
 """Seconds between two checks of the sizes"""
 _FILES = "*/attempt_*/*/std*.log"
-
-
-def append_output() -> None:
-    """Let this process append to the files of its output, so that a launcher can empty them while it writes."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # no file, as in a notebook
-            number = stream.fileno()
-            if stat.S_ISREG(os.fstat(number).st_mode):
-                fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_APPEND)
 
 
 def remove_old(directory: Path, *, keep: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.distributed.shared_memory import average_bucket, shared_memory
 
@@ -39,10 +38,6 @@ class Parallel:
             elements = sum(p.numel() for p in inner.parameters() if p.requires_grad)
             if (memory := shared_memory(process, elements=elements)) is not None:
                 self.module.register_comm_hook(memory, average_bucket)
-        elif self.strategy not in ("none", "fsdp"):
-            raise ConfigurationError(
-                f"parameter 'training.parallel': expected 'ddp' or 'fsdp', found {strategy!r}. Choose one of them."
-            )
 
     @contextlib.contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:

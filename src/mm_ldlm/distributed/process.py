@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import datetime
-import os
-import signal
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -17,8 +13,6 @@ import torch.distributed as dist
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import RankInfo
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +89,10 @@ def joined(
             device_id=chosen if backend == "nccl" else None,
         )  # fmt: skip
     except (dist.DistError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise WorkerFailed(
             f"rank {rank_info.rank} of {rank_info.world} could not join the others at {rank_info.master_address}:"
-            f"{rank_info.master_port} within {timeout_minutes:g} minutes ({_first_line(error)}). Check that every host "
+            f"{rank_info.master_port} within {timeout_minutes:g} minutes ({reason}). Check that every host "
             "was started, that the address is that of the first host, and that the port is open between the hosts."
         ) from error
     try:
@@ -106,18 +101,3 @@ def joined(
         # After an error the peers may be gone; an error of destroying the group must not hide the first one.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that a killed `kedro run` leaves no ranks (Linux)."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

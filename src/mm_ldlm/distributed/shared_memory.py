@@ -57,7 +57,7 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
     if process.is_main:
         mine = _anonymous(size)
         path = f"/proc/{os.getpid()}/fd/{mine}"
-    path = collectives.gather_texts(path, device=process.device)[0]
+    path = collectives.gather(path)[0]
     memory = _mapped(path, size)
     lacking = collectives.max_(torch.tensor([float(memory is None)]))  # and no rank opens the file any more
     if mine >= 0:

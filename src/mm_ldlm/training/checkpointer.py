@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mm_ldlm.core.errors import CheckpointError
@@ -217,5 +215,4 @@ def _snapshot(tensors: Any) -> dict[str, Tensor]:
 
 
 def _random_states_of_all(device: torch.device) -> list[dict[str, Tensor]]:
-    states = collectives.gather_bytes(save_safetensors(random_states(device)), device=device)
-    return [load_safetensors(data) for data in states]
+    return collectives.gather(random_states(device))

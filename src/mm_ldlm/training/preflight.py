@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,9 +58,9 @@ def preflight(parts: Run, spec: TrainingSpec, data: Data, directory: Path) -> li
         data_shape(data, parts.stepper.objective.fields),
         batches(plan, process, epoch=parts.state.epoch),
     ]
-    checks = _agreed(checks, process)
+    checks = _agreed(checks)
     if all(check.ok for check in checks):
-        checks += _agreed([dry_step(parts.stepper, plan, data, filled=parts.config.precision.compile)], process)
+        checks += _agreed([dry_step(parts.stepper, plan, data, filled=parts.config.precision.compile)])
     parts.tracker.event(parts.state.step, "preflight", checks=[str(check) for check in checks])
     if not all(check.ok for check in checks):
         table = "\n".join(str(check) for check in checks)
@@ -94,7 +92,7 @@ def device(process: Process, precision: PrecisionConfig) -> Check:
 def versions(process: Process) -> Check:
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if process.device.type == "cuda" else "none"
     mine = f"torch {torch.__version__}, NCCL {nccl}"
-    everyone = collectives.gather_texts(mine, device=process.device)
+    everyone = collectives.gather(mine)
     if len(set(everyone)) > 1:
         seen = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(everyone))
         return Check("versions", seen, "install the same versions on every host (constraints file)")
@@ -256,15 +254,12 @@ def _free_memory(stepper: Stepper) -> None:
         torch.cuda.empty_cache()
 
 
-def _agreed(checks: list[Check], process: Process) -> list[Check]:
+def _agreed(checks: list[Check]) -> list[Check]:
     """Combine the checks of all ranks: those of rank 0, replaced by the first failing one of another rank."""
-    mine = json.dumps([dataclasses.asdict(check) for check in checks])
-    everyone: list[list[dict[str, Any]]] = [
-        json.loads(text) for text in collectives.gather_texts(mine, device=process.device)
-    ]
+    everyone = collectives.gather(checks)
     found = []
     for number, check in enumerate(checks):
-        failing = [(rank, Check(**theirs[number])) for rank, theirs in enumerate(everyone) if theirs[number]["remedy"]]
+        failing = [(rank, theirs[number]) for rank, theirs in enumerate(everyone) if not theirs[number].ok]
         if failing:
             rank, bad = failing[0]
             found.append(Check(f"{bad.name} (rank {rank})", bad.found, bad.remedy))

@@ -25,8 +25,7 @@ import mm_ldlm
 from mm_ldlm.core.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.core.files import remove_temporaries, write_json, write_problem
 from mm_ldlm.distributed import collectives, failure
-from mm_ldlm.distributed.logs import append_output
-from mm_ldlm.distributed.process import Process, die_with_parent, joined
+from mm_ldlm.distributed.process import Process, joined
 from mm_ldlm.objectives.base import Objective
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
@@ -190,17 +189,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--root", type=Path, default=None, help="folder that the spec's paths start from (default: its own)"
     )
     given = parser.parse_args(arguments)
-    die_with_parent()
-    append_output()
-    try:
+    with failure.recorded():
         spec = TrainingSpec.read(given.spec)
         result = train(spec, root=given.root or given.spec.resolve().parent)
-    except BaseException as error:
-        failure.record(error)
-        if isinstance(error, MMLDLMError):
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return 1
-        raise
     if result.ending == "stopped":
         print(
             f"stopped at step {result.step}; the checkpoint is written. The same command continues from there.",

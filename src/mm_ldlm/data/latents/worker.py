@@ -29,7 +29,6 @@ from mm_ldlm.data.latents.plan import Plan
 from mm_ldlm.data.store import ShardStore, write_shard
 from mm_ldlm.data.store.writer import shard_name
 from mm_ldlm.distributed import environment, failure, process
-from mm_ldlm.distributed.logs import append_output
 
 
 def encode_shards(
@@ -212,8 +211,6 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 def main(job: Path) -> None:
     """Encode this rank's part of the job: every n-th missing shard, without those that an earlier attempt finished."""
-    process.die_with_parent()
-    append_output()
     rank_info = environment.rank_info()
     plain = InputFile(job, remedy="Start the embedding again.").json(dict)
     plan = Plan.from_dict(plain["plan"])
@@ -226,8 +223,5 @@ def main(job: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with failure.recorded():
         main(Path(sys.argv[1]))
-    except BaseException as error:  # the launcher reports it as one readable error
-        failure.record(error)
-        raise

@@ -19,7 +19,7 @@ from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
-from mm_ldlm.distributed.process import die_with_parent
+from mm_ldlm.distributed.entry import die_with_parent
 from mm_ldlm.extras.comparison.members import PIPELINES, Session
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mm_ldlm.core.files import write_json
-from mm_ldlm.distributed.process import die_with_parent
+from mm_ldlm.distributed.entry import die_with_parent
 from mm_ldlm.extras.gpu_check.outcome import Finding, Setting, plain
 from mm_ldlm.extras.gpu_check.registry import CHECKS
 

@@ -17,8 +17,7 @@ import torch
 
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.distributed import collectives, failure
-from mm_ldlm.distributed.logs import append_output
-from mm_ldlm.distributed.process import Process, die_with_parent, joined
+from mm_ldlm.distributed.process import Process, joined
 from mm_ldlm.extras.gpu_check import task
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.worker import Result, train
@@ -60,13 +59,11 @@ def check_collectives(process: Process, *, megabytes: float) -> dict[str, Any]:
     right = {
         "sum": bool((collectives.sum_(filled(rank + 1)) == world * (world + 1) / 2).all()),
         "maximum": bool((collectives.max_(filled(rank)) == world - 1).all()),
-        "broadcast": bool((collectives.broadcast(filled(rank + 5)) == 5).all()),
-        "gather": collectives.gather_texts(texts[rank], device=device) == texts,
+        "gather": collectives.gather(texts[rank]) == texts,
     }
     collectives.barrier()
     wrong = [name for name, holds in right.items() if not holds]
-    named = ",".join(collectives.gather_texts(",".join(wrong), device=device))
-    found = sorted({name for name in named.split(",") if name})
+    found = sorted({name for names in collectives.gather(wrong) for name in names})
     values = torch.ones(int(megabytes * 2**20 / 4), device=device)
     collectives.sum_(values)
     _wait(device)
@@ -101,10 +98,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    append_output()
-    try:
+    with failure.recorded():
         main(Path(sys.argv[1]))
-    except BaseException as error:  # the launcher reports it as one readable error
-        failure.record(error)
-        raise

@@ -1,0 +1,45 @@
+"""First module of every child process: watch the launching process, then run a module as `python -m` does.
+
+    python -m mm_ldlm.distributed.entry MODULE ARGUMENTS…
+
+It imports nothing but the standard library before it watches: a child of which the parent is killed while torch is
+imported would be an orphan.
+"""
+
+import ctypes
+import fcntl
+import os
+import runpy
+import signal
+import sys
+
+LAUNCHER = "MM_LDLM_LAUNCHER"
+"""Environment variable with the process id of the launching process"""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel for SIGTERM when the parent ends (Linux), and end now if that has already happened.
+
+    Args:
+        parent: process id that the parent has; None: that of the present parent.
+    """
+    parent = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def append_output() -> None:
+    """Append to the files of the output, so that the launcher can empty them while this process writes."""
+    for stream in (sys.stdout, sys.stderr):
+        flags = fcntl.fcntl(stream.fileno(), fcntl.F_GETFL)
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETFL, flags | os.O_APPEND)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(os.environ[LAUNCHER]))
+    append_output()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
