@@ -1,0 +1,97 @@
+"""Measures of a classifier, compared with scikit-learn and with cases that are known by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import confusion_matrix, f1_score, log_loss
+
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.families.classification import metrics
+from mm_ldlm.families.classification.figures import confusion, reliability
+
+OPTIONS = {"replicates": 200, "seed": 0, "level": 0.95}
+
+
+def drawn(n: int = 300, *, classes: int = 4, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    true_n = draw.integers(0, classes, n)
+    logits_nK = draw.normal(size=(n, classes)) + 2 * np.eye(classes)[true_n]
+    return true_n, np.exp(logits_nK) / np.exp(logits_nK).sum(axis=1, keepdims=True)
+
+
+@given(n=st.integers(20, 200), classes=st.integers(2, 6), seed=st.integers(0, 99))
+def test_the_measures_are_those_of_scikit_learn(n: int, classes: int, seed: int) -> None:
+    true_n, probability_nK = drawn(n, classes=classes, seed=seed)
+    names, predicted_n = list("abcdef")[:classes], probability_nK.argmax(1)
+    found = metrics.measure(true_n, probability_nK, names=names, bins=10, replicates=20, seed=0, level=0.9)
+    assert found["accuracy"]["value"] == pytest.approx((predicted_n == true_n).mean())
+    assert found["macro_f1"]["value"] == pytest.approx(f1_score(true_n, predicted_n, average="macro"))
+    assert found["nll"]["value"] == pytest.approx(log_loss(true_n, probability_nK, labels=range(classes)))
+    assert found["confusion"]["counts"] == confusion_matrix(true_n, predicted_n, labels=range(classes)).tolist()
+    assert found["majority"] == pytest.approx(np.bincount(true_n).max() / n)
+    assert sum(line["examples"] for line in found["reliability"]) == n
+
+
+def test_the_intervals_contain_the_value_and_the_level_widens_them() -> None:
+    true_n, probability_nK = drawn()
+    wide, narrow = (
+        metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, **(OPTIONS | {"level": level}))
+        for level in (0.99, 0.5)
+    )
+    for name in ("accuracy", "macro_f1", "ece", "nll"):
+        assert wide[name]["low"] < narrow[name]["low"] < narrow[name]["high"] < wide[name]["high"], name
+        assert wide[name]["low"] <= wide[name]["value"] <= wide[name]["high"], name
+    tables = {name: np.array(wide["confusion"][name]) for name in ("low", "counts", "high")}
+    assert ((tables["low"] <= tables["counts"]) & (tables["counts"] <= tables["high"])).all()
+    assert (np.array(narrow["confusion"]["low"]) >= tables["low"]).all()
+    # the number of examples of a cell in a resample is binomial
+    share = tables["counts"][0, 0] / 300
+    half_width = 2.576 * np.sqrt(300 * share * (1 - share))
+    assert tables["high"][0, 0] - tables["counts"][0, 0] == pytest.approx(half_width, rel=0.4)
+
+
+def test_a_class_that_occurs_nowhere_does_not_count() -> None:
+    statistic = metrics.macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), 5)
+    assert statistic(np.ones((1, 3)))[0] == pytest.approx(2 / 3)
+    assert statistic(np.array([[1.0, 0, 0]]))[0] == 1.0
+
+
+def test_the_calibration_error_of_known_bins() -> None:
+    # ten examples with confidence 0.8, all right; five with 0.6, all wrong
+    confidence_n, correct_n = np.array([0.8] * 10 + [0.6] * 5), np.array([1.0] * 10 + [0.0] * 5)
+    statistic = metrics.expected_calibration_error(confidence_n, correct_n, 10)
+    assert statistic(np.ones((1, 15)))[0] == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
+    lines = metrics.reliability(confidence_n, correct_n, 10, **OPTIONS)
+    assert [(line["examples"], line["accuracy"]["value"]) for line in lines] == [(5, 0.0), (10, 1.0)]
+    assert metrics.bin_of(np.array([0.05, 0.1, 0.1000001, 1.0]), 10).tolist() == [0, 0, 1, 9]
+
+
+def test_a_calibrated_classifier_has_a_small_error_and_an_overconfident_one_a_large_one() -> None:
+    draw = np.random.default_rng(3)
+    confidence_n = draw.uniform(0.5, 1, 20_000)
+    correct_n = (draw.random(20_000) < confidence_n).astype(float)
+    once = np.ones((1, 20_000))
+    assert metrics.expected_calibration_error(confidence_n, correct_n, 15)(once)[0] < 0.015
+    overconfident = metrics.expected_calibration_error(np.full(20_000, 0.99), correct_n, 15)(once)[0]
+    assert overconfident == pytest.approx(0.99 - correct_n.mean(), abs=1e-6)
+
+
+def test_classes_outside_the_names_are_refused(refuses: Callable[..., Any]) -> None:
+    with refuses(EvaluationError, 2):
+        metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bins=5, **OPTIONS)
+
+
+def test_the_figures_show_every_class_and_bin() -> None:
+    true_n, probability_nK = drawn()
+    entry = metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, **OPTIONS)
+    (matrix,) = confusion({"model": entry}).data  # type: ignore[union-attr]
+    assert list(matrix.x) == list(matrix.y) == list("abcd")
+    np.testing.assert_allclose(np.sum(matrix.z, axis=1), 1, atol=1e-3)
+    diagonal, *sources = reliability({"model": entry, "logistic_regression": entry}).data  # type: ignore[union-attr]
+    assert (list(diagonal.x), list(diagonal.y)) == ([0, 1], [0, 1])
+    assert [len(trace.x) for trace in sources] == [len(entry["reliability"])] * 2
+    assert confusion({"skipped": "reason"}) is reliability({"skipped": "reason"}) is None
