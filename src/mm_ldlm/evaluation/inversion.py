@@ -10,22 +10,16 @@ compare the output with the sentence as its author wrote it: capitals, spaces an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.evaluation.bootstrap import (
-    Interval,
-    interval,
-    mean_interval,
-    proportion_interval,
-    ratio_interval,
-    replicates_of,
-)
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
 """A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to
@@ -35,71 +29,46 @@ AS_WRITTEN = "as_written_"
 
 
 def score_rows(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
+    tokenizer: Any,
+    references: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
     *,
-    reference_ids: Sequence[Sequence[int]],
-    hypothesis_ids: Sequence[Sequence[int]],
+    ids: Sequence[str],
     cosine: np.ndarray | None = None,
-    ids: Sequence[str] | None = None,
     written: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Score sentences, one row for each: exact match, matches, length, token-set F1, ROUGE-L, BLEU counts, cosine.
+    """Score sentences given as token ids, one row for each; both sides are decoded by the tokenizer.
 
     Args:
-        reference_ids, hypothesis_ids: token ids without special tokens; `matches` counts positions where both agree,
-            and `positions` is the longer of the two lengths, so that every missing or surplus token is an error.
-        cosine: (n,) cosine of the re-embedded hypothesis to the source latent; None without an encoder.
-        ids: record ids, by which two runs are paired; row numbers if None.
+        references, outputs: token ids without special tokens; `matches` counts positions where both agree, and
+            `positions` is the longer of the two lengths, so that every missing or surplus token is an error.
+        ids: record ids, by which two runs are paired.
+        cosine: (n,) cosine of the re-embedded output to the source latent; None without an encoder.
         written: the sentences as their authors wrote them, for the metrics as written; None leaves those out.
     """
-    count = len(references)
-    lengths = {
-        "hypotheses": len(hypotheses),
-        "reference_ids": len(reference_ids),
-        "hypothesis_ids": len(hypothesis_ids),
+    import pandas as pd
+
+    pairs = [(list(one), list(two)) for one, two in zip(references, outputs, strict=True)]
+    texts, made = (tokenizer.decode_batch(list(side)) for side in zip(*pairs, strict=True))
+    columns: dict[str, Any] = {
+        "id": list(ids),
+        "reference": texts,
+        "hypothesis": made,
+        "exact": [one == two for one, two in pairs],
+        "matches": [sum(a == b for a, b in zip(one, two, strict=False)) for one, two in pairs],
+        "positions": [max(len(one), len(two)) for one, two in pairs],
+        "length": [len(one) for one, _ in pairs],
+        "rouge_l": rouge_l(texts, made),
+        **_text_columns(texts, made),
     }
-    if cosine is not None:
-        lengths["cosine"] = len(cosine)
     if written is not None:
-        lengths["written"] = len(written)
-    if wrong := {name: n for name, n in lengths.items() if n != count}:
-        raise EvaluationError(
-            f"Inversion: expected {count} entries, one per reference, found {wrong}. "
-            "Every source needs exactly one output."
-        )
-    if count == 0:
-        raise EvaluationError("Inversion: expected sentences to score, found none.")
-    pairs = [position_matches(a, b) for a, b in zip(reference_ids, hypothesis_ids, strict=True)]
-    table = pd.DataFrame(
-        {
-            "id": list(ids) if ids is not None else [str(i) for i in range(count)],
-            "reference": list(references),
-            "hypothesis": list(hypotheses),
-            "exact": [list(a) == list(b) for a, b in zip(reference_ids, hypothesis_ids, strict=True)],
-            "matches": [m for m, _ in pairs],
-            "positions": [p for _, p in pairs],
-            "length": [len(a) for a in reference_ids],
-            "rouge_l": rouge_l(references, hypotheses),
-            **_text_columns(references, hypotheses),
-        }
-    )
-    if written is not None:
-        own = {
-            "exact": [r == h for r, h in zip(written, hypotheses, strict=True)],
-            **_text_columns(written, hypotheses),
-        }
-        table = table.assign(**{f"{AS_WRITTEN}{name}": values for name, values in own.items()})
-    if cosine is not None:
-        cosine = np.asarray(cosine, dtype=np.float64)
-        if not np.isfinite(cosine).all():
-            raise EvaluationError(f"Inversion: {(~np.isfinite(cosine)).sum()} re-embedding cosines are not finite.")
-        table["cosine"] = cosine
-    return table
+        own = {"exact": [a == b for a, b in zip(written, made, strict=True)], **_text_columns(written, made)}
+        columns |= {f"{AS_WRITTEN}{name}": values for name, values in own.items()}
+    return pd.DataFrame(columns if cosine is None else {**columns, "cosine": np.asarray(cosine, np.float64)})
 
 
 def _text_columns(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, Any]:
-    """Set F1 and the counts of BLEU of every pair of texts."""
+    """Compute set F1 and the counts of BLEU of every pair of texts."""
     pairs = list(zip(references, hypotheses, strict=True))
     stats_NS = np.array([bleu_statistics(*pair) for pair in pairs], dtype=np.int64)
     return {"set_f1": [token_set_f1(*pair) for pair in pairs], **dict(zip(BLEU_COLUMNS, stats_NS.T, strict=True))}
@@ -108,34 +77,28 @@ def _text_columns(references: Sequence[str], hypotheses: Sequence[str]) -> dict[
 # -- one sentence ----------------------------------------------------------------------------------------------------
 
 
-def position_matches(reference: Sequence[int], hypothesis: Sequence[int]) -> tuple[int, int]:
-    """Count (positions where both have the same token, the longer of the two lengths)."""
-    return sum(a == b for a, b in zip(reference, hypothesis, strict=False)), max(len(reference), len(hypothesis))
-
-
 def token_set_f1(reference: str, hypothesis: str) -> float:
     """Compute vec2text's token F1 (Morris et al. 2023, arXiv:2310.06816): F1 between the two *sets* of words.
 
     Words are NLTK's, as in vec2text. Sentences are not split first, because that needs a downloaded model; only full
     stops inside a text can differ. Two empty texts score 1.
     """
-    truth, guess = set(words(reference)), set(words(hypothesis))
-    if not truth and not guess:
-        return 1.0
-    shared = len(truth & guess)
-    return 2 * shared / (len(truth) + len(guess))
+    truth, guess = (set(_word_tokenizer().tokenize(text)) for text in (reference, hypothesis))
+    return 2 * len(truth & guess) / (len(truth) + len(guess)) if truth or guess else 1.0
 
 
-def words(text: str) -> list[str]:
-    """Split a text into NLTK's words."""
-    return _word_tokenizer().tokenize(text)
-
-
-@lru_cache(maxsize=1)
+@cache
 def _word_tokenizer() -> Any:
     from nltk.tokenize import NLTKWordTokenizer
 
     return NLTKWordTokenizer()
+
+
+@cache
+def _bleu() -> Any:
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(effective_order=True)  # silences a warning; the counts do not depend on it
 
 
 def bleu_statistics(reference: str, hypothesis: str) -> list[int]:
@@ -144,19 +107,11 @@ def bleu_statistics(reference: str, hypothesis: str) -> list[int]:
     return [int(score.sys_len), int(score.ref_len), *map(int, score.counts), *map(int, score.totals)]
 
 
-@lru_cache(maxsize=1)
-def _bleu() -> Any:
-    from sacrebleu.metrics import BLEU
-
-    return BLEU(effective_order=True)  # silences a warning; the counts do not depend on it
-
-
 def bleu_of_statistics(stats: np.ndarray) -> float:
     """Compute BLEU (0 to 100) of summed statistics (10,) by sacrebleu's formula and default smoothing."""
-    from sacrebleu.metrics import BLEU
-
     sys_len, ref_len, *grams = (int(value) for value in stats)
-    return float(BLEU.compute_bleu(grams[:4], grams[4:], sys_len=sys_len, ref_len=ref_len, smooth_method="exp").score)
+    score = _bleu().compute_bleu(grams[:4], grams[4:], sys_len=sys_len, ref_len=ref_len, smooth_method="exp")
+    return float(score.score)
 
 
 def rouge_l(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
@@ -167,86 +122,116 @@ def rouge_l(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]
     return [scorer.score(r, h)["rougeL"].fmeasure for r, h in zip(references, hypotheses, strict=True)]
 
 
-def chrf(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+def chrf(rows: pd.DataFrame) -> float:
     """Compute corpus chrF2, 0 to 100, with sacrebleu's defaults."""
     from sacrebleu.metrics import CHRF
 
-    return float(CHRF().corpus_score(list(hypotheses), [list(references)]).score)
+    return float(CHRF().corpus_score(rows["hypothesis"].tolist(), [rows["reference"].tolist()]).score)
 
 
 # -- a set -----------------------------------------------------------------------------------------------------------
 
 
-def corpus_bleu(rows: pd.DataFrame, *, columns: str = "") -> float:
-    """Compute corpus BLEU, 0 to 100, as `sacrebleu REF -i HYP` prints it; `columns` begins the names of the counts."""
-    return bleu_of_statistics(_bleu_counts(rows, columns).sum(axis=0))
+def bleu_of_counts(rows: pd.DataFrame, *, columns: str = "") -> Statistic:
+    """Make corpus BLEU, 0 to 100, as `sacrebleu REF -i HYP` prints it, a function of counts (r, N) → (r,).
 
-
-def bleu_of_counts(rows: pd.DataFrame, *, columns: str = "") -> Callable[[np.ndarray], np.ndarray]:
-    """Make corpus BLEU a function of bootstrap counts (r, N) → (r,)."""
-    stats_NS = _bleu_counts(rows, columns).astype(np.float64)
+    `columns` begins the names of the columns with the n-gram counts.
+    """
+    stats_NS = rows[[f"{columns}{name}" for name in BLEU_COLUMNS]].to_numpy(np.float64)
     return lambda counts_RN: np.array([bleu_of_statistics(stats) for stats in np.rint(counts_RN @ stats_NS)])
 
 
-def _bleu_counts(rows: pd.DataFrame, columns: str) -> np.ndarray:
-    return rows[[f"{columns}{name}" for name in BLEU_COLUMNS]].to_numpy()
-
-
-def summarise(rows: pd.DataFrame, *, replicates: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
+def summarise(rows: pd.DataFrame, bootstrap: Bootstrap) -> dict[str, Interval]:
     """Summarise a table of scored sentences with an interval for every metric; that of chrF is only its value.
 
     Fractions, F1, ROUGE-L and cosine are between 0 and 1, BLEU and chrF between 0 and 100. `bleu` is the corpus score,
     `sentence_bleu` the mean of sentence scores, as vec2text reports it.
     """
-    options: dict[str, Any] = {"replicates": replicates, "seed": seed, "level": level}
-    stats_NS = _bleu_counts(rows, "")
-    drawn_R = replicates_of(bleu_of_counts(rows), len(rows), replicates=replicates, seed=seed)
-    chrf_value = chrf(rows["reference"].tolist(), rows["hypothesis"].tolist())
-    found = {
-        "exact_match": proportion_interval(rows["exact"].to_numpy(float), **options),
-        "token_accuracy": ratio_interval(rows["matches"].to_numpy(), rows["positions"].to_numpy(), **options),
-        "token_set_f1": mean_interval(rows["set_f1"].to_numpy(), **options),
-        "bleu": interval(corpus_bleu(rows), drawn_R, level=level),
-        "sentence_bleu": mean_interval(np.array([bleu_of_statistics(stats) for stats in stats_NS]), **options),
-        "chrf": Interval(chrf_value, chrf_value, chrf_value, level),
-        "rouge_l": mean_interval(rows["rouge_l"].to_numpy(), **options),
+    chrf_value = chrf(rows)
+    sentence_bleu_N = [bleu_of_statistics(stats) for stats in rows[list(BLEU_COLUMNS)].to_numpy()]
+    found: dict[str, Interval] = {
+        "exact_match": bootstrap.proportion(rows["exact"]),
+        "token_accuracy": bootstrap.ratio(rows["matches"], rows["positions"]),
+        "token_set_f1": bootstrap.mean(rows["set_f1"]),
+        "bleu": bootstrap.of(bleu_of_counts(rows), len(rows)),
+        "sentence_bleu": bootstrap.mean(sentence_bleu_N),
+        "chrf": {"value": chrf_value, "low": chrf_value, "high": chrf_value, "level": bootstrap.level},
+        "rouge_l": bootstrap.mean(rows["rouge_l"]),
     }
     if "cosine" in rows:
-        found["cosine"] = mean_interval(rows["cosine"].to_numpy(), **options)
+        found["cosine"] = bootstrap.mean(rows["cosine"])
     if f"{AS_WRITTEN}exact" in rows:
-        drawn_R = replicates_of(bleu_of_counts(rows, columns=AS_WRITTEN), len(rows), replicates=replicates, seed=seed)
         found |= {
-            "exact_match_as_written": proportion_interval(rows[f"{AS_WRITTEN}exact"].to_numpy(float), **options),
-            "token_set_f1_as_written": mean_interval(rows[f"{AS_WRITTEN}set_f1"].to_numpy(), **options),
-            "bleu_as_written": interval(corpus_bleu(rows, columns=AS_WRITTEN), drawn_R, level=level),
+            "exact_match_as_written": bootstrap.proportion(rows[f"{AS_WRITTEN}exact"]),
+            "token_set_f1_as_written": bootstrap.mean(rows[f"{AS_WRITTEN}set_f1"]),
+            "bleu_as_written": bootstrap.of(bleu_of_counts(rows, columns=AS_WRITTEN), len(rows)),
         }
     return found
 
 
-def by_length(
-    rows: pd.DataFrame, *, edges: Sequence[int], replicates: int = 1000, seed: int = 0, level: float = 0.95
-) -> pd.DataFrame:
-    """Summarise by bucket of reference length in tokens: exact match with its interval, the other metrics without.
+def by_length(rows: pd.DataFrame, bootstrap: Bootstrap, *, edges: Sequence[int]) -> list[dict[str, Any]]:
+    """Summarise by bucket of reference length in tokens: exact match with its interval, and other metrics.
 
     `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
     """
-    upper = [*edges, int(rows["length"].max())]
-    lines, low = [], 1
-    for high in upper:
-        part = rows[(rows["length"] >= low) & (rows["length"] <= high)]
+    lines = []
+    for low, high in zip((1, *(edge + 1 for edge in edges)), (*edges, int(rows["length"].max())), strict=True):
+        part = rows[rows["length"].between(low, high)]
         if len(part):
-            exact = proportion_interval(part["exact"].to_numpy(float), replicates=replicates, seed=seed, level=level)
-            line = {"tokens": f"{low}–{high}" if low < high else str(high), "rows": len(part)}
-            line |= {"exact_match": exact.value, "low": exact.low, "high": exact.high}
-            line |= {
-                "token_accuracy": part["matches"].sum() / max(1, part["positions"].sum()),
-                "token_set_f1": part["set_f1"].mean(),
-                "bleu": corpus_bleu(part),
-                "chrf": chrf(part["reference"].tolist(), part["hypothesis"].tolist()),
-                "rouge_l": part["rouge_l"].mean(),
-            }
-            if "cosine" in part:
-                line["cosine"] = part["cosine"].mean()
-            lines.append(line)
-        low = max(low, high + 1)
-    return pd.DataFrame(lines)
+            means = {name: part[name].mean() for name in ("set_f1", "rouge_l", "cosine") if name in part}
+            lines.append(
+                {
+                    "tokens": f"{low}–{high}" if low < high else str(high),
+                    "rows": len(part),
+                    "exact_match": bootstrap.proportion(part["exact"]),
+                    "token_accuracy": part["matches"].sum() / part["positions"].sum(),
+                    "bleu": bleu_of_counts(part)(np.ones((1, len(part))))[0],
+                    "chrf": chrf(part),
+                    **means,
+                }
+            )
+    return lines
+
+
+# -- baselines -------------------------------------------------------------------------------------------------------
+
+
+def nearest_training_rows(query_Nd: np.ndarray, train_Md: np.ndarray) -> np.ndarray:
+    """Find the training latent with the highest cosine to each query: (N,) rows.
+
+    The sentence of that row is the output of a model that only memorises.
+    """
+    from sklearn.neighbors import NearestNeighbors
+
+    search = NearestNeighbors(n_neighbors=1, metric="cosine", algorithm="brute").fit(train_Md)
+    found_N: np.ndarray = search.kneighbors(query_Nd, return_distance=False)[:, 0]
+    return found_N
+
+
+def bag_of_words(
+    query_Nd: np.ndarray, train_Md: np.ndarray, tokens: Sequence[Sequence[int]], *, ridge: float = 1e-3
+) -> list[list[int]]:
+    """Predict the tokens of each query by ridge regression from latents to token presence and length, in float64.
+
+    The output has as many tokens as the regressed length: those with the highest scores, each once, ordered by their
+    mean relative position in training. `ridge` is relative to the mean eigenvalue of the latents' covariance.
+    """
+    from sklearn.linear_model import Ridge
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    binary = MultiLabelBinarizer()
+    present_MV = binary.fit_transform(tokens)
+    token_V = binary.classes_
+    length_M = np.array([len(row) for row in tokens])
+    flat = np.searchsorted(token_V, np.concatenate([np.asarray(row, np.int64) for row in tokens]))
+    relative = np.concatenate([np.arange(length) / max(1, length - 1) for length in length_M])
+    place_V = np.bincount(flat, weights=relative) / np.bincount(flat)
+    x_Md = np.asarray(train_Md, np.float64)
+    strength = ridge * x_Md.var(axis=0).sum() * len(x_Md) / x_Md.shape[1]
+    model = Ridge(alpha=strength, solver="cholesky").fit(x_Md, np.column_stack([present_MV, length_M]))
+    score_NT = model.predict(np.asarray(query_Nd, np.float64))
+    rows = []
+    for score_V, length in zip(score_NT[:, :-1], score_NT[:, -1], strict=True):
+        best = np.argsort(-score_V, kind="stable")[: int(np.clip(np.rint(length), 1, len(token_V)))]
+        rows.append(token_V[best[np.argsort(place_V[best], kind="stable")]].tolist())
+    return rows

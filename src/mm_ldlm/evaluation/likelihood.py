@@ -11,11 +11,10 @@ N sentences, K Monte Carlo draws of the NELBO for each.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
 from mm_ldlm.core.errors import EvaluationError
 
@@ -23,26 +22,21 @@ if TYPE_CHECKING:
     from mm_ldlm.inference.results import Scores
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(TypedDict):
     """A mean with its standard error over sentences; the interval is ±1.96 standard errors."""
 
     value: float
     standard_error: float
-
-    @property
-    def low(self) -> float:
-        return self.value - 1.959964 * self.standard_error
-
-    @property
-    def high(self) -> float:
-        return self.value + 1.959964 * self.standard_error
-
-    def as_dict(self) -> dict[str, float]:
-        return {"value": self.value, "standard_error": self.standard_error, "low": self.low, "high": self.high}
+    low: float
+    high: float
 
 
-def per_token(nll_N: np.ndarray, length_N: np.ndarray) -> Estimate:
+def _estimate(value: float, error: float) -> Estimate:
+    value, reach = float(value), 1.959964 * float(error)
+    return {"value": value, "standard_error": float(error), "low": value - reach, "high": value + reach}
+
+
+def per_token(nll_N: npt.ArrayLike, length_N: npt.ArrayLike) -> Estimate:
     """Compute nats per token, Σ nll ÷ Σ tokens, with the ratio estimator's standard error over sentences.
 
     Raises:
@@ -52,28 +46,26 @@ def per_token(nll_N: np.ndarray, length_N: np.ndarray) -> Estimate:
     if not np.isfinite(nll_N).all():
         raise EvaluationError(
             f"Expected a finite negative log-likelihood of every sentence, found {(~np.isfinite(nll_N)).sum()} of "
-            f"{len(nll_N)} that are not finite. The model gives probability 0 to these sentences; check its checkpoint."
+            f"{len(nll_N)} that are not. The model gives probability 0 to these sentences; check its checkpoint."
         )
-    rate = nll_N.sum() / length_N.sum()
-    count = len(nll_N)
+    rate, count = nll_N.sum() / length_N.sum(), len(nll_N)
     residual_N = nll_N - rate * length_N
-    error = math.sqrt(count / max(1, count - 1) * (residual_N**2).sum()) / length_N.sum()
-    return Estimate(float(rate), float(error))
+    return _estimate(rate, math.sqrt(count / max(1, count - 1) * (residual_N**2).sum()) / length_N.sum())
 
 
-def perplexity(nats_per_token: float) -> float | None:
-    """Compute the perplexity of a cost per token in nats; None if it exceeds a float."""
+def mean(values_N: npt.ArrayLike) -> Estimate:
+    """Compute the mean of per-sentence values with its standard error, which is NaN for a single sentence."""
+    value_N = np.asarray(values_N, dtype=np.float64)
+    error = value_N.std(ddof=1) / math.sqrt(len(value_N)) if len(value_N) > 1 else math.nan
+    return _estimate(value_N.mean(), error)
+
+
+def perplexity(rate: Estimate) -> dict[str, float] | None:
+    """Compute the perplexity of a rate with its interval; None if a number exceeds a float."""
     try:
-        return math.exp(nats_per_token)
+        return {name: math.exp(rate[name]) for name in ("value", "low", "high")}
     except OverflowError:
         return None
-
-
-def mean(values_N: np.ndarray) -> Estimate:
-    """Compute the mean of per-sentence values with its standard error."""
-    values_N = np.asarray(values_N, dtype=np.float64)
-    error = values_N.std(ddof=1) / math.sqrt(len(values_N)) if len(values_N) > 1 else float("nan")
-    return Estimate(float(values_N.mean()), float(error))
 
 
 def latent_bits(*, unconditional: Scores, given_latent: Scores) -> dict[str, Estimate]:
@@ -81,46 +73,35 @@ def latent_bits(*, unconditional: Scores, given_latent: Scores) -> dict[str, Est
 
     Differences are taken sentence by sentence, so that the standard errors are those of the differences. If both costs
     are upper bounds, their difference estimates the latent's information but does not bound it.
-
-    Raises:
-        EvaluationError: the two costs belong to different sentences.
     """
-    if unconditional.texts != given_latent.texts:
-        raise EvaluationError(
-            "Expected the unconditional and the conditional cost of the same sentences in the same order, found "
-            f"different sentences ({len(unconditional.texts)} and {len(given_latent.texts)})."
-        )
     bits_N = (unconditional.nll - given_latent.nll) / math.log(2)
     return {"per_token": per_token(bits_N, unconditional.tokens), "per_sentence": mean(bits_N)}
 
 
-def by_mask_ratio(scores: Scores, *, buckets: int = 10) -> pd.DataFrame | None:
+def by_noise_level(scores: Scores, *, buckets: int = 10) -> list[dict[str, Any]] | None:
     """Summarise the draws of the NELBO by bucket of noise level; None if the likelihood is not estimated by noise.
 
     The noise level is the mask ratio where the noise is [MASK], and the tokens scored there are the masked ones.
-    Columns: ends of the bucket, draws, scored tokens, cross-entropy and accuracy per scored token, and the nats per
-    token that the bucket contributes. The last column sums to the NELBO of the tokens, in nats per token.
+    Each line has the ends of the bucket, draws, scored tokens, cross-entropy and accuracy per scored token (None
+    without any), and the nats per token that the bucket contributes, which sum to the NELBO of the tokens.
     """
-    ratio_KN, masked_KN, correct_KN = scores.draw_mask_ratio, scores.draw_masked, scores.draw_correct
-    cross_entropy_KN = scores.draw_cross_entropy
-    if ratio_KN is None or masked_KN is None or correct_KN is None or cross_entropy_KN is None:
+    if scores.draw_mask_ratio is None:
         return None
-    edges = np.linspace(0, 1, buckets + 1)
-    index_KN = np.clip(np.ceil(ratio_KN * buckets).astype(int) - 1, 0, buckets - 1)
-    total = scores.tokens.sum() * len(ratio_KN)
+    index_KN = np.clip(np.ceil(scores.draw_mask_ratio * buckets).astype(int) - 1, 0, buckets - 1)
+    total = scores.tokens.sum() * len(index_KN)
     lines = []
     for bucket in range(buckets):
         here = index_KN == bucket
-        masked = masked_KN[here].sum()
+        scored = int(scores.draw_masked[here].sum())
         lines.append(
             {
-                "low": edges[bucket],
-                "high": edges[bucket + 1],
+                "low": bucket / buckets,
+                "high": (bucket + 1) / buckets,
                 "draws": int(here.sum()),
-                "masked_tokens": int(masked),
-                "cross_entropy": cross_entropy_KN[here].sum() / masked if masked else float("nan"),
-                "accuracy": correct_KN[here].sum() / masked if masked else float("nan"),
+                "masked_tokens": scored,
+                "cross_entropy": scores.draw_cross_entropy[here].sum() / scored if scored else None,
+                "accuracy": scores.draw_correct[here].sum() / scored if scored else None,
                 "nats_per_token": scores.draw_nll[here].sum() / total,
             }
         )
-    return pd.DataFrame(lines)
+    return lines

@@ -21,29 +21,25 @@ def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarr
     On held-out sources a high fraction means that the model reproduces its training set and ignores the latent.
     """
     forms = [normal_form(text) for text in outputs]
-    wanted, found = set(forms), set()
-    for text in training_texts:
-        if (form := normal_form(text)) in wanted:
-            found.add(form)
+    found = set(forms).intersection(map(normal_form, training_texts))
     return np.array([form in found for form in forms], dtype=bool)
 
 
-def attested_bigrams(texts: Sequence[str], training_texts: Iterable[str]) -> np.ndarray:
-    """Compute the fraction of each text's word bigrams, text edges included, that occur in a training text: (n,).
+def attested_bigrams(groups: Sequence[Sequence[str]], training_texts: Iterable[str]) -> list[np.ndarray]:
+    """Compute the fraction of each text's word bigrams, text edges included, that occur in a training text: (n,) each.
 
-    A text that is not fluent has few; held-out text gives the value to compare with.
+    A text that is not fluent has few; held-out text, another group, gives the value to compare with.
     """
-    pairs = [_bigrams(text) for text in texts]
-    wanted = set().union(*pairs)
+    pairs = [[_bigrams(text) for text in texts] for texts in groups]
+    wanted = {pair for rows in pairs for row in rows for pair in row}
     found: set[tuple[str, str]] = set()
     for text in training_texts:
         found.update(wanted.intersection(_bigrams(text)))
-    return np.array([sum(pair in found for pair in row) / len(row) for row in pairs])
+    return [np.array([sum(pair in found for pair in row) / len(row) for row in rows]) for rows in pairs]
 
 
 def _bigrams(text: str) -> list[tuple[str, str]]:
-    words = ["", *_WORDS.findall(normal_form(text)), ""]
-    return list(pairwise(words))
+    return list(pairwise(["", *_WORDS.findall(normal_form(text)), ""]))
 
 
 def normal_form(text: str) -> str:

@@ -1,6 +1,27 @@
-"""Suites: each module evaluates one use of a loaded model and returns plain dictionaries and tables.
+"""Suites: each module evaluates one use of a run and presents what it found.
 
-A suite samples and scores through the `inference.MMLDLM` facade and summarises with the pure functions of `evaluation`.
-It reads no files of the project and does not import Kedro. `model.capabilities` determines what a run can do; if it
-does not support what a suite measures, the result is {"skipped": the refusal of the capabilities}, never a number.
+A suite says which tables of samples it reads, evaluates a loaded model through the `inference.MMLDLM` facade, and gives
+its headline numbers, figures and section of the report (`base.Suite`). The pipelines and the report iterate over the
+registry; families register their suites in `COMPONENTS`, and other packages under the entry points `mm_ldlm.suites`.
+Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
 """
+
+from mm_ldlm.core.kinds import Registry
+from mm_ldlm.evaluation.suites.base import Suite
+
+SUITES = Registry(
+    "evaluation suite",
+    {
+        "inversion": "mm_ldlm.evaluation.suites.inversion:Inversion",
+        "latents": "mm_ldlm.evaluation.suites.latents:Latents",
+        "sts": "mm_ldlm.evaluation.suites.sts:Sts",
+        "likelihood": "mm_ldlm.evaluation.suites.likelihood:Likelihood",
+        "generation": "mm_ldlm.evaluation.suites.generation:Generation",
+    },
+    "suites",
+)
+
+
+def suites() -> dict[str, Suite]:
+    """Make every registered suite, by name, in the order of the report."""
+    return {name: SUITES.load(name)() for name in SUITES}

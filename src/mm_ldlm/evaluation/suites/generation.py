@@ -1,80 +1,114 @@
-"""Evaluation of unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE."""
+"""Unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.data.sentences import held_out, texts_of_split
 from mm_ldlm.evaluation import generative as gen
-from mm_ldlm.evaluation.bootstrap import proportion_interval
-from mm_ldlm.evaluation.config import BootstrapConfig, GenerationConfig
+from mm_ldlm.evaluation.likelihood import per_token, perplexity
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
+from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, token_rows
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.evaluation.config import GenerationConfig
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
+
+EXAMPLES = 40
+"""Texts that the report shows"""
 
 
-def skip_reason(model: Any, texts: Sequence[str]) -> str | None:
-    """Explain why there are no unconditional texts to evaluate; None if there are some."""
-    if (reason := model.capabilities.refusal("unconditional")) is not None:
-        return str(reason)
-    if sum(bool(text.strip()) for text in texts) < 2:
+class Generation(Suite):
+    """Measure the texts that `sampling` generated from noise, and as many real ones, with the same functions.
+
+    Empty texts, which an autoregressive model may generate, are counted (`empty`, a fraction) and left out of all
+    other numbers.
+    """
+
+    name, title, use = "generation", "Unconditional samples", "unconditional"
+    samples = ("unconditional",)
+    template = "mm_ldlm.evaluation.suites/generation.html.j2"
+
+    def skip_reason(self, given: Evaluation) -> str | None:
+        if (reason := super().skip_reason(given)) is not None:
+            return reason
+        texts = given.samples["unconditional"]["text"]
+        if sum(bool(text.strip()) for text in texts) >= 2:
+            return None
         return (
             f"expected at least two unconditional samples that are not empty, found {len(texts)} samples. "
             "Set sampling.unconditional.count and run the sampling pipeline"
         )
-    return None
 
-
-def evaluate(
-    texts: Sequence[str],
-    tokens: Sequence[Sequence[int]],
-    *,
-    real_texts: Sequence[str],
-    real_tokens: Sequence[Sequence[int]],
-    training_texts: Callable[[], Iterable[str]],
-    config: GenerationConfig,
-    bootstrap: BootstrapConfig,
-    device: str = "cpu",
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Measure generated and real text with the same functions.
-
-    Empty texts, which an autoregressive model may generate, are counted (`empty`, a fraction) and left out of all
-    other numbers. `training_texts` opens the training split again in each call.
-    """
-    kept = [i for i, (text, row) in enumerate(zip(texts, tokens, strict=True)) if text.strip() and len(row)]
-    found: dict[str, Any] = {"texts": len(texts), "empty": 1 - len(kept) / len(texts)}
-    texts, tokens = [texts[i] for i in kept], [tokens[i] for i in kept]
-    model = (
-        gen.CausalModel(config.causal_model, revision=config.revision, device=device) if config.causal_model else None
-    )
-    found["memorised"] = float(memorised(texts, training_texts()).mean())
-    attested = attested_bigrams([*texts, *real_texts], training_texts())
-    sides = (
-        ("generated", texts, tokens, attested[: len(texts)]),
-        ("real", real_texts, real_tokens, attested[len(texts) :]),
-    )
-    options: dict[str, Any] = {"self_bleu_texts": config.self_bleu_texts, "seed": seed}
-    for name, some, rows, attested_n in sides:
-        interval = proportion_interval(attested_n, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
-        found[name] = {"attested_bigrams": interval.as_dict()}
-        if model is None:
-            found[name] |= _as_dict(gen.diversity(rows, **options))
-            continue
-        score = gen.generative_score(some, model, token_rows=rows, batch_size=config.batch_size, **options)
-        found[name] |= _as_dict(score.diversity) | {
-            "causal_model": config.causal_model,
-            "nll_per_token": score.nll_per_token.as_dict(),
-            "perplexity": score.perplexity,
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
+        config, table, seed = given.config.generation, given.samples["unconditional"], given.seed
+        kept = [(text, row) for text, row in zip(table["text"], token_rows(table), strict=True) if text.strip() and row]
+        real = held_out(given.dataset, count=len(table), seed=seed)
+        sides = {"generated": tuple(zip(*kept, strict=True)), "real": (real.texts, real.tokens)}
+        training = partial(texts_of_split, given.dataset, "train")  # read as a stream by each call
+        generated = sides["generated"][0]
+        found: Metrics = {
+            "texts": len(table),
+            "empty": 1 - len(kept) / len(table),
+            "memorised": float(memorised(generated, training()).mean()),
+            "examples": table["text"].tolist()[:EXAMPLES],
         }
-    if config.mauve:
-        found["mauve"] = gen.mauve(texts, real_texts, featurizer=config.mauve_model, seed=seed)
-    return found
+        attested = dict(zip(sides, attested_bigrams([generated, real.texts], training()), strict=True))
+        for name, (_, rows) in sides.items():
+            found[name] = {
+                "attested_bigrams": given.bootstrap.proportion(attested[name]),
+                **gen.diversity(rows, self_bleu_texts=config.self_bleu_texts, seed=seed),
+            }
+        if config.causal_model:
+            model = gen.CausalModel(config.causal_model, revision=config.revision, device=str(given.model.device))
+            for name, (texts, _) in sides.items():
+                found[name] |= _generative(model, texts, config)
+        if config.mauve:
+            found["mauve"] = gen.mauve(generated, real.texts, featurizer=config.mauve_model, seed=seed)
+        return found, None
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        found: dict[str, Any] = {f"unconditional.{name}": metrics.get(name) for name in ("empty", "memorised", "mauve")}
+        names = ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "attested_bigrams", "perplexity")
+        for side, prefix in (("generated", "unconditional"), ("real", "real")):
+            found |= {f"{prefix}.{name}": metrics[side].get(name) for name in names}
+            found[f"{prefix}.distinct_2"] = metrics[side]["distinct"]["2"]
+        return found
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        def headline(name: str, label: str, form: Any, note: str | None = None, **more: Any) -> Headline:
+            beside = (("held-out text", f"real.{name}"),)
+            return Headline(f"unconditional.{name}", f"Unconditional: {label}", form, note, beside, **more)
+
+        return (
+            headline("attested_bigrams", "attested word pairs", "fraction", "found in the training text"),
+            headline("distinct_2", "distinct-2", "fraction"),
+            headline("entropy_sample", "token entropy", "plain", "nats"),
+            headline("self_bleu", "self-BLEU", "points"),
+            headline("perplexity", "generative perplexity", "plain", "under another model", leading=True),
+            headline("memorised", "memorised", "plain"),
+        )
+
+    def section(self, page: ReportInputs) -> dict[str, Any]:
+        from mm_ldlm.evaluation.report.content import described_sampler
+
+        how = page.suites[self.name][MADE_BY]["samples"]["samples_unconditional"]["parameters"]
+        return {"sampler": described_sampler(how["unconditional"]["text"])}
 
 
-def _as_dict(value: gen.Diversity) -> dict[str, Any]:
-    return {
-        "entropy_sample": value.entropy_sample,
-        "entropy_corpus": value.entropy_corpus,
-        "distinct": {str(n): fraction for n, fraction in value.distinct.items()},
-        "self_bleu": value.self_bleu,
-        "unique": value.unique,
-    }
+def _generative(model: gen.CausalModel, texts: Sequence[str], config: GenerationConfig) -> Metrics:
+    nll_N, count_N = model.nll(texts, batch_size=config.batch_size)
+    scored = count_N > 0  # a text of one token scores nothing where there is no start token
+    if not scored.any():
+        raise EvaluationError(
+            f"Expected texts with tokens to score by '{model.name}', found none among {len(texts)}. Use another model."
+        )
+    rate = per_token(nll_N[scored], count_N[scored])
+    value = perplexity(rate)
+    return {"causal_model": model.name, "nll_per_token": rate, "perplexity": value and value["value"]}

@@ -1,69 +1,126 @@
-"""Evaluation of inversion of held-out latents: headline metrics, the sweep over samplers, baselines, memorisation."""
+"""Inversion of held-out latents: headline metrics, the sweep over samplers, baselines, memorisation."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from mm_ldlm.data.sentences import Sentences
+from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation import inversion as inv
-from mm_ldlm.evaluation.baselines import BagOfWords, nearest_training_rows
-from mm_ldlm.evaluation.bootstrap import Interval, interval, ratio_of_counts, replicates_of
-from mm_ldlm.evaluation.config import BootstrapConfig, InversionConfig, SweepPoint
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.overlap import memorised, normal_form
-from mm_ldlm.evaluation.samples import token_rows
+from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.evaluation.config import SweepPoint
+
+log = logging.getLogger(__name__)
+
+FEWEST_HITS = 8
+"""Fewest exact matches that others are divided by: a resample without any would divide by zero"""
 
 
-def score(model: Any, sentences: Sentences, samples: pd.DataFrame) -> pd.DataFrame:
-    """Score the texts that `sampling` reconstructed from the latents of `sentences`.
+class Inversion(Suite):
+    """Score the sentences that `sampling` reconstructed; compare samplers, baselines and memorisation."""
 
-    `samples` has the column text, and optionally tokens and cosine; without an encoder there are no cosines. The texts
-    of `sentences` are those of the records, so the table also has the metrics as written.
-    """
-    cosine_n: np.ndarray | None
-    if "cosine" in samples.columns and samples["cosine"].notna().all():
+    name, title, use = "inversion", "From latent to text", "l2t"
+    samples = ("l2t",)
+    has_rows = True
+    plots = ("plot_baselines", "plot_calls", "plot_length")
+    template = "mm_ldlm.evaluation.suites/inversion.html.j2"
+
+    def skip_reason(self, given):
+        return super().skip_reason(given) or without_truth(given.samples["l2t"])
+
+    def evaluate(self, given: Evaluation) -> tuple[dict[str, Any], pd.DataFrame]:
+        model, config, seed, bootstrap = given.model, given.config.inversion, given.seed, given.bootstrap
+        sentences, samples = of_samples(given.samples["l2t"], dataset=given.dataset)
         cosine_n = samples["cosine"].to_numpy(float)
-    else:
-        cosine_n = reembedding_cosine(model, samples["text"].tolist(), sentences.latents)
-    return rows_of_outputs(
-        model,
-        ids=sentences.ids,
-        references=sentences.tokens,
-        outputs=token_rows(samples, model.tokenizer),
-        cosine=cosine_n,
-        written=sentences.texts,
-    )
+        if np.isnan(cosine_n).any():
+            cosine_n = reembedding_cosine(model, samples["text"].tolist(), sentences.latents)
+        rows = inv.score_rows(
+            model.tokenizer, sentences.tokens, token_rows(samples), ids=sentences.ids, cosine=cosine_n,
+            written=sentences.texts,
+        )  # fmt: skip
+        part = sentences.some(config.sweep_sentences, seed=seed)
+        metrics: dict[str, Any] = {
+            "sentences": len(rows),
+            "metrics": inv.summarise(rows, bootstrap),
+            "by_length": inv.by_length(rows, bootstrap, edges=config.length_edges),
+            "sweep_sentences": len(part),
+            "sweep": sweep(part, given),
+        }
+        if model.no_encoder is not None:
+            points = [f"the point '{point.label}'" for point in config.sweep if _searches(point)]
+            metrics["left_out"] = [f"{', '.join(['cosines of re-embedded texts', *points])}: {model.no_encoder}"]
+        if config.baseline_rows:
+            train = sample_rows(split_rows(given.dataset, "train"), config.baseline_rows, seed=seed)
+            metrics["baselines"] = baselines(model, sentences, read_sentences(given.dataset, train), bootstrap)
+        metrics["memorised"] = memorisation(
+            rows["hypothesis"].tolist(), rows["reference"].tolist(), texts_of_split(given.dataset, "train")
+        )
+        return metrics, rows
 
+    def numbers(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        found = {"l2t.sentences": metrics["sentences"]}
+        found |= {f"l2t.{name}": value for name, value in metrics["metrics"].items()}
+        found["l2t.chrf"] = metrics["metrics"]["chrf"]["value"]
+        for name, entry in metrics.get("baselines", {}).items():
+            for metric in ("exact_match", "token_set_f1", "bleu", "cosine"):
+                found[f"baseline.{name}.{metric}"] = entry["metrics"].get(metric, {}).get("value")
+        found |= {f"l2t.memorised.{name}": value for name, value in metrics["memorised"].items()}
+        shown = ("model_calls", "sentences_per_second", "exact_match", "token_accuracy", "bleu", "cosine", "exact_ratio")
+        for line in metrics["sweep"]:
+            found |= {f"calls.{slug(line['label'])}.{name}": line.get(name) for name in shown}
+        return found
 
-def rows_of_outputs(
-    model: Any,
-    *,
-    ids: Sequence[str],
-    references: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    cosine: np.ndarray | None,
-    written: Sequence[str] | None = None,
-) -> pd.DataFrame:
-    """Score outputs given as token ids against references; both sides are decoded by the model's tokenizer."""
-    return inv.score_rows(
-        model.tokenizer.decode_batch([list(row) for row in references]),
-        model.tokenizer.decode_batch([list(row) for row in outputs]),
-        reference_ids=references,
-        hypothesis_ids=outputs,
-        cosine=cosine,
-        ids=ids,
-        written=written,
-    )
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        return (
+            Headline("l2t.exact_match", "Exact match", "fraction", "of held-out sentences, token for token", leading=True),
+            Headline("l2t.token_accuracy", "Token accuracy", "fraction", "by position; a wrong length counts as errors"),
+            Headline("l2t.token_set_f1", "Token-set F1", "fraction"),
+            Headline("l2t.bleu", "BLEU", "points", "sacrebleu, 0 to 100", leading=True),
+            Headline(
+                "l2t.cosine", "Cosine, re-embedded", "cosine", "reconstructed text, encoded again, to its source",
+                leading=True,
+            ),
+        )  # fmt: skip
 
+    def figures(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        from mm_ldlm.evaluation.report import inversion_figures
 
-def no_encoder(model: Any) -> str | None:
-    """Explain why texts cannot be embedded again by the encoder of the model's latents; None if they can."""
-    return getattr(model, "no_encoder", None)
+        return inversion_figures.draw(metrics)
+
+    def section(self, page: Any) -> dict[str, Any]:
+        from mm_ldlm.evaluation.report.content import described_sampler, examples
+
+        metrics = page.suites[self.name]
+        how = metrics[MADE_BY]["samples"]["samples_l2t"]["parameters"]
+        search = how.get("search") or {}
+        searches = search.get("candidates", 1) > 1 or search.get("rounds", 0) > 0
+        return {
+            "examples": examples(page.rows[self.name], count=page.examples, seed=page.seed),
+            "sampler": described_sampler(how.get("text")),
+            "search": f"candidates {search['candidates']}, rounds {search['rounds']}" if searches else None,
+        }
+
+    def statistics(self, tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
+        found = {
+            "exact_match": lambda rows: mean_of_counts(rows["exact"]),
+            "token_accuracy": lambda rows: ratio_of_counts(rows["matches"], rows["positions"]),
+            "bleu": inv.bleu_of_counts,
+        }
+        if all("cosine" in rows for rows in tables):
+            found["cosine"] = lambda rows: mean_of_counts(rows["cosine"])
+        return found
 
 
 def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray | None:
@@ -71,134 +128,95 @@ def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray)
 
     Each distinct text is encoded once. None without an encoder.
     """
-    if no_encoder(model) is not None:
+    if model.no_encoder is not None:
         return None
     filled = [i for i, text in enumerate(texts) if text.strip()]
     found_n = np.zeros(len(texts))
     if filled:
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts[i] for i in filled))}
         encoded_md = np.asarray(model.encode(list(distinct)), dtype=np.float64)
-        vectors = encoded_md[[distinct[texts[i]] for i in filled]]
-        targets = np.asarray(latents_nd, dtype=np.float64)[filled]
-        norm = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
-        found_n[filled] = (vectors * targets).sum(axis=1) / norm
+        vectors, targets = encoded_md[[distinct[texts[i]] for i in filled]], np.asarray(latents_nd, np.float64)[filled]
+        norm_n = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
+        found_n[filled] = (vectors * targets).sum(axis=1) / norm_n
     return found_n
-
-
-def headline(rows: pd.DataFrame, *, config: InversionConfig, bootstrap: BootstrapConfig, seed: int) -> dict[str, Any]:
-    """Summarise a table of scored sentences: metrics with intervals, and a table by length."""
-    options: dict[str, Any] = {"replicates": bootstrap.replicates, "level": bootstrap.level, "seed": seed}
-    found = inv.summarise(rows, **options)
-    by_length = inv.by_length(rows, edges=config.length_edges, **options)
-    return {
-        "sentences": len(rows),
-        "metrics": {name: value.as_dict() for name, value in found.items()},
-        "by_length": by_length.to_dict(orient="records"),
-    }
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------
 
 
-def sweep(
-    model: Any, sentences: Sentences, *, config: InversionConfig, bootstrap: BootstrapConfig, seed: int, progress: bool
-) -> list[dict[str, Any]]:
-    """Invert the same sentences with every sampler of `config.sweep`.
+def sweep(sentences: Sentences, given: Evaluation) -> list[dict[str, Any]]:
+    """Invert the same sentences with every sampler of the sweep.
 
     Each line holds model calls, seconds, metrics with intervals, and exact match relative to the reference (paired).
     Without an encoder, points with a search are left out; if the reference is one of them, the last point replaces it.
     """
     from tqdm import tqdm
 
-    points = [point for point in config.sweep if point not in without_encoder(model, config)]
+    model, config, bootstrap = given.model, given.config.inversion, given.bootstrap
+    points = [point for point in config.sweep if model.no_encoder is None or not _searches(point)]
     if not points:
         return []
     latents_nd = sentences.latents
-    inverted = []
-    for point in tqdm(points, desc="quality against calls", disable=not progress):
+    lines, outputs = [], []
+    for point in tqdm(points, desc="quality against calls", disable=not given.config.progress):
         started = time.perf_counter()
-        made = model.invert(latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=seed)
-        inverted.append((point, made, time.perf_counter() - started))
-    # Most points write most sentences alike, so their texts are encoded together.
-    texts = [text for _, made, _ in inverted for text in made.texts]
-    cosines = reembedding_cosine(model, texts, np.tile(latents_nd, (len(points), 1)))
-    tables: dict[str, tuple[SweepPoint, pd.DataFrame, dict[str, float]]] = {}
-    for number, (point, made, seconds) in enumerate(inverted):
-        rows = rows_of_outputs(
-            model,
-            ids=sentences.ids,
-            references=sentences.tokens,
-            outputs=made.tokens,
-            cosine=None if cosines is None else cosines.reshape(len(points), -1)[number],
+        made = model.invert(
+            latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=given.seed
         )
-        cost = {
-            "model_calls": float(np.mean(made.model_calls)),
-            "encoder_calls": float(np.mean(made.encoder_calls)),
-            "seconds": seconds,
-            "sentences_per_second": len(sentences) / max(seconds, 1e-9),
-        }
-        tables[point.label] = (point, rows, cost)
-    reference = config.reference if config.reference is not None and config.reference in tables else points[-1].label
-    return [_line(label, *entry, tables[reference][1], reference, bootstrap, seed) for label, entry in tables.items()]
+        seconds = time.perf_counter() - started
+        outputs.append(made)
+        lines.append(
+            {
+                "label": point.label,
+                "sampler": asdict(point.sampler),
+                "model_calls": float(np.mean(made.model_calls)),
+                "encoder_calls": float(np.mean(made.encoder_calls)),
+                "seconds": seconds,
+                "sentences_per_second": len(sentences) / max(seconds, 1e-9),
+            }
+        )
+    # Most points write most sentences alike, so their texts are encoded together.
+    texts = [text for made in outputs for text in made.texts]
+    cosine_n = reembedding_cosine(model, texts, np.tile(latents_nd, (len(points), 1)))
+    cosines = [None] * len(points) if cosine_n is None else np.split(cosine_n, len(points))
+    tables = {
+        point.label: inv.score_rows(model.tokenizer, sentences.tokens, made.tokens, ids=sentences.ids, cosine=values)
+        for point, made, values in zip(points, outputs, cosines, strict=True)
+    }
+    reference = config.reference if config.reference in tables else points[-1].label
+    for line, rows in zip(lines, tables.values(), strict=True):
+        ratio = exact_ratio(rows, tables[reference], bootstrap)
+        line |= {**inv.summarise(rows, bootstrap), "reference": reference, "exact_ratio": ratio}
+    return lines
 
 
-def without_encoder(model: Any, config: InversionConfig) -> list[SweepPoint]:
-    """List the points of the sweep that need the encoder, if there is none."""
-    if no_encoder(model) is None:
-        return []
-    return [point for point in config.sweep if point.search is not None and point.search.enabled]
+def _searches(point: SweepPoint) -> bool:
+    return point.search is not None and point.search.enabled
 
 
-def _line(
-    label: str,
-    point: SweepPoint,
-    rows: pd.DataFrame,
-    cost: dict[str, float],
-    reference_rows: pd.DataFrame,
-    reference: str,
-    bootstrap: BootstrapConfig,
-    seed: int,
-) -> dict[str, Any]:
-    found = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
-    line: dict[str, Any] = {"label": label, "sampler": asdict(point.sampler), **cost}
-    line |= {name: value.as_dict() for name, value in found.items()}
-    line["reference"] = reference
-    ratio = exact_ratio(rows, reference_rows, bootstrap=bootstrap, seed=seed)
-    line["exact_ratio"] = ratio.as_dict() if ratio else None
-    return line
-
-
-def exact_ratio(
-    rows: pd.DataFrame, reference: pd.DataFrame, *, bootstrap: BootstrapConfig, seed: int
-) -> Interval | None:
+def exact_ratio(rows: pd.DataFrame, reference: pd.DataFrame, bootstrap: Bootstrap) -> Interval | None:
     """Compute exact match divided by that of the reference, on paired draws.
 
-    None if the reference has fewer than eight exact matches: a resample without any would divide by zero.
+    None if the reference has fewer than `FEWEST_HITS` exact matches.
     """
-    ours, theirs = rows["exact"].to_numpy(float), reference["exact"].to_numpy(float)
-    if theirs.sum() < 8:
-        return None
-    drawn = replicates_of(ratio_of_counts(ours, theirs), len(rows), replicates=bootstrap.replicates, seed=seed)
-    return interval(float(ours.sum() / theirs.sum()), drawn, level=bootstrap.level)
+    return bootstrap.ratio(rows["exact"], reference["exact"]) if reference["exact"].sum() >= FEWEST_HITS else None
 
 
 # -- baselines and memorisation ----------------------------------------------------------------------------------------
 
 
-def baselines(
-    model: Any, sentences: Sentences, train: Sentences, *, bootstrap: BootstrapConfig, seed: int
-) -> dict[str, Any]:
+def baselines(model: Any, sentences: Sentences, train: Sentences, bootstrap: Bootstrap) -> dict[str, Any]:
     """Score the nearest training sentence and the bag of words in the same way as the model."""
-    latents_nd, train_md = sentences.latents, train.latents
-    nearest = [train.tokens[row] for row in nearest_training_rows(latents_nd, train_md)]
-    bag = BagOfWords.fit(train_md, train.tokens).predict(latents_nd)
+    latents_nd = sentences.latents
+    outputs = {
+        "nearest_training_sentence": [train.tokens[i] for i in inv.nearest_training_rows(latents_nd, train.latents)],
+        "bag_of_words": inv.bag_of_words(latents_nd, train.latents, train.tokens),
+    }
     found = {}
-    for name, outputs in (("nearest_training_sentence", nearest), ("bag_of_words", bag)):
-        texts = model.tokenizer.decode_batch([list(row) for row in outputs])
-        cosine = reembedding_cosine(model, texts, latents_nd)
-        rows = rows_of_outputs(model, ids=sentences.ids, references=sentences.tokens, outputs=outputs, cosine=cosine)
-        summary = inv.summarise(rows, replicates=bootstrap.replicates, level=bootstrap.level, seed=seed)
-        found[name] = {"training_sentences": len(train), "metrics": {k: v.as_dict() for k, v in summary.items()}}
+    for name, rows in outputs.items():
+        cosine_n = reembedding_cosine(model, model.tokenizer.decode_batch([list(row) for row in rows]), latents_nd)
+        table = inv.score_rows(model.tokenizer, sentences.tokens, rows, ids=sentences.ids, cosine=cosine_n)
+        found[name] = {"training_sentences": len(train), "metrics": inv.summarise(table, bootstrap)}
     return found
 
 
@@ -207,8 +225,7 @@ def memorisation(outputs: Sequence[str], references: Sequence[str], training_tex
 
     The fraction of the references is reported too: if it is above 0, the split leaks.
     """
-    both = memorised([*outputs, *references], training_texts)
-    made_n, true_n = both[: len(outputs)], both[len(outputs) :]
+    made_n, true_n = np.split(memorised([*outputs, *references], training_texts), 2)
     wrong_n = np.array([normal_form(a) != normal_form(b) for a, b in zip(outputs, references, strict=True)])
     return {
         "outputs": float(made_n.mean()),

@@ -1,120 +1,186 @@
-"""Evaluation of the likelihood of held-out texts, without and with their latents, and of other texts (zero-shot)."""
+"""Likelihood of held-out texts, without and with their latents, and of other texts (zero-shot)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-import numpy as np
-import pandas as pd
+import gzip
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.sentences import Sentences
+from mm_ldlm.data.sentences import held_out
 from mm_ldlm.evaluation import likelihood as lik
-from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
-from mm_ldlm.inference.results import Scores
-from mm_ldlm.objectives.capabilities import Use
+from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
+from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug
 
-PARTS: dict[str, Use] = {"unconditional": "score", "given_latent": "score_given_latent"}
-"""Part of the metrics → the use that a run needs for it."""
-COLUMNS = {"unconditional": "nll", "given_latent": "nll_given_latent"}
-"""Part of the metrics → its column in the table of sentences."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
+    from mm_ldlm.inference.results import Scores
+
+LABELS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}
+"""`Capabilities.likelihood` → the label of a cost"""
+PARTS = {"unconditional": ("score", "nll"), "given_latent": ("score_given_latent", "nll_given_latent")}
+"""Part of the metrics → the use that a run needs for it, and its column in the table of sentences"""
 
 
-def evaluate(
-    model: Any, sentences: Sentences, *, config: LikelihoodConfig, seed: int
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+class Likelihood(Suite):
     """Score held-out and other texts in every way that the run can.
 
-    Returns:
-        The table of held-out sentences (id, tokens, and in nats `nll` and `nll_given_latent` where they apply), by
-        which two runs are compared sentence by sentence; and the metrics: `likelihood` ("exact" or "bound"), costs per
-        token with standard errors, perplexities, the latent's bits, tables by noise level and zero-shot texts. Parts
-        that the run cannot score are absent, and `left_out` has the reasons; {"skipped": reason} where all are absent.
+    The table of held-out sentences has id, tokens, and in nats `nll` and `nll_given_latent` where they apply.
     """
-    capabilities = model.capabilities
-    parts = [name for name, use in PARTS.items() if use in capabilities]
-    if not parts:
-        return no_rows(), {"skipped": capabilities.refusal("score")}
-    expected = PARTS if capabilities.reads_latents else {"unconditional": PARTS["unconditional"]}
-    cost = partial(model.score_tokens, draws=config.draws, seed=seed)
-    costs: dict[str, Scores] = {}
-    for name in parts:
-        latents_nd = sentences.latents if name == "given_latent" else None
-        costs[name] = cost(sentences.tokens, sentences.texts, latents=latents_nd)
-    found: dict[str, Any] = {
-        "likelihood": capabilities.likelihood,
-        "sentences": len(sentences),
-        "draws": config.draws if capabilities.likelihood == "bound" else None,
-        "left_out": [capabilities.refusal(use) for name, use in expected.items() if name not in parts],
-    }
-    found |= {name: _summary(scores, config=config) for name, scores in costs.items()}
-    if len(costs) == 2:
-        found["latent_bits"] = {name: value.as_dict() for name, value in lik.latent_bits(**costs).items()}
-    found["zero_shot"] = {
-        source.name: _zero_shot(model, source, cost, parts=parts, config=config) for source in config.other_texts
-    }
-    columns = {COLUMNS[name]: scores.nll for name, scores in costs.items()}
-    lengths = [len(row) for row in sentences.tokens]
-    return pd.DataFrame({"id": list(sentences.ids), "tokens": lengths, **columns}), found
+
+    name, title = "likelihood", "Likelihood"
+    has_rows = True
+    plots = ("plot_mask_ratio",)
+    template = "mm_ldlm.evaluation.suites/likelihood.html.j2"
+
+    def skip_reason(self, given: Evaluation) -> str | None:
+        capabilities = given.model.capabilities
+        return None if any(use in capabilities for use, _ in PARTS.values()) else capabilities.refusal("score")
+
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
+        import pandas as pd
+
+        model, config, capabilities = given.model, given.config.likelihood, given.model.capabilities
+        held = held_out(given.dataset, count=config.sentences, seed=given.seed)
+        cost = partial(model.score_tokens, draws=config.draws, seed=given.seed)
+        expected = [name for name in PARTS if name == "unconditional" or capabilities.reads_latents]
+        parts = [name for name in PARTS if PARTS[name][0] in capabilities]
+        costs: dict[str, Scores] = {}
+        for name in parts:
+            costs[name] = cost(held.tokens, held.texts, latents=held.latents if name == "given_latent" else None)
+        found: Metrics = {
+            "likelihood": capabilities.likelihood,
+            "sentences": len(held),
+            "draws": config.draws if capabilities.likelihood == "bound" else None,
+            "left_out": [capabilities.refusal(PARTS[name][0]) for name in expected if name not in parts],
+            **{name: _summary(scores, config) for name, scores in costs.items()},
+            "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config) for text in config.other_texts},
+        }
+        if len(costs) == 2:
+            found["latent_bits"] = lik.latent_bits(**costs)
+        columns = {PARTS[name][1]: scores.nll for name, scores in costs.items()}
+        lengths = [len(row) for row in held.tokens]
+        return found, pd.DataFrame({"id": list(held.ids), "tokens": lengths, **columns})
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        found: dict[str, Any] = {"nll.exact": metrics["likelihood"] == "exact"}
+        for name, suffix in (("unconditional", ""), ("given_latent", ".given_latent")):
+            part = metrics.get(name, {})
+            found |= {f"nll{suffix}.per_token": part.get("per_token"), f"perplexity{suffix}": part.get("perplexity")}
+        found |= {f"latent.bits_{name}": value for name, value in metrics.get("latent_bits", {}).items()}
+        for name, entry in metrics["zero_shot"].items():
+            found[f"nll.{slug(name)}.per_token"] = entry.get("unconditional", {}).get("per_token")
+        return found
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        label, given = LABELS["exact" if numbers.get("nll.exact") else "bound"], "nll.given_latent.per_token"
+        only_given = f"{label}, given the latent" if "nll.per_token" not in numbers else None
+        return (
+            Headline(
+                "nll.per_token", "Nats per token", "cost", label,
+                beside=(("perplexity", "perplexity"), ("given the latent", given)),
+            ),
+            Headline(given, "Nats per token, given the latent", "cost", only_given),
+            Headline("perplexity", "Perplexity", "perplexity", leading=True),
+            Headline("perplexity.given_latent", "Perplexity, given the latent", "perplexity", leading=True),
+            Headline("latent.bits_per_token", "Bits of the latent per token", "plain"),
+            Headline(
+                "latent.bits_per_sentence", "Bits in a latent", "plain",
+                "about its sentence: the drop in code length", compared=False,
+            ),
+        )  # fmt: skip
+
+    def figures(self, metrics: Metrics) -> dict[str, Any]:
+        from mm_ldlm.evaluation.report.figures import mask_ratio
+
+        return {"plot_mask_ratio": mask_ratio(metrics)}
+
+    def section(self, page: ReportInputs) -> dict[str, Any]:
+        return {"label": LABELS[page.suites[self.name]["likelihood"]]}
+
+    def statistics(self, tables: Sequence[pd.DataFrame]) -> dict[str, Callable[[pd.DataFrame], Statistic]]:
+        """Choose the costs per token, or per sentence where the runs tokenise these sentences differently.
+
+        The tokens of such runs are different units.
+        """
+        same = all((rows["tokens"].to_numpy() == tables[0]["tokens"].to_numpy()).all() for rows in tables)
+        unit, statistic = ("token", _per_token) if same else ("sentence", _per_sentence)
+        names = {"nll": "nats", "nll_given_latent": "nats_given_latent"}
+        return {
+            f"{name}_per_{unit}": partial(statistic, column=column)
+            for column, name in names.items()
+            if all(column in rows for rows in tables)
+        }
 
 
-def no_rows() -> pd.DataFrame:
-    """Make the empty table of sentences of a run that cannot score texts."""
-    return pd.DataFrame(
-        {"id": pd.Series(dtype="string"), "tokens": pd.Series(dtype="int64"), "nll": pd.Series(dtype="float64")}
-    )
+def _per_token(rows: pd.DataFrame, *, column: str) -> Statistic:
+    return ratio_of_counts(rows[column], rows["tokens"])
 
 
-def _summary(scores: Scores, *, config: LikelihoodConfig) -> dict[str, Any]:
+def _per_sentence(rows: pd.DataFrame, *, column: str) -> Statistic:
+    return mean_of_counts(rows[column])
+
+
+def _summary(scores: Scores, config: LikelihoodConfig) -> Metrics:
     total = lik.per_token(scores.nll, scores.tokens)
-    found: dict[str, Any] = {
-        "per_token": total.as_dict(),
-        "tokens_only_per_token": lik.per_token(scores.token_nll, scores.tokens).as_dict(),
-        "length_per_sentence": lik.mean(scores.length_nll).as_dict(),
-        "perplexity": _perplexity(total),
+    return {
+        "per_token": total,
+        "tokens_only_per_token": lik.per_token(scores.token_nll, scores.tokens),
+        "length_per_sentence": lik.mean(scores.length_nll),
+        "perplexity": lik.perplexity(total),
+        "by_mask_ratio": lik.by_noise_level(scores, buckets=config.buckets),
     }
-    if (table := lik.by_mask_ratio(scores, buckets=config.buckets)) is not None:
-        found["by_mask_ratio"] = table.replace({np.nan: None}).to_dict(orient="records")
-    return found
-
-
-def _perplexity(total: lik.Estimate) -> dict[str, float] | None:
-    """Compute the perplexity with its interval; None if a number exceeds a float."""
-    found = {name: lik.perplexity(getattr(total, name)) for name in ("value", "low", "high")}
-    whole = {name: value for name, value in found.items() if value is not None}
-    return whole if len(whole) == len(found) else None
 
 
 def _zero_shot(
-    model: Any, source: TextFile, cost: Callable[..., Scores], *, parts: list[str], config: LikelihoodConfig
-) -> dict[str, Any]:
+    model: Any, source: TextFile, cost: Callable[..., Scores], parts: Sequence[str], config: LikelihoodConfig
+) -> Metrics:
     lines = read_lines(source)
     ids = [list(row) for row in model.tokenizer.encode(lines)]
-    fits = [i for i, row in enumerate(ids) if 1 <= len(row) <= model.max_length][: source.limit]
-    if not fits:
+    fits = [i for i, row in enumerate(ids) if 1 <= len(row) <= model.max_length]
+    chosen = fits[: source.limit]
+    if not chosen:
         raise EvaluationError(
             f"Expected lines of 1 to {model.max_length} tokens in the text '{source.name}' ({source.path}), found none "
             f"among {len(lines)} lines. Give a file with one sentence per line."
         )
-    texts, tokens = [lines[i] for i in fits], [ids[i] for i in fits]
-    found: dict[str, Any] = {
-        "sentences": len(fits),
-        "outside_length": sum(not 1 <= len(row) <= model.max_length for row in ids),
+    texts, tokens = [lines[i] for i in chosen], [ids[i] for i in chosen]
+    found: Metrics = {
+        "sentences": len(chosen),
+        "outside_length": len(ids) - len(fits),
         "unknown_fraction": sum(row.count(model.tokenizer.unk_id) for row in tokens) / sum(map(len, tokens)),
     }
     for name in parts:
         latents_nd = model.encode(texts) if name == "given_latent" else None
-        found[name] = _summary(cost(tokens, texts, latents=latents_nd), config=config)
+        found[name] = _summary(cost(tokens, texts, latents=latents_nd), config)
     return found
 
 
 def read_lines(source: TextFile) -> list[str]:
     """Read the non-empty lines of a UTF-8 file, plain or compressed by gzip."""
-    file = InputFile(
-        source.path, remedy="Correct it, or remove the entry.", error=EvaluationError,
-        name=f"the text '{source.name}' of evaluation.likelihood.other_texts, {source.path}",
-    )  # fmt: skip
-    return [line for line in file.lines() if line.strip()]
+    path = Path(source.path)
+    if (fault := problem(path)) is not None:
+        raise EvaluationError(
+            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} {fault}. "
+            "Correct its path, or remove the entry."
+        )
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise EvaluationError(
+            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} cannot be read ({error}). "
+            "Correct the file, or remove the entry."
+        ) from error
+    try:
+        return [line for line in lines_of(raw) if line.strip()]
+    except UnicodeDecodeError as error:
+        raise EvaluationError(
+            f"The text '{source.name}' of evaluation.likelihood.other_texts: expected UTF-8 in {path}, found another "
+            f"encoding at byte {error.start}. Convert the file to UTF-8."
+        ) from error

@@ -1,77 +1,126 @@
-"""Evaluation of STS: scores of the embeddings of the model, the encoder and the one-step regression."""
+"""Semantic textual similarity: scores of the embeddings of the model, the encoder and the one-step regression."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.evaluation.config import BootstrapConfig, StsConfig
-from mm_ldlm.evaluation.headline import MOST_UNKNOWN
 from mm_ldlm.evaluation.sts import Encode, StsScore, ratio_to, score_encoder
 from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
-from mm_ldlm.evaluation.suites.inversion import no_encoder
-from mm_ldlm.inference.inputs import warn_of_unknown
+from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
+MOST_UNKNOWN = 0.5
+"""Largest fraction of the sentences of a set with unknown words at which its score is a headline of a run"""
+SOURCES = {"encoder": "encoder", "one_step": "one-step regression", "model": "model"}
+"""Embeddings that are scored → their label"""
+POINTS = 500
+"""Most pairs in the scatter plot; scores use the whole set"""
 
-def evaluate(model: Any, *, config: StsConfig, bootstrap: BootstrapConfig, seed: int, progress: bool) -> dict[str, Any]:
-    """Score every STS set of the parameters.
 
-    Returns:
-        {"sets": {name: pairs, subsets, the part of SICK, and for encoder, model and one_step the correlations with
-        intervals}}. A run that cannot embed texts has "skipped", the reason, and the encoder's scores alone; without
-        latents it has no encoder either, and no sets. If the encoder cannot embed texts, "left_out" is the reason, and
-        the sets have neither its scores nor ratios to them.
+class Sts(Suite):
+    """Score every STS set of the parameters for the encoder, the model and the one-step regression.
+
+    A run that cannot embed texts has the encoder's scores only. If the encoder cannot embed texts, the sets have
+    neither its scores nor ratios to them.
     """
-    from tqdm import tqdm
 
-    reason = model.capabilities.refusal("t2l")
-    found: dict[str, Any] = {"sets": {}} if reason is None else {"skipped": reason, "sets": {}}
-    if not model.capabilities.reads_latents:
+    name, title = "sts", "Semantic textual similarity"
+    plots = ("plot_sts", "plot_sts_scatter")
+    template = "mm_ldlm.evaluation.suites/sts.html.j2"
+
+    def skip_reason(self, given: Evaluation) -> str | None:
+        refusal = given.model.capabilities.refusal("t2l")
+        if not given.config.sts.sources:
+            return "no STS sets are configured (evaluation.sts.sets)"
+        return refusal if not given.model.capabilities.reads_latents or given.model.no_encoder is not None else None
+
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
+        from tqdm import tqdm
+
+        model, config = given.model, given.config.sts
+        refusal = model.capabilities.refusal("t2l")
+        encoders: dict[str, Encode] = {}
+        left_out = [f"scores of the {SOURCES[name]}: {reason}" for name, reason in
+                    (("encoder", model.no_encoder), ("model", refusal)) if reason is not None]  # fmt: skip
+        if model.no_encoder is None:
+            encoders["encoder"] = model.encode
+        if refusal is None:
+            encoders["model"] = embedder(model, config.sampler, seed=given.seed)
+            encoders["one_step"] = embedder(model, "one_step", seed=given.seed)
+        sets: Metrics = {}
+        for source in tqdm(config.sources, desc="STS", disable=not given.config.progress):
+            pairs = load_sts(source, seed=given.seed)
+            entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets}
+            if source.format == "sick":
+                entry["part"] = source.split
+            if refusal is None:
+                entry |= tokenised(pairs, model, too_long=config.too_long)
+                if entry["unknown"] > MOST_UNKNOWN:
+                    left_out.append(
+                        f"the set {source.name} among the headline numbers: {100 * entry['unknown']:.0f} % of its "
+                        "sentences contain words outside the run's vocabulary; evaluation.sts.sets=[] leaves all sets out"
+                    )
+            scores = {name: score_encoder(pairs, encode, bootstrap=given.bootstrap) for name, encode in encoders.items()}
+            entry["scores"] = {
+                name: {
+                    "spearman": score.spearman, "pearson": score.pearson, "by_similarity": score.by_similarity,
+                    **score.subsets,
+                }
+                for name, score in scores.items()
+            }  # fmt: skip
+            for name in scores.keys() - {"encoder"} if "encoder" in scores else ():
+                entry["scores"][name]["ratio"] = ratio_to(scores["encoder"], scores[name], given.bootstrap)
+            sets[source.name] = entry | {"scatter": _scatter(pairs, scores, seed=given.seed)}
+        for line in left_out:
+            log.info("left out of STS: %s", line)
+        return {"sets": sets, "left_out": left_out}, None
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        names = ("spearman", "mean_spearman", "weighted_mean_spearman", "mean_pearson", "weighted_mean_pearson", "ratio")
+        for name, entry in metrics["sets"].items():
+            found[f"sts.{name}.pairs"], found[f"sts.{name}.unknown"] = entry["pairs"], entry.get("unknown")
+            for source, score in entry["scores"].items():
+                prefix = f"sts.{name}." + ("" if source == "model" else f"{source}_")
+                found |= {f"{prefix}{key}": score.get(key) for key in names}
+                found[f"{prefix}pearson"] = score["pearson"]["value"]
         return found
-    if (without := no_encoder(model)) is not None:
-        found["left_out"] = without
-        log.info("STS of the encoder is left out: %s", without)
-        if reason is not None:
-            return found
-    for source in tqdm(config.sources, desc="STS", disable=not progress):
-        pairs = load_sts(source, seed=seed)
-        options: dict[str, Any] = {"replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level}
-        scores = {} if without is not None else {"encoder": score_encoder(pairs, model.encode, **options)}
-        entry: dict[str, Any] = {"pairs": len(pairs), "subsets": list(pairs.subsets)}
-        if source.format == "sick":
-            entry["part"] = source.split
-        if reason is None:
-            entry["too_long"] = count_long(pairs, model, too_long=config.too_long)
-            entry["unknown"] = fraction_unknown(pairs, model)
-            if entry["unknown"] > MOST_UNKNOWN:
-                log.warning(
-                    "STS set '%s': %s of its sentences contain words outside this run's vocabulary, so the scores of "
-                    "the model are not among the headline numbers; evaluation.sts.sets=[] leaves all sets out",
-                    source.name, f"{100 * entry['unknown']:.0f} %",
-                )  # fmt: skip
-            else:
-                tokenizer, sentences = model.tokenizer, pairs.sentences
-                warn_of_unknown(tokenizer.encode(sentences), sentences, unk_id=tokenizer.unk_id)
-            scores["model"] = score_encoder(pairs, embedder(model, config.sampler, seed=seed), **options)
-            scores["one_step"] = score_encoder(pairs, embedder(model, "one_step", seed=seed), **options)
-        entry["scores"] = {name: as_dict(score) for name, score in scores.items()}
-        for name in scores.keys() - {"encoder"} if "encoder" in scores else ():
-            entry["scores"][name]["ratio"] = ratio_to(scores["encoder"], scores[name], level=bootstrap.level).as_dict()
-        entry["scatter"] = _scatter(pairs, scores, seed=seed)
-        found["sets"][source.name] = entry
-    return found
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        """List the Spearman correlation of the model on every set with enough known words; the first one leads."""
+        names = [key.split(".")[1] for key in numbers if key.startswith("sts.") and key.endswith(".spearman")]
+        names = sorted(name for name in names if numbers.get(f"sts.{name}.unknown", 0.0) <= MOST_UNKNOWN)
+        return [
+            Headline(
+                f"sts.{name}.spearman", f"STS {name}", "points", "Spearman × 100",
+                beside=(("encoder", f"sts.{name}.encoder_spearman"), ("ratio", f"sts.{name}.ratio")),
+                leading=name == names[0],
+            )
+            for name in names
+        ]  # fmt: skip
+
+    def figures(self, metrics: Metrics) -> dict[str, Any]:
+        from mm_ldlm.evaluation.report import latent_figures
+
+        return {
+            "plot_sts": latent_figures.sts_scores(metrics["sets"]),
+            "plot_sts_scatter": latent_figures.sts_scatter(next(iter(metrics["sets"].values()))["scatter"]),
+        }
 
 
 def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
     """Wrap the model as an encoder: the mean of the sampler's draws; long sentences are truncated, as encoders do.
 
-    Unknown words cause no warning here, because `evaluate` warns of them once for all samplers.
+    Unknown words cause no warning here, because `tokenised` counts them once for all samplers.
     """
 
     def encode(texts: Sequence[str]) -> np.ndarray:
@@ -81,51 +130,25 @@ def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
     return encode
 
 
-def count_long(pairs: StsSet, model: Any, *, too_long: str) -> int:
-    """Count the distinct sentences of more tokens than the model reads.
+def tokenised(pairs: StsSet, model: Any, *, too_long: str) -> dict[str, float]:
+    """Count the distinct sentences that are too long for the model, and the fraction of those with unknown words.
 
     Raises:
-        EvaluationError: there are some and `too_long` is "refuse".
+        EvaluationError: some are too long and `too_long` is "refuse".
     """
-    long = sum(len(row) > model.max_length for row in model.tokenizer.encode(pairs.sentences))
+    rows = model.tokenizer.encode(pairs.sentences)
+    long = sum(len(row) > model.max_length for row in rows)
     if long and too_long == "refuse":
         raise EvaluationError(
             f"STS set '{pairs.name}': expected sentences of at most {model.max_length} tokens, found {long} that are "
             "longer. Set evaluation.sts.too_long to 'truncate' to truncate them as encoders do."
         )
-    return long
+    return {"too_long": long, "unknown": sum(model.tokenizer.unk_id in row for row in rows) / len(rows)}
 
 
-def fraction_unknown(pairs: StsSet, model: Any) -> float:
-    """Compute the fraction of the distinct sentences with a word outside the run's vocabulary."""
-    rows = model.tokenizer.encode(pairs.sentences)
-    return sum(model.tokenizer.unk_id in row for row in rows) / len(rows)
-
-
-def as_dict(score: StsScore) -> dict[str, Any]:
-    """Convert the scores of one encoder on one set to plain values."""
-    found: dict[str, Any] = {
-        "spearman": score.spearman_interval.as_dict(),
-        "pearson": score.pearson_interval.as_dict(),
-        "by_similarity": {k: {"spearman": score.spearman[k], "pearson": score.pearson[k]} for k in score.spearman},
-    }
-    if score.mean_interval is not None:
-        found |= {
-            "mean_spearman": score.mean_spearman,
-            "weighted_mean_spearman": score.weighted_mean_spearman,
-            "subset_spearman": score.subset_spearman,
-            "mean_pearson": score.mean_pearson,
-            "weighted_mean_pearson": score.weighted_mean_pearson,
-            "subset_pearson": score.subset_pearson,
-            "mean_interval": score.mean_interval.as_dict(),
-        }
-    return found
-
-
-def _scatter(pairs: StsSet, scores: dict[str, StsScore], *, seed: int, points: int = 500) -> dict[str, list[float]]:
-    """Select gold scores and cosines of at most `points` pairs for the report's plot; scores use the whole set."""
+def _scatter(pairs: StsSet, scores: Mapping[str, StsScore], *, seed: int) -> dict[str, Any]:
     rows = np.arange(len(pairs))
-    if len(rows) > points:
-        rows = np.sort(np.random.default_rng([seed, 0x575]).choice(rows, size=points, replace=False))
-    found = {"gold": [round(float(v), 4) for v in pairs.gold_N[rows]]}
-    return found | {name: [round(float(v), 4) for v in score.cosine_N[rows]] for name, score in scores.items()}
+    if len(rows) > POINTS:
+        rows = np.sort(np.random.default_rng([seed, 0x575]).choice(rows, size=POINTS, replace=False))
+    found = {"gold": pairs.gold_N[rows]} | {name: score.cosine_N[rows] for name, score in scores.items()}
+    return {name: values.round(4) for name, values in found.items()}

@@ -1,0 +1,198 @@
+"""The interface of a suite, what it receives, and the results of a suite with their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from mm_ldlm.core.config import to_dict
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.sentences import Sentences
+    from mm_ldlm.evaluation.config import EvaluationConfig
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
+    from mm_ldlm.inference import MMLDLM
+
+Metrics = dict[str, Any]
+AGAIN = (
+    "Run `kedro run --pipelines=sampling,evaluation,reporting`, with the same checkpoint and use_ema in the sections "
+    "sampling and evaluation."
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a suite reads: the model, its data, the tables of samples by task, the parameters and the seed."""
+
+    model: MMLDLM
+    dataset: Dataset
+    samples: Mapping[str, pd.DataFrame]
+    config: EvaluationConfig
+    seed: int
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """The resamples of every interval."""
+        return Bootstrap(self.config.bootstrap.replicates, self.config.bootstrap.level, self.seed)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number of metrics.json that the report and comparisons of runs show.
+
+    Attributes:
+        key: its key in metrics.json; KEY.low and KEY.high are the ends of its interval.
+        form: how it is written: "fraction" as a percentage; "cosine", between 0 and 1; "points", 0 to 100; "cost", in
+            nats, and "perplexity", which are exact or upper bounds; "plain".
+        note: what it measures, below its card in the report; None: it has no card.
+        beside: words and key of the numbers that the note adds.
+        compared: whether a comparison of runs shows it.
+        leading: whether it is among the few numbers that describe a run best.
+    """
+
+    key: str
+    label: str
+    form: Literal["fraction", "cosine", "points", "cost", "perplexity", "plain"]
+    note: str | None = None
+    beside: tuple[tuple[str, str], ...] = ()
+    compared: bool = True
+    leading: bool = False
+
+
+class Suite:
+    """One use of a run: its scores, headline numbers, figures and section of the report.
+
+    Attributes:
+        name: names its metrics (`metrics_NAME`), its rows (`NAME_rows`) and its node.
+        title: heading of its section.
+        use: the capability that it needs; None if it decides by itself.
+        samples: tasks of sampling whose tables it reads.
+        has_rows: whether it returns a table with one row per held-out sentence (column `id`).
+        plots: names of its figures.
+        template: its section of the report, as "package/file" of a Jinja template.
+        usual: whether most runs have it, so that the report says why it is left out.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    use: ClassVar[Any] = None
+    samples: ClassVar[tuple[str, ...]] = ()
+    has_rows: ClassVar[bool] = False
+    plots: ClassVar[tuple[str, ...]] = ()
+    template: ClassVar[str]
+    usual: ClassVar[bool] = True
+
+    def skip_reason(self, given: Evaluation) -> str | None:
+        """Explain why the run cannot be evaluated by this suite; None if it can."""
+        return None if self.use is None else given.model.capabilities.refusal(self.use)
+
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
+        """Score the run; return plain values for JSON, and the table of sentences of a suite with rows.
+
+        Parts that the run cannot support are absent, and the list `left_out` has the reasons.
+        """
+        raise NotImplementedError
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        """Choose the numbers of metrics.json: key → number, mapping with `value` and its interval, or None."""
+        return {}
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        """List the headlines; `numbers` is a metrics.json."""
+        return ()
+
+    def figures(self, metrics: Metrics) -> dict[str, go.Figure | None]:
+        """Draw the figures `plots`; None for one without data."""
+        return {}
+
+    def section(self, page: ReportInputs) -> dict[str, Any]:
+        """Make the values that the template needs besides `m`, the metrics."""
+        return {}
+
+    def statistics(self, tables: Sequence[pd.DataFrame]) -> dict[str, Callable[[pd.DataFrame], Statistic]]:
+        """Choose the statistics by which the tables of runs, all with the same ids, are compared in pairs."""
+        return {}
+
+
+def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
+    """Evaluate a suite, or skip it; sign its metrics and rows with the weights, the parameters and the seed.
+
+    Raises:
+        EvaluationError: a table of samples belongs to other weights than the model's.
+    """
+    import pandas as pd
+
+    parts = given.model.parts
+    assert parts is not None, "the pipelines load a run"
+    weights = weights_of(parts.checkpoint, use_ema=given.config.use_ema)
+    about = made_by(weights, parameters=to_dict(given.config), seed=given.seed)
+    about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}
+    for name, found in about["samples"].items():
+        refuse_other(found, weights, what=name, remedy=AGAIN)
+    reason = suite.skip_reason(given)
+    metrics, rows = ({"skipped": reason}, None) if reason is not None else suite.evaluate(given)
+    rows = pd.DataFrame({"id": pd.Series(dtype="string")}) if rows is None else rows
+    rows.attrs = {MADE_BY: about}
+    return {**plain(metrics), MADE_BY: about}, rows
+
+
+def plain(value: Any) -> Any:
+    """Convert nested mappings, sequences and numpy values to those of JSON."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def slug(text: str) -> str:
+    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
+    cleaned = "".join(c if c.isalnum() else " " for c in text.lower())
+    return "_".join(cleaned.split())
+
+
+# -- tables of samples -------------------------------------------------------------------------------------------------
+
+
+def without_truth(samples: pd.DataFrame) -> str | None:
+    """Explain why a table of samples has no held-out sentences to compare with; None if it has some."""
+    if samples["id"].notna().any():
+        return None
+    return "sampling was configured without held-out sentences (sampling.tasks, sampling.rows)"
+
+
+def of_samples(samples: pd.DataFrame, *, dataset: Dataset) -> tuple[Sentences, pd.DataFrame]:
+    """Read the held-out sentences of a table of samples, and select its rows for them, in the same order.
+
+    Rows without an id (samples of a user's own `.npy` files or texts) have no held-out sentence and are left out. Of
+    several texts for one latent the best one is read (column `best`).
+
+    Raises:
+        StoreError: the ids belong to another dataset.
+    """
+    from mm_ldlm.data.sentences import read_sentences, rows_of_ids
+
+    kept = samples["id"].notna() & (samples["best"] if "best" in samples else True)
+    samples = samples[kept].reset_index(drop=True)
+    return read_sentences(dataset, rows_of_ids(dataset, samples["id"].tolist())), samples
+
+
+def token_rows(samples: pd.DataFrame) -> list[list[int]]:
+    """Return the token ids of sampled texts."""
+    return [[int(token) for token in row] for row in samples["tokens"]]
+
+
+def vectors(samples: pd.DataFrame) -> np.ndarray | None:
+    """Return the column `latent` as (n, d) float32; None for samples without latents."""
+    if not len(samples) or samples["latent"].isna().any():
+        return None
+    return np.stack([np.asarray(row, dtype=np.float32) for row in samples["latent"]])
