@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from mm_ldlm.data.store.atomic import read_json
 from mm_ldlm.training.jsonl import number, read_events, read_metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOG, CONFIG = "training_log.jsonl", "config.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportInputs:
     """Inputs of a report; those that a run does not have are empty."""
 
@@ -27,39 +27,29 @@ class ReportInputs:
     """config.json of the run folder"""
     metrics: Mapping[str, float]
     """metrics.json"""
-    inversion: Mapping[str, Any]
-    sts: Mapping[str, Any]
-    likelihood: Mapping[str, Any]
-    latents: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    inversion_rows: pd.DataFrame
-    """One row per reconstructed held-out sentence (`inversion.score_rows`)"""
-    unconditional: pd.DataFrame
-    """Unconditional samples, with the column text"""
-    classification: Mapping[str, Any] = field(default_factory=dict)
-    images: Mapping[str, Any] = field(default_factory=dict)
-    log: Sequence[Mapping[str, Any]] = ()
+    suites: Mapping[str, Mapping[str, Any]]
+    """metrics_SUITE.json, by suite"""
+    rows: Mapping[str, pd.DataFrame]
+    """SUITE_rows, by suite"""
+    log: Sequence[Mapping[str, Any]]
     """Metric lines of the training log, by step"""
-    events: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]]
     """Event lines of the training log"""
-    ingestion_report: Mapping[str, Any] = field(default_factory=dict)
-    validation_report: Mapping[str, Any] = field(default_factory=dict)
-    timings: Mapping[str, float] = field(default_factory=dict)
+    ingestion_report: Mapping[str, Any]
+    validation_report: Mapping[str, Any]
+    timings: Mapping[str, float]
     """Seconds by pipeline"""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    comparison: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any]
+    comparison: Mapping[str, Any]
     """Result of `compare.compare`"""
-    examples: int = 40
+    examples: int
     """Number of examples of each kind in the table of sentences"""
-    seed: int = 0
+    seed: int
 
 
 def run_config(run: Path) -> dict[str, Any]:
     """Read the config.json of a run folder; empty if it has none."""
-    path = run / CONFIG
-    if not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
     return found
 
 
@@ -82,8 +72,3 @@ def own_timings(run: Path, timings: Mapping[str, float]) -> dict[str, float]:
     last = next((line for line in reversed(training_log(run)) if "seconds" in line), None)
     seconds = None if last is None else number(last["seconds"])
     return others if seconds is None else {"training": seconds, **others}
-
-
-def now() -> str:
-    """Format the local time, to the minute."""
-    return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -8,10 +8,10 @@ and dark pages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 MODEL, ENCODER, ONE_STEP, BASELINE, REAL, SECOND = "#4c7bd9", "#8b93a1", "#d9962b", "#cf5c7c", "#3f9e6e", "#8a6fd1"
 PALETTE = (MODEL, ONE_STEP, REAL, BASELINE, SECOND, "#3aa6b9", "#a3703f", "#7a9a3c", ENCODER)
@@ -23,22 +23,19 @@ FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 def shades(count: int) -> list[str]:
     """Make `count` colours for lines with an order, between those of `_SHADES`."""
-    stops = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _SHADES]
-    found = []
-    for place in range(count):
-        position = place / max(count - 1, 1) * (len(stops) - 1)
-        below = min(int(position), len(stops) - 2)
-        mixed = (a + (b - a) * (position - below) for a, b in zip(stops[below], stops[below + 1], strict=True))
-        found.append("#" + "".join(f"{round(value):02x}" for value in mixed))
-    return found
+    colours: list[str] = sample_colorscale(list(_SHADES), [place / max(count - 1, 1) for place in range(count)])
+    return colours
 
 
-def blank(*, height: int) -> go.Figure:
-    """Make an empty figure in this theme."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
+def chart(
+    traces: Sequence[Mapping[str, Any]], *, x: Mapping[str, Any], y: Mapping[str, Any], height: int = 340, **layout: Any
+) -> go.Figure:
+    """Make a figure in this theme from its traces, the properties of its axes, and its layout."""
+    figure = go.Figure([dict(trace) for trace in traces])
     style(figure, height=height)
+    figure.update_xaxes(**x)
+    figure.update_yaxes(**y)
+    figure.update_layout(**layout)
     return figure
 
 
@@ -63,8 +60,6 @@ def style(figure: go.Figure, *, height: int) -> None:
 
 def adopted(figure: go.Figure, *, height: int = 280) -> go.Figure:
     """Copy a figure of another pipeline and restyle it in this theme."""
-    import plotly.graph_objects as go
-
     own = go.Figure(figure)
     own.update_layout(width=None, autosize=True, title=None)
     style(own, height=height)
@@ -72,13 +67,14 @@ def adopted(figure: go.Figure, *, height: int = 280) -> go.Figure:
     return own
 
 
-def bars(values: Sequence[Mapping[str, float]], colour: str) -> dict[str, Any]:
-    """Make error bars from intervals (value, low, high)."""
+def bars(values: Sequence[Mapping[str, Any]], colour: str) -> dict[str, Any]:
+    """Make error bars from intervals (value, low, high; low and high are None without an interval)."""
+    ends = [[v["value"] if v[end] is None else v[end] for v in values] for end in ("low", "high")]
     return {
         "type": "data",
         "symmetric": False,
-        "array": [max(0.0, v["high"] - v["value"]) for v in values],
-        "arrayminus": [max(0.0, v["value"] - v["low"]) for v in values],
+        "array": [max(0.0, high - v["value"]) for v, high in zip(values, ends[1], strict=True)],
+        "arrayminus": [max(0.0, v["value"] - low) for v, low in zip(values, ends[0], strict=True)],
         "color": colour,
         "thickness": 1.2,
         "width": 4,
@@ -87,8 +83,5 @@ def bars(values: Sequence[Mapping[str, float]], colour: str) -> dict[str, Any]:
 
 def empty(text: str = "nothing to show for this run") -> go.Figure:
     """Make a figure without data that shows a sentence."""
-    figure = blank(height=160)
-    figure.add_annotation(text=text, showarrow=False, font={"color": INK}, x=0.5, y=0.5, xref="paper", yref="paper")
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    return figure
+    note = {"text": text, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    return chart([], x={"visible": False}, y={"visible": False}, height=160, annotations=[note])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
 
 Metrics = dict[str, Any]
+Form = Literal["fraction", "cosine", "points", "cost", "perplexity", "plain"]
 AGAIN = (
     "Run `kedro run --pipelines=sampling,evaluation,reporting`, with the same checkpoint and use_ema in the sections "
     "sampling and evaluation."
@@ -31,13 +32,20 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a suite reads: the model, its data, the tables of samples by task, the parameters and the seed."""
+    """What a suite reads.
+
+    Attributes:
+        samples: task → its table of samples.
+        config: the section `evaluation` of the parameters.
+        sections: the further sections that the suite names, typed.
+    """
 
     model: MMLDLM
     dataset: Dataset
     samples: Mapping[str, pd.DataFrame]
     config: EvaluationConfig
     seed: int
+    sections: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bootstrap(self) -> Bootstrap:
@@ -54,16 +62,16 @@ class Headline:
         form: how it is written: "fraction" as a percentage; "cosine", between 0 and 1; "points", 0 to 100; "cost", in
             nats, and "perplexity", which are exact or upper bounds; "plain".
         note: what it measures, below its card in the report; None: it has no card.
-        beside: words and key of the numbers that the note adds.
+        beside: words, key and form of the numbers that the note adds.
         compared: whether a comparison of runs shows it.
         leading: whether it is among the few numbers that describe a run best.
     """
 
     key: str
     label: str
-    form: Literal["fraction", "cosine", "points", "cost", "perplexity", "plain"]
+    form: Form
     note: str | None = None
-    beside: tuple[tuple[str, str], ...] = ()
+    beside: tuple[tuple[str, str, Form], ...] = ()
     compared: bool = True
     leading: bool = False
 
@@ -76,7 +84,9 @@ class Suite:
         title: heading of its section.
         use: the capability that it needs; None if it decides by itself.
         samples: tasks of sampling whose tables it reads.
-        has_rows: whether it returns a table with one row per held-out sentence (column `id`).
+        row_columns: columns of numbers of its table with one row per held-out sentence (besides `id`) that runs are
+            compared by; () for a suite without such a table.
+        sections: sections of the parameters that it reads besides `evaluation`.
         plots: names of its figures.
         template: its section of the report, as "package/file" of a Jinja template.
         usual: whether most runs have it, so that the report says why it is left out.
@@ -86,7 +96,8 @@ class Suite:
     title: ClassVar[str]
     use: ClassVar[Any] = None
     samples: ClassVar[tuple[str, ...]] = ()
-    has_rows: ClassVar[bool] = False
+    row_columns: ClassVar[tuple[str, ...]] = ()
+    sections: ClassVar[tuple[str, ...]] = ()
     plots: ClassVar[tuple[str, ...]] = ()
     template: ClassVar[str]
     usual: ClassVar[bool] = True
@@ -96,7 +107,7 @@ class Suite:
         return None if self.use is None else given.model.capabilities.refusal(self.use)
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        """Score the run; return plain values for JSON, and the table of sentences of a suite with rows.
+        """Score the run; return plain values for JSON, and the table of sentences of a suite with `row_columns`.
 
         Parts that the run cannot support are absent, and the list `left_out` has the reasons.
         """

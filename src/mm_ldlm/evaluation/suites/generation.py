@@ -11,7 +11,7 @@ from mm_ldlm.data.sentences import held_out, texts_of_split
 from mm_ldlm.evaluation import generative as gen
 from mm_ldlm.evaluation.likelihood import per_token, perplexity
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
-from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, token_rows
+from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Generation(Suite):
         return found
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
-        def headline(name: str, label: str, form: Any, note: str | None = None, **more: Any) -> Headline:
-            beside = (("held-out text", f"real.{name}"),)
+        def headline(name: str, label: str, form: Form, note: str | None = None, **more: Any) -> Headline:
+            beside = (("held-out text", f"real.{name}", form),)
             return Headline(f"unconditional.{name}", f"Unconditional: {label}", form, note, beside, **more)
 
         return (

@@ -33,7 +33,7 @@ class Inversion(Suite):
 
     name, title, use = "inversion", "From latent to text", "l2t"
     samples = ("l2t",)
-    has_rows = True
+    row_columns = ("exact", "matches", "positions", *inv.BLEU_COLUMNS)
     plots = ("plot_baselines", "plot_calls", "plot_length")
     template = "mm_ldlm.evaluation.suites/inversion.html.j2"
 
@@ -77,7 +77,15 @@ class Inversion(Suite):
             for metric in ("exact_match", "token_set_f1", "bleu", "cosine"):
                 found[f"baseline.{name}.{metric}"] = entry["metrics"].get(metric, {}).get("value")
         found |= {f"l2t.memorised.{name}": value for name, value in metrics["memorised"].items()}
-        shown = ("model_calls", "sentences_per_second", "exact_match", "token_accuracy", "bleu", "cosine", "exact_ratio")
+        shown = (
+            "model_calls",
+            "sentences_per_second",
+            "exact_match",
+            "token_accuracy",
+            "bleu",
+            "cosine",
+            "exact_ratio",
+        )
         for line in metrics["sweep"]:
             found |= {f"calls.{slug(line['label'])}.{name}": line.get(name) for name in shown}
         return found
@@ -95,9 +103,14 @@ class Inversion(Suite):
         )  # fmt: skip
 
     def figures(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report import inversion_figures
+        from mm_ldlm.evaluation.report import figures
 
-        return inversion_figures.draw(metrics)
+        baselines = {name: entry["metrics"] for name, entry in metrics.get("baselines", {}).items()}
+        return {
+            "plot_baselines": figures.baselines({"model": metrics["metrics"], **baselines}),
+            "plot_calls": figures.calls(metrics["sweep"]),
+            "plot_length": figures.by_length(metrics["by_length"]),
+        }
 
     def section(self, page: Any) -> dict[str, Any]:
         from mm_ldlm.evaluation.report.content import described_sampler, examples

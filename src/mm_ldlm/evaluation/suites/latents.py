@@ -29,7 +29,11 @@ class Latents(Suite):
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         config, seed, dataset = given.config.latents, given.seed, given.dataset
         sentences, samples = of_samples(given.samples["t2l"], dataset=dataset)
-        real_nd, generated_nd, unconditional_nd = sentences.latents, vectors(samples), vectors(given.samples["unconditional"])
+        real_nd, generated_nd, unconditional_nd = (
+            sentences.latents,
+            vectors(samples),
+            vectors(given.samples["unconditional"]),
+        )
         one_step_nd = np.asarray(given.model.embed(list(sentences.texts), sampler="one_step", seed=seed).latents)
         assert generated_nd is not None
         others = sample_rows(split_rows(dataset, "train"), max(2, config.candidates - len(sentences)), seed=seed)
@@ -79,12 +83,12 @@ class Latents(Suite):
         )
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report import latent_figures
+        from mm_ldlm.evaluation.report import figures
 
         return {
-            "plot_cosine": latent_figures.cosine_histogram(metrics["samplers"]),
-            "plot_latent_spectrum": latent_figures.spectrum(metrics["spectrum"]),
-            "plot_calibration": latent_figures.calibration(metrics.get("calibration")),
+            "plot_cosine": figures.cosine_histogram(metrics["samplers"]),
+            "plot_latent_spectrum": figures.spectrum(metrics["spectrum"]),
+            "plot_calibration": figures.calibration(metrics.get("calibration")),
         }
 
 

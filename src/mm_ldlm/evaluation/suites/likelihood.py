@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import held_out
+from mm_ldlm.data.store.lines import lines_of
+from mm_ldlm.data.store.paths import problem
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug
@@ -35,7 +37,7 @@ class Likelihood(Suite):
     """
 
     name, title = "likelihood", "Likelihood"
-    has_rows = True
+    row_columns = ("tokens",)
     plots = ("plot_mask_ratio",)
     template = "mm_ldlm.evaluation.suites/likelihood.html.j2"
 
@@ -84,7 +86,7 @@ class Likelihood(Suite):
         return (
             Headline(
                 "nll.per_token", "Nats per token", "cost", label,
-                beside=(("perplexity", "perplexity"), ("given the latent", given)),
+                beside=(("perplexity", "perplexity", "perplexity"), ("given the latent", given, "cost")),
             ),
             Headline(given, "Nats per token, given the latent", "cost", only_given),
             Headline("perplexity", "Perplexity", "perplexity", leading=True),
@@ -97,9 +99,9 @@ class Likelihood(Suite):
         )  # fmt: skip
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.figures import mask_ratio
+        from mm_ldlm.evaluation.report.figures import noise_level
 
-        return {"plot_mask_ratio": mask_ratio(metrics)}
+        return {"plot_mask_ratio": noise_level(metrics)}
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
         return {"label": LABELS[page.suites[self.name]["likelihood"]]}

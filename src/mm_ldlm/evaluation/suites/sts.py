@@ -67,9 +67,11 @@ class Sts(Suite):
                 if entry["unknown"] > MOST_UNKNOWN:
                     left_out.append(
                         f"the set {source.name} among the headline numbers: {100 * entry['unknown']:.0f} % of its "
-                        "sentences contain words outside the run's vocabulary; evaluation.sts.sets=[] leaves all sets out"
+                        "sentences contain words outside the run's vocabulary"
                     )
-            scores = {name: score_encoder(pairs, encode, bootstrap=given.bootstrap) for name, encode in encoders.items()}
+            scores = {
+                name: score_encoder(pairs, encode, bootstrap=given.bootstrap) for name, encode in encoders.items()
+            }
             entry["scores"] = {
                 name: {
                     "spearman": score.spearman, "pearson": score.pearson, "by_similarity": score.by_similarity,
@@ -86,7 +88,14 @@ class Sts(Suite):
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        names = ("spearman", "mean_spearman", "weighted_mean_spearman", "mean_pearson", "weighted_mean_pearson", "ratio")
+        names = (
+            "spearman",
+            "mean_spearman",
+            "weighted_mean_spearman",
+            "mean_pearson",
+            "weighted_mean_pearson",
+            "ratio",
+        )
         for name, entry in metrics["sets"].items():
             found[f"sts.{name}.pairs"], found[f"sts.{name}.unknown"] = entry["pairs"], entry.get("unknown")
             for source, score in entry["scores"].items():
@@ -102,18 +111,21 @@ class Sts(Suite):
         return [
             Headline(
                 f"sts.{name}.spearman", f"STS {name}", "points", "Spearman × 100",
-                beside=(("encoder", f"sts.{name}.encoder_spearman"), ("ratio", f"sts.{name}.ratio")),
+                beside=(
+                    ("encoder", f"sts.{name}.encoder_spearman", "points"),
+                    ("ratio", f"sts.{name}.ratio", "fraction"),
+                ),
                 leading=name == names[0],
             )
             for name in names
         ]  # fmt: skip
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report import latent_figures
+        from mm_ldlm.evaluation.report import figures
 
         return {
-            "plot_sts": latent_figures.sts_scores(metrics["sets"]),
-            "plot_sts_scatter": latent_figures.sts_scatter(next(iter(metrics["sets"].values()))["scatter"]),
+            "plot_sts": figures.sts_scores(metrics["sets"]),
+            "plot_sts_scatter": figures.sts_scatter(next(iter(metrics["sets"].values()))["scatter"]),
         }
 
 

@@ -1,58 +1,37 @@
-"""Nodes of `reporting`: collect the metrics, compare runs, and write figures and the report page."""
+"""Nodes of `reporting`: collect the metrics, compare runs, and write figures and the report page.
+
+Inputs of suites have the names of the catalog: `metrics_SUITE` and `SUITE_rows`.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core.config import parse
 from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-Parameters = Any  # a section of the parameters, parsed by the hook
+    from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+
 Metrics = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
-PLOTS = (
-    "plot_calls",
-    "plot_length",
-    "plot_baselines",
-    "plot_sts",
-    "plot_sts_scatter",
-    "plot_mask_ratio",
-    "plot_cosine",
-    "plot_latent_spectrum",
-    "plot_calibration",
-    "plot_confusion",
-    "plot_reliability",
-    "plot_training",
-    "plot_diagnostics",
-    "plot_comparison",
-)
-"""Figures of this pipeline, each a catalog entry."""
 _AGAIN = "Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
+OWN_PLOTS = ("plot_training", "plot_diagnostics", "plot_comparison")
+"""Figures of this pipeline besides those of the suites."""
 DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
 """Figures of the validation pipeline that the report shows too."""
 
 
 def collect_metrics(
-    inversion: Metrics,
-    sts: Metrics,
-    likelihood: Metrics,
-    latents: Metrics,
-    generation: Metrics,
-    classification: Metrics,
-    images: Metrics,
-    timings: dict[str, float],
-    run: dict[str, Any],
-    runs: Path,
-    evaluation: Parameters,
-) -> dict[str, Any]:
+    run: dict[str, Any], runs: Path, timings: dict[str, float], evaluation: EvaluationConfig, **metrics: Metrics
+) -> Metrics:
     """Collect all headline numbers in one flat mapping, with the weights that they belong to ("made_by").
 
     Raises:
@@ -60,29 +39,26 @@ def collect_metrics(
     """
     from mm_ldlm.evaluation.headline import flat_metrics
     from mm_ldlm.evaluation.report.inputs import own_timings
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
+    from mm_ldlm.training.checkpoints import folder as checkpoints
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
 
-    suites = {
-        "inversion": inversion, "sts": sts, "likelihood": likelihood, "latents": latents, "generation": generation,
-        "classification": classification, "images": images,
-    }  # fmt: skip
-    folder = run_folder(runs, run)
-    weights = _weights(weights_folder(runs, run), evaluation)
-    for name, metrics in suites.items():
-        refuse_other(metrics.get(MADE_BY), weights, what=f"metrics_{name}", remedy=_AGAIN)
-    return {**flat_metrics(**suites, timings=own_timings(folder, timings)), MADE_BY: weights}
+    which = str(evaluation.checkpoint).removeprefix("step-")
+    checkpoint = checkpoints.find(weights_folder(runs, run), which=which)
+    weights = weights_of(checkpoint, use_ema=evaluation.use_ema)
+    _refuse_other(weights, metrics)
+    results = {name.removeprefix("metrics_"): found for name, found in metrics.items()}
+    return {**flat_metrics(results, own_timings(run_folder(runs, run), timings)), MADE_BY: weights}
 
 
 def compare_runs(
     run: dict[str, Any],
     runs: Path,
-    metrics: dict[str, Any],
-    inversion_rows: pd.DataFrame,
-    likelihood_rows: pd.DataFrame,
-    reporting: Parameters,
-    evaluation: Parameters,
+    metrics: Metrics,
+    reporting: ReportingConfig,
+    evaluation: EvaluationConfig,
     seed: int,
-    tracking: dict[str, Any],
+    from_tracking: Callable[[str], dict[str, float] | None],
+    **rows: pd.DataFrame,
 ) -> Metrics:
     """Save this run's result in its folder and compare it with the runs of `reporting.compare`.
 
@@ -92,119 +68,84 @@ def compare_runs(
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.compare import compare
-    from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
     from mm_ldlm.evaluation.run_result import Result, keep, load_result
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
-    config = parse(ReportingConfig, reporting, at="reporting")
-    bootstrap = parse(EvaluationConfig, evaluation, at="evaluation").bootstrap
-    for name, rows in (("inversion_rows", inversion_rows), ("likelihood_rows", likelihood_rows)):
-        refuse_other(rows.attrs.get(MADE_BY), metrics[MADE_BY], what=name, remedy=_AGAIN)
-    ours = Result(str(run["name"]), metrics, inversion_rows, likelihood_rows)
+    _refuse_other(metrics[MADE_BY], {name: table.attrs for name, table in rows.items()})
+    ours = Result(str(run["name"]), metrics, {name.removesuffix("_rows"): table for name, table in rows.items()})
     if CHOSEN not in run:
         keep(ours, run_folder(runs, run))
-
-    def from_tracking(run_id: str) -> dict[str, float] | None:
-        if not (uri := tracking.get("tracking_uri")):
-            return None
-        from mm_ldlm.app.tracking.mlflow import read_metrics
-
-        return read_metrics(uri, run_id)
-
-    others = [load_result(reference, from_tracking=from_tracking) for reference in config.compare]
-    return {**compare(ours, others, bootstrap=bootstrap, seed=seed), MADE_BY: metrics[MADE_BY]}
+    others = [load_result(reference, from_tracking=from_tracking) for reference in reporting.compare]
+    return {**compare(ours, others, evaluation.bootstrap.seeded(seed)), MADE_BY: metrics[MADE_BY]}
 
 
 def write_report(
     run: dict[str, Any],
     runs: Path,
-    metrics: dict[str, Any],
+    metrics: Metrics,
     comparison: Metrics,
-    inversion: Metrics,
-    sts: Metrics,
-    likelihood: Metrics,
-    latents: Metrics,
-    generation: Metrics,
-    classification: Metrics,
-    images: Metrics,
-    inversion_rows: pd.DataFrame,
-    samples_unconditional: pd.DataFrame,
-    ingestion_report: dict[str, Any],
-    validation_report: dict[str, Any],
     timings: dict[str, float],
-    parameters: Parameters,
-    *data_plots: go.Figure,
+    reporting: ReportingConfig,
+    parameters: dict[str, Any],
+    **inputs: Any,
 ) -> dict[str, Any]:
-    """Render the page ("report") and its figures, by catalog name; `data_plots` are those of `DATA_PLOTS`.
+    """Render the page ("report") and its figures, by catalog name.
 
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
     """
-    from mm_ldlm.evaluation.config import ReportingConfig
-    from mm_ldlm.evaluation.report import figures, inputs, page, theme
-    from mm_ldlm.evaluation.report.cards import cards
+    from mm_ldlm.evaluation.report import content, figures, page, theme, training_figures
+    from mm_ldlm.evaluation.report.inputs import ReportInputs, own_timings, run_config, training_events, training_log
+    from mm_ldlm.evaluation.suites import suites
+    from mm_ldlm.training.checkpoints.provenance import MADE_BY
+
+    results = {name: inputs[f"metrics_{name}"] for name in suites()}
+    rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
+    made = {f"metrics_{name}": found for name, found in results.items()}
+    made |= {f"{name}_rows": table.attrs for name, table in rows.items()}
+    _refuse_other(metrics[MADE_BY], {**made, "comparison": comparison})
+    folder = run_folder(runs, run)
+    config, training = run_config(folder), training_log(folder)
+    if CHOSEN in run:  # the environment does not describe what this run was trained with
+        kept = ("model", "objective", "training", "encoder")
+        parameters = {**parameters, **{name: config[name] for name in kept if name in config}}
+    drawn: dict[str, go.Figure | None] = {
+        "plot_training": training_figures.training(training, smoothing=reporting.smoothing),
+        "plot_diagnostics": training_figures.diagnostics(training),
+        "plot_comparison": figures.comparison(comparison),
+    }
+    for name, suite in suites().items():
+        found = {} if "skipped" in results[name] else suite.figures(results[name])
+        drawn |= {plot: found.get(plot) for plot in suite.plots}
+    plots = {name: theme.empty() if figure is None else figure for name, figure in drawn.items()}
+    for figure in plots.values():
+        figure.update_layout(meta={MADE_BY: metrics[MADE_BY]})
+    report = ReportInputs(
+        title=reporting.title,
+        run=run,
+        run_config=config,
+        metrics=metrics,
+        suites=results,
+        rows=rows,
+        log=training,
+        events=training_events(folder),
+        ingestion_report=inputs["ingestion_report"],
+        validation_report=inputs["validation_report"],
+        timings=own_timings(folder, timings),
+        parameters=parameters,
+        comparison=comparison,
+        examples=reporting.examples,
+        seed=parameters["seed"],
+    )
+    for card in content.cards(metrics):
+        log.info("%-24s %s%s", card["label"], card["value"], f"  [{card['interval']}]" if card["interval"] else "")
+    shown = {name: theme.adopted(inputs[name]) for name in DATA_PLOTS}
+    return {"report": page.render(report, plots | shown), **plots}
+
+
+def _refuse_other(weights: Mapping[str, str], inputs: Mapping[str, Any]) -> None:
+    """Refuse an input, by its name, that belongs to other weights or does not name any."""
     from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
 
-    config = parse(ReportingConfig, parameters["reporting"], at="reporting")
-    weights = metrics[MADE_BY]
-    inputs_of_run: dict[str, Any] = {
-        "metrics_inversion": inversion, "metrics_sts": sts, "metrics_likelihood": likelihood,
-        "metrics_latents": latents, "metrics_generation": generation, "metrics_classification": classification,
-        "metrics_images": images, "inversion_rows": inversion_rows.attrs,
-        "samples_unconditional": samples_unconditional.attrs, "comparison": comparison,
-    }  # fmt: skip
-    for name, about in inputs_of_run.items():
+    for name, about in inputs.items():
         refuse_other(about.get(MADE_BY), weights, what=name, remedy=_AGAIN)
-    path = run_folder(runs, run)
-    training_log = inputs.training_log(path)
-    drawn = figures.all_figures(
-        inversion=inversion, sts=sts, likelihood=likelihood, latents=latents, classification=classification,
-        log=training_log, comparison=comparison, smoothing=config.smoothing,
-    )  # fmt: skip
-    for figure in drawn.values():
-        figure.update_layout(meta={MADE_BY: weights})
-    made_of = inputs.ReportInputs(
-        title=config.title,
-        run=run,
-        run_config=inputs.run_config(path),
-        metrics=metrics,
-        inversion=inversion,
-        sts=sts,
-        likelihood=likelihood,
-        latents=latents,
-        generation=generation,
-        classification=classification,
-        images=images,
-        inversion_rows=inversion_rows,
-        unconditional=samples_unconditional,
-        log=training_log,
-        events=inputs.training_events(path),
-        ingestion_report=ingestion_report,
-        validation_report=validation_report,
-        timings=inputs.own_timings(path, timings),
-        parameters=_as_trained(parameters, run, inputs.run_config(path)),
-        comparison=comparison,
-        examples=config.examples,
-        seed=int(parameters["seed"]),
-    )
-    for card in cards(metrics):
-        log.info("%-24s %s%s", card.label, card.value, f"  [{card.interval}]" if card.interval else "")
-    shown = {name: theme.adopted(figure) for name, figure in zip(DATA_PLOTS, data_plots, strict=True)}
-    return {"report": page.render(made_of, drawn | shown, made_at=inputs.now()), **drawn}
-
-
-def _as_trained(parameters: Parameters, run: dict[str, Any], config: dict[str, Any]) -> Parameters:
-    """Replace what a run that was chosen by its path was trained with, which the environment does not describe."""
-    sections = ("model", "objective", "training", "encoder") if CHOSEN in run else ()
-    return {**parameters, **{key: config[key] for key in sections if key in config}}
-
-
-def _weights(folder: Path, evaluation: Parameters) -> dict[str, str]:
-    """Name the weights that the evaluation reads; `folder` is that of the run or of a checkpoint."""
-    from mm_ldlm.evaluation.config import EvaluationConfig
-    from mm_ldlm.training.checkpoints import folder as checkpoints
-    from mm_ldlm.training.checkpoints.provenance import weights_of
-
-    config = parse(EvaluationConfig, evaluation, at="evaluation")
-    which = str(config.checkpoint).removeprefix("step-")
-    return weights_of(checkpoints.find(folder, which=which), use_ema=config.use_ema)

@@ -1,68 +1,52 @@
-"""The graph of `reporting`."""
-
-from __future__ import annotations
+"""The graph of `reporting`; each registered suite adds its metrics, rows and figures."""
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.pipelines.reporting import nodes
-
-METRICS = [
-    "metrics_inversion",
-    "metrics_sts",
-    "metrics_likelihood",
-    "metrics_latents",
-    "metrics_generation",
-    "metrics_classification",
-    "metrics_images",
-]
 
 
 def create_pipeline() -> Pipeline:
+    found = suites()
+    metrics = _named([f"metrics_{name}" for name in found])
+    rows = _named([f"{name}_rows" for name, suite in found.items() if suite.row_columns])
+    plots = _named([*nodes.OWN_PLOTS, *(plot for suite in found.values() for plot in suite.plots)])
+    of_run = _named(["run", "runs"])
+    evaluation, reporting = {"evaluation": "params:evaluation"}, {"reporting": "params:reporting"}
+    reports = _named(["ingestion_report", "validation_report", *nodes.DATA_PLOTS])
     return Pipeline(
         [
             node(
                 nodes.collect_metrics,
-                inputs=[*METRICS, "timings", "run", "runs", "params:evaluation"],
+                inputs={**of_run, "timings": "timings", **evaluation, **metrics},
                 outputs="metrics",
                 name="collect_metrics",
             ),
             node(
                 nodes.compare_runs,
-                inputs=[
-                    "run",
-                    "runs",
-                    "metrics",
-                    "inversion_rows",
-                    "likelihood_rows",
-                    "params:reporting",
-                    "params:evaluation",
-                    "params:seed",
-                    "tracking_reference",
-                ],
+                inputs={
+                    **of_run, "metrics": "metrics", **reporting, **evaluation, "seed": "params:seed",
+                    "from_tracking": "tracked_metrics", **rows,
+                },
                 outputs="comparison",
                 name="compare_runs",
             ),
             node(
                 nodes.write_report,
-                inputs=[
-                    "run",
-                    "runs",
-                    "metrics",
-                    "comparison",
-                    *METRICS,
-                    "inversion_rows",
-                    "samples_unconditional",
-                    "ingestion_report",
-                    "validation_report",
-                    "timings",
-                    "parameters",
-                    *nodes.DATA_PLOTS,
-                ],
-                outputs={"report": "report", **{name: name for name in nodes.PLOTS}},
+                inputs={
+                    **of_run, **_named(["metrics", "comparison", "timings", "parameters"]), **reporting, **reports,
+                    **metrics, **rows,
+                },
+                outputs={"report": "report", **plots},
                 name="write_report",
             ),
         ],
         tags="reporting",
         namespace="reporting",
         prefix_datasets_with_namespace=False,
-    )
+    )  # fmt: skip
+
+
+def _named(names: list[str]) -> dict[str, str]:
+    """Use the names of the catalog as those of the arguments."""
+    return {name: name for name in names}
