@@ -71,15 +71,15 @@ def paired_differences(theirs: Sequence[Result], ours: Sequence[Result], bootstr
         present = [table for table in tables if table is not None and len(table)]
         if not suite.row_columns or len(present) < len(tables):
             continue
-        tables = shared(present)
+        common = shared(present)
         differences = {}
-        for metric, statistic in suite.statistics(tables).items():
-            values = [statistic(table) for table in tables]
+        for metric, statistic in suite.statistics(common).items():
+            values = [statistic(table) for table in common]
             one, two = values[: len(theirs)], values[len(theirs) :]
-            differences[metric] = bootstrap.difference(one, two, len(tables[0]))
+            differences[metric] = bootstrap.difference(one, two, len(common[0]))
         found[name] = {
             "title": suite.title,
-            "sentences": len(tables[0]),
+            "sentences": len(common[0]),
             "fewest_sentences": FEWEST_PAIRS,
             "differences": differences,
             "note": _note(ours[0].metrics, theirs[0].metrics) if name == "likelihood" else "",

@@ -8,10 +8,7 @@ from typing import Annotated, Any, Literal
 from mm_ldlm.core.config import (
     CheckpointName,
     Device,
-    Fraction,
     InvalidValue,
-    NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     Repeats,
     Rows,
@@ -20,7 +17,7 @@ from mm_ldlm.core.config import (
     config,
 )
 from mm_ldlm.core.messages import nearest
-from mm_ldlm.data.corpus.splits import Split
+from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
@@ -28,8 +25,14 @@ from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.limits import Draws
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
-Replicates = Annotated[int, bounded(gt=0, le=100_000)]
+Replicates = Annotated[int, bounded(ge=20, le=100_000)]
 """Resamples of a bootstrap: with 100,000 the ends of an interval vary by less than 1 % of its width between seeds"""
+Level = Annotated[float, bounded(ge=0.5, lt=1)]
+"""Level of an interval"""
+Smoothing = Annotated[float, bounded(ge=0, lt=1)]
+"""Weight of the earlier values in an exponential moving average"""
+SeveralDraws = Annotated[int, bounded(ge=2, le=1000)]
+"""Samples whose spread is measured"""
 Bins = Annotated[int, bounded(gt=0, le=1_000)]
 """Intervals of a histogram: more than the pixels of its figure show nothing further"""
 
@@ -44,13 +47,11 @@ class BootstrapConfig:
     """
 
     replicates: Replicates = 1000
-    level: Fraction = 0.95
+    level: Level = 0.95
 
-    def __post_init__(self) -> None:
-        if self.replicates < 20:
-            raise InvalidValue(f"replicates must be at least 20, found {self.replicates}", "replicates")
-        if not 0.5 <= self.level < 1:
-            raise InvalidValue(f"level must lie between 0.5 and 1, found {self.level}", "level")
+    def seeded(self, seed: int) -> Bootstrap:
+        """Make the bootstrap with this seed."""
+        return Bootstrap(self.replicates, self.level, seed)
 
 
 @config
@@ -185,51 +186,7 @@ class LatentsConfig:
     candidates: Rows = 10_000
     neighbourhood_sentences: Rows = 500
     calibration_sentences: RowsOrNone = 64
-    calibration_samples: Draws = 6
-
-    def __post_init__(self) -> None:
-        if self.calibration_sentences and self.calibration_samples < 2:
-            raise InvalidValue(
-                f"calibration_samples must be at least 2, found {self.calibration_samples}", "calibration_samples"
-            )
-
-
-@config
-class ClassificationEvalConfig:
-    """Parameters of the classification suite.
-
-    Attributes:
-        split: the split that is scored.
-        examples: number of its examples.
-        bins: number of bins of confidence, for the calibration error and the reliability diagram.
-        baseline_rows: number of training examples of logistic regression on the latents; 0 disables it.
-        baseline_grid: inverse strengths of its regularisation; the validation split chooses one.
-        baseline_iterations: maximum number of iterations of each fit, which ends earlier where it converges.
-    """
-
-    split: Split = "test"
-    examples: Rows = 5000
-    bins: Bins = 15
-    baseline_rows: RowsOrNone = 50_000
-    baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
-    baseline_iterations: Repeats = 400
-
-    def __post_init__(self) -> None:
-        if not self.baseline_grid:
-            raise InvalidValue("expected at least one value in baseline_grid, found none", "baseline_grid")
-
-
-@config
-class ImagesSuiteConfig:
-    """Parameters of the images suite.
-
-    Attributes:
-        classifier_rows: maximum number of training images of the classifier, and of held-out images that measure it.
-        pictures: number of images of each task that the report shows.
-    """
-
-    classifier_rows: Rows = 5_000
-    pictures: Rows = 40
+    calibration_samples: SeveralDraws = 6
 
 
 @config
@@ -252,8 +209,6 @@ class EvaluationConfig:
     likelihood: LikelihoodConfig = LikelihoodConfig()
     generation: GenerationConfig = GenerationConfig()
     latents: LatentsConfig = LatentsConfig()
-    classification: ClassificationEvalConfig = ClassificationEvalConfig()
-    images: ImagesSuiteConfig = ImagesSuiteConfig()
 
 
 @config
@@ -270,8 +225,4 @@ class ReportingConfig:
     title: str = "MM-LDLM"
     examples: Rows = 40
     compare: tuple[str, ...] = ()
-    smoothing: NonNegativeFloat = 0.8
-
-    def __post_init__(self) -> None:
-        if self.smoothing >= 1:
-            raise InvalidValue(f"smoothing must be below 1, found {self.smoothing}", "smoothing")
+    smoothing: Smoothing = 0.8

@@ -58,15 +58,19 @@ def self_bleu(rows: Sequence[Sequence[Any]], *, texts: int = 200, seed: int = 0)
     for gram, count in (item for counters in counted for counter in counters for item in counter.items()):
         first, second = largest.get(gram, (0, 0))
         largest[gram] = (max(first, count), max(second, min(first, count)))
+
+    def clipped(gram: tuple[Any, ...], count: int) -> int:
+        first, second = largest[gram]
+        return second if count == first else count
+
     lengths = [len(row) for row in rows]
     scores = []
     for index, counters in enumerate(counted):
-        clipped = [sum(min(count, largest[gram][count == largest[gram][0]]) for gram, count in counter.items())
-                   for counter in counters]  # fmt: skip
+        correct = [sum(clipped(*item) for item in counter.items()) for counter in counters]
         total = [counter.total() for counter in counters]
         others = lengths[:index] + lengths[index + 1 :]
         nearest = min(others, key=lambda length: (abs(length - lengths[index]), length))
-        scores.append(BLEU.compute_bleu(clipped, total, lengths[index], nearest, "exp", effective_order=True).score)
+        scores.append(BLEU.compute_bleu(correct, total, lengths[index], nearest, "exp", effective_order=True).score)
     return float(np.mean(scores))
 
 

@@ -231,7 +231,8 @@ def bag_of_words(
     model = Ridge(alpha=strength, solver="cholesky").fit(x_Md, np.column_stack([present_MV, length_M]))
     score_NT = model.predict(np.asarray(query_Nd, np.float64))
     rows = []
-    for score_V, length in zip(score_NT[:, :-1], score_NT[:, -1], strict=True):
-        best = np.argsort(-score_V, kind="stable")[: int(np.clip(np.rint(length), 1, len(token_V)))]
+    for score_V, size in zip(score_NT[:, :-1], score_NT[:, -1], strict=True):
+        length = int(np.clip(np.rint(size), 1, len(token_V)))
+        best = np.argpartition(-score_V, length - 1)[:length]
         rows.append(token_V[best[np.argsort(place_V[best], kind="stable")]].tolist())
     return rows

@@ -85,22 +85,24 @@ def by_noise_level(scores: Scores, *, buckets: int = 10) -> list[dict[str, Any]]
     Each line has the ends of the bucket, draws, scored tokens, cross-entropy and accuracy per scored token (None
     without any), and the nats per token that the bucket contributes, which sum to the NELBO of the tokens.
     """
-    if scores.draw_mask_ratio is None:
+    level_KN, scored_KN, correct_KN = scores.draw_mask_ratio, scores.draw_masked, scores.draw_correct
+    cross_entropy_KN = scores.draw_cross_entropy
+    if level_KN is None or scored_KN is None or correct_KN is None or cross_entropy_KN is None:
         return None
-    index_KN = np.clip(np.ceil(scores.draw_mask_ratio * buckets).astype(int) - 1, 0, buckets - 1)
+    index_KN = np.clip(np.ceil(level_KN * buckets).astype(int) - 1, 0, buckets - 1)
     total = scores.tokens.sum() * len(index_KN)
     lines = []
     for bucket in range(buckets):
         here = index_KN == bucket
-        scored = int(scores.draw_masked[here].sum())
+        scored = int(scored_KN[here].sum())
         lines.append(
             {
                 "low": bucket / buckets,
                 "high": (bucket + 1) / buckets,
                 "draws": int(here.sum()),
                 "masked_tokens": scored,
-                "cross_entropy": scores.draw_cross_entropy[here].sum() / scored if scored else None,
-                "accuracy": scores.draw_correct[here].sum() / scored if scored else None,
+                "cross_entropy": cross_entropy_KN[here].sum() / scored if scored else None,
+                "accuracy": correct_KN[here].sum() / scored if scored else None,
                 "nats_per_token": scores.draw_nll[here].sum() / total,
             }
         )

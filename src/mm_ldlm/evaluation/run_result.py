@@ -8,6 +8,7 @@ a copy), or, for an MLflow run id, in the last metrics of that run.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,10 @@ from typing import Any
 import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.files import InputFile, write_bytes, write_json
 from mm_ldlm.core.messages import shorten, show
-from mm_ldlm.data.store.atomic import read_json, write_bytes, write_json
-from mm_ldlm.data.store.paths import MISSING, problem
 from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 METRICS, FOLDER = "metrics.json", "evaluation"
 
@@ -55,15 +56,15 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
             the file.
     """
     path = Path(reference)
-    candidates = [path] if path.is_file() else [path / METRICS, path / FOLDER / METRICS]
+    candidates = [path] if os.path.isfile(path) else [path / METRICS, path / FOLDER / METRICS]
     for place in candidates:
-        if place.is_file():
+        if os.path.isfile(place):
             rows = {name: _read_rows(place.with_name(f"{name}_rows.parquet"), suite.row_columns)
                     for name, suite in suites().items() if suite.row_columns}  # fmt: skip
             named = [part for part in path.parts if part not in (FOLDER, METRICS)]
             present = {name: table for name, table in rows.items() if table is not None}
             return Result(named[-1] if named else reference, _read_metrics(place), present)
-    if from_tracking is not None and not path.exists() and (metrics := from_tracking(reference)):
+    if from_tracking is not None and not os.path.lexists(path) and (metrics := from_tracking(reference)):
         return Result(reference[:8], metrics)
     raise EvaluationError(
         f"reporting.compare: expected the result of a run at '{reference}', found no {METRICS} at "
@@ -74,41 +75,32 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
 
 def _read_metrics(path: Path) -> dict[str, Any]:
     """Read a metrics.json; numbers are finite or null, "made_by" names the weights."""
-    try:
-        metrics = read_json(path)
-    except ValueError as error:
-        raise _damaged(path, f"cannot be read as JSON ({error})") from None
-    if not isinstance(metrics, dict):
-        raise _damaged(path, f"contains {show(metrics, 60)} instead of a mapping of numbers")
+    file = _file(path)
+    metrics: dict[str, Any] = file.json(dict)
     for key, value in metrics.items():
-        if not isinstance(value, (int, float, dict, type(None))):
-            raise _damaged(path, f"has {show(value, 60)} instead of a number for {show(key, 60)}")
+        if key != MADE_BY and not isinstance(value, (int, float, type(None))):
+            file.refuse(f"a number for '{key}'", show(value, 60))
     return metrics
 
 
 def _read_rows(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
     """Read a table of held-out sentences; None if the result has none."""
-    fault = problem(path)
-    if fault is not None and fault.startswith(MISSING):
+    if not os.path.lexists(path):
         return None
-    if fault is not None:
-        raise _damaged(path, fault)
+    file = _file(path)
     try:
-        rows = pd.read_parquet(path)
+        rows = pd.read_parquet(file.check())
     except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …
-        raise _damaged(path, f"cannot be read ({shorten(' '.join(str(error).split()), 200)})") from None
+        file.refuse("a Parquet table", f"an error ({shorten(' '.join(str(error).split()), 200)})")
     if not len(rows):
         return None
-    wrong = [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]
-    if wrong or "id" not in rows:
-        raise _damaged(path, f"has no column of numbers {', '.join(wrong)}" if wrong else "has no column id")
-    if not rows["id"].is_unique:  # no pair could be of such an id
-        raise _damaged(path, f"has the id {show(rows['id'][rows['id'].duplicated()].iloc[0], 60)} more than once")
+    if wrong := [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]:
+        file.refuse(f"numbers in its columns {', '.join(columns)}", f"none in {', '.join(wrong)}")
+    if "id" not in rows or not rows["id"].is_unique:  # no pair could be of an id that occurs twice
+        file.refuse("a column 'id' with every id once", "none, or an id more than once")
     return rows
 
 
-def _damaged(path: Path, fault: str) -> EvaluationError:
-    return EvaluationError(
-        f"Expected the result of an evaluation, found that {path} {fault}. Evaluate that run again, or remove it from "
-        "reporting.compare."
-    )
+def _file(path: Path) -> InputFile:
+    remedy = "Evaluate that run again, or remove it from reporting.compare."
+    return InputFile(path, remedy=remedy, error=EvaluationError)

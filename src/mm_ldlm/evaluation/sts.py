@@ -116,7 +116,9 @@ def ratio_to(encoder: StsScore, model: StsScore, bootstrap: Bootstrap) -> Interv
 
 def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
     label_N = np.array(pairs.subset_N)
-    scores, draws, sizes = {}, [], []
+    scores: dict[str, dict[str, float]] = {}
+    draws: list[np.ndarray] = []
+    sizes: list[int] = []
     for name in pairs.subsets:
         rows = np.flatnonzero(label_N == name)
         scores[name] = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")

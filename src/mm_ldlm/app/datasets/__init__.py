@@ -11,6 +11,7 @@ from mm_ldlm.app.datasets.run import RunDataset
 from mm_ldlm.app.datasets.samples import SamplesDataset
 from mm_ldlm.app.datasets.store import StoreDataset
 from mm_ldlm.app.datasets.table import TableDataset
+from mm_ldlm.app.datasets.tracked import TrackedMetricsDataset
 from mm_ldlm.app.datasets.validated import ValidatedDataset
 from mm_ldlm.app.datasets.workspace import WorkspaceDataset
 
@@ -20,6 +21,7 @@ __all__ = [
     "SamplesDataset",
     "StoreDataset",
     "TableDataset",
+    "TrackedMetricsDataset",
     "ValidatedDataset",
     "WorkspaceDataset",
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMS = {
     "fraction": "{:.1%}", "cosine": "{:.3f}", "points": "{:.1f}", "cost": "{:.3f}", "perplexity": "{:.2f}",
-    "plain": "{:.2f}",
+    "plain": "{:.2f}", "count": "{:,.0f}",
 }  # fmt: skip
 """Form of a number → its format"""
 WHOLE = {"fraction": 1, "cosine": 1, "points": 100}
@@ -46,24 +46,20 @@ def cards(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
     for headline in headlines(metrics):
         if headline.note is None:
             continue
-        parts = {part: metrics.get(f"{headline.key}{suffix}") for part, suffix in
-                 (("value", ""), ("low", ".low"), ("high", ".high"))}  # fmt: skip
-        bounded = parts["low"] is not None
+        value, low, high = (metrics.get(f"{headline.key}{suffix}") for suffix in ("", ".low", ".high"))
         beside = [f"{words} {spelled(metrics[key], form)}" for words, key, form in headline.beside if key in metrics]
-        whole = WHOLE.get(headline.form)
-        found.append(
-            {
-                "label": headline.label,
-                "value": spelled(parts["value"], headline.form),
-                "interval": " – ".join(spelled(parts[end], headline.form) for end in ("low", "high"))
-                if bounded
-                else "",
-                "note": "; ".join([headline.note, *beside]),
-                "bar": {part: round(100 * min(max(value / whole, 0), 1), 2) for part, value in parts.items()}
-                if bounded and whole
-                else None,
-            }
-        )
+        card: dict[str, Any] = {
+            "label": headline.label,
+            "value": spelled(value, headline.form),
+            "interval": "",
+            "bar": None,
+        }
+        if low is not None and high is not None and value is not None:
+            card["interval"] = f"{spelled(low, headline.form)} – {spelled(high, headline.form)}"
+            if whole := WHOLE.get(headline.form):
+                ends = {"value": value, "low": low, "high": high}
+                card["bar"] = {name: round(100 * min(max(end / whole, 0), 1), 2) for name, end in ends.items()}
+        found.append({**card, "note": "; ".join([headline.note, *beside])})
     return found
 
 

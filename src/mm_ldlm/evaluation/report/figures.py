@@ -62,9 +62,9 @@ def calls(sweep: Sequence[Mapping[str, Any]]) -> go.Figure | None:
         }
         for some, (name, colour, symbol) in zip(groups, kinds, strict=True) if some
     ]  # fmt: skip
+    choices = [{"label": METRICS[name][0], "method": "update", "args": list(view)} for name, view in views.items()]
     menu = {
-        "buttons": [{"label": METRICS[metric][0], "method": "update", "args": list(view)} for metric, view in views.items()],
-        "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)",
+        "buttons": choices, "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)",
         "bordercolor": theme.GRID, "font": {"size": 12, "color": theme.INK},
     }  # fmt: skip
     first = views["exact_match"][1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.data.store.atomic import read_json
+from mm_ldlm.core.files import recorded
 from mm_ldlm.training.jsonl import number, read_events, read_metrics
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class ReportInputs:
 
 def run_config(run: Path) -> dict[str, Any]:
     """Read the config.json of a run folder; empty if it has none."""
-    found: dict[str, Any] = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
-    return found
+    return recorded(run / CONFIG) or {}
 
 
 def training_log(run: Path) -> list[dict[str, Any]]:

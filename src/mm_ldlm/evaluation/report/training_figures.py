@@ -142,9 +142,9 @@ def _curve(
     log: Sequence[Mapping[str, Any]], key: str, colour: str, smoothing: float, *, positive: bool
 ) -> list[dict[str, Any]]:
     """Make the traces of one key: its finite values, and above more than 20 of them their average, thick."""
-    points = [(line["step"], number(line[key])) for line in log if key in line]
-    points = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    points = [(step, value) for step, value in points if value > 0 or not positive]
+    logged = [(line["step"], number(line[key])) for line in log if key in line]
+    finite = [(step, value) for step, value in logged if value is not None and math.isfinite(value)]
+    points = [(step, value) for step, value in finite if value > 0 or not positive]
     if not points:
         return []
     steps, values = zip(*points, strict=True)

@@ -6,6 +6,8 @@ registry; families register their suites in `COMPONENTS`, and other packages und
 Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
 """
 
+from functools import cache
+
 from mm_ldlm.core.kinds import Registry
 from mm_ldlm.evaluation.suites.base import Suite
 
@@ -22,6 +24,7 @@ SUITES = Registry(
 )
 
 
+@cache
 def suites() -> dict[str, Suite]:
     """Make every registered suite, by name, in the order of the report."""
     return {name: SUITES.load(name)() for name in SUITES}

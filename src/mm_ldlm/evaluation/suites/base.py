@@ -50,7 +50,7 @@ class Evaluation:
     @property
     def bootstrap(self) -> Bootstrap:
         """The resamples of every interval."""
-        return Bootstrap(self.config.bootstrap.replicates, self.config.bootstrap.level, self.seed)
+        return self.config.bootstrap.seeded(self.seed)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def of_samples(samples: pd.DataFrame, *, dataset: Dataset) -> tuple[Sentences, p
     """
     from mm_ldlm.data.sentences import read_sentences, rows_of_ids
 
-    kept = samples["id"].notna() & (samples["best"] if "best" in samples else True)
+    kept = samples["id"].notna() & samples.get("best", True)
     samples = samples[kept].reset_index(drop=True)
     return read_sentences(dataset, rows_of_ids(dataset, samples["id"].tolist())), samples
 

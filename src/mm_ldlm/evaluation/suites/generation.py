@@ -50,27 +50,27 @@ class Generation(Suite):
         config, table, seed = given.config.generation, given.samples["unconditional"], given.seed
         kept = [(text, row) for text, row in zip(table["text"], token_rows(table), strict=True) if text.strip() and row]
         real = held_out(given.dataset, count=len(table), seed=seed)
-        sides = {"generated": tuple(zip(*kept, strict=True)), "real": (real.texts, real.tokens)}
+        texts: dict[str, Sequence[str]] = {"generated": [text for text, _ in kept], "real": real.texts}
+        tokens: dict[str, Sequence[Sequence[int]]] = {"generated": [row for _, row in kept], "real": real.tokens}
         training = partial(texts_of_split, given.dataset, "train")  # read as a stream by each call
-        generated = sides["generated"][0]
         found: Metrics = {
             "texts": len(table),
             "empty": 1 - len(kept) / len(table),
-            "memorised": float(memorised(generated, training()).mean()),
+            "memorised": float(memorised(texts["generated"], training()).mean()),
             "examples": table["text"].tolist()[:EXAMPLES],
         }
-        attested = dict(zip(sides, attested_bigrams([generated, real.texts], training()), strict=True))
-        for name, (_, rows) in sides.items():
+        attested = attested_bigrams(list(texts.values()), training())
+        for name, attested_n in zip(texts, attested, strict=True):
             found[name] = {
-                "attested_bigrams": given.bootstrap.proportion(attested[name]),
-                **gen.diversity(rows, self_bleu_texts=config.self_bleu_texts, seed=seed),
+                "attested_bigrams": given.bootstrap.proportion(attested_n),
+                **gen.diversity(tokens[name], self_bleu_texts=config.self_bleu_texts, seed=seed),
             }
         if config.causal_model:
             model = gen.CausalModel(config.causal_model, revision=config.revision, device=str(given.model.device))
-            for name, (texts, _) in sides.items():
-                found[name] |= _generative(model, texts, config)
+            for name, some in texts.items():
+                found[name] |= _generative(model, some, config)
         if config.mauve:
-            found["mauve"] = gen.mauve(generated, real.texts, featurizer=config.mauve_model, seed=seed)
+            found["mauve"] = gen.mauve(texts["generated"], real.texts, featurizer=config.mauve_model, seed=seed)
         return found, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:

@@ -37,14 +37,14 @@ class Inversion(Suite):
     plots = ("plot_baselines", "plot_calls", "plot_length")
     template = "mm_ldlm.evaluation.suites/inversion.html.j2"
 
-    def skip_reason(self, given):
+    def skip_reason(self, given: Evaluation) -> str | None:
         return super().skip_reason(given) or without_truth(given.samples["l2t"])
 
     def evaluate(self, given: Evaluation) -> tuple[dict[str, Any], pd.DataFrame]:
         model, config, seed, bootstrap = given.model, given.config.inversion, given.seed, given.bootstrap
         sentences, samples = of_samples(given.samples["l2t"], dataset=given.dataset)
-        cosine_n = samples["cosine"].to_numpy(float)
-        if np.isnan(cosine_n).any():
+        cosine_n: np.ndarray | None = samples["cosine"].to_numpy(float)
+        if samples["cosine"].isna().any():
             cosine_n = reembedding_cosine(model, samples["text"].tolist(), sentences.latents)
         rows = inv.score_rows(
             model.tokenizer, sentences.tokens, token_rows(samples), ids=sentences.ids, cosine=cosine_n,
@@ -92,8 +92,8 @@ class Inversion(Suite):
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
         return (
-            Headline("l2t.exact_match", "Exact match", "fraction", "of held-out sentences, token for token", leading=True),
-            Headline("l2t.token_accuracy", "Token accuracy", "fraction", "by position; a wrong length counts as errors"),
+            Headline("l2t.exact_match", "Exact match", "fraction", "of sentences, token for token", leading=True),
+            Headline("l2t.token_accuracy", "Token accuracy", "fraction", "by position; a wrong length is an error"),
             Headline("l2t.token_set_f1", "Token-set F1", "fraction"),
             Headline("l2t.bleu", "BLEU", "points", "sacrebleu, 0 to 100", leading=True),
             Headline(
@@ -221,7 +221,7 @@ def exact_ratio(rows: pd.DataFrame, reference: pd.DataFrame, bootstrap: Bootstra
 def baselines(model: Any, sentences: Sentences, train: Sentences, bootstrap: Bootstrap) -> dict[str, Any]:
     """Score the nearest training sentence and the bag of words in the same way as the model."""
     latents_nd = sentences.latents
-    outputs = {
+    outputs: dict[str, Sequence[Sequence[int]]] = {
         "nearest_training_sentence": [train.tokens[i] for i in inv.nearest_training_rows(latents_nd, train.latents)],
         "bag_of_words": inv.bag_of_words(latents_nd, train.latents, train.tokens),
     }

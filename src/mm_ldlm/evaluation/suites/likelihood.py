@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-import gzip
-import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.sentences import held_out
-from mm_ldlm.data.store.lines import lines_of
-from mm_ldlm.data.store.paths import problem
 from mm_ldlm.evaluation import likelihood as lik
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug
@@ -26,7 +22,10 @@ if TYPE_CHECKING:
 
 LABELS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}
 """`Capabilities.likelihood` → the label of a cost"""
-PARTS = {"unconditional": ("score", "nll"), "given_latent": ("score_given_latent", "nll_given_latent")}
+PARTS: dict[str, tuple[Any, str]] = {
+    "unconditional": ("score", "nll"),
+    "given_latent": ("score_given_latent", "nll_given_latent"),
+}
 """Part of the metrics → the use that a run needs for it, and its column in the table of sentences"""
 
 
@@ -166,23 +165,6 @@ def _zero_shot(
 
 def read_lines(source: TextFile) -> list[str]:
     """Read the non-empty lines of a UTF-8 file, plain or compressed by gzip."""
-    path = Path(source.path)
-    if (fault := problem(path)) is not None:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} {fault}. "
-            "Correct its path, or remove the entry."
-        )
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: {path} cannot be read ({error}). "
-            "Correct the file, or remove the entry."
-        ) from error
-    try:
-        return [line for line in lines_of(raw) if line.strip()]
-    except UnicodeDecodeError as error:
-        raise EvaluationError(
-            f"The text '{source.name}' of evaluation.likelihood.other_texts: expected UTF-8 in {path}, found another "
-            f"encoding at byte {error.start}. Convert the file to UTF-8."
-        ) from error
+    name = f"the text '{source.name}' of evaluation.likelihood.other_texts, {source.path}"
+    file = InputFile(source.path, remedy="Correct it, or remove the entry.", error=EvaluationError, name=name)
+    return [line for line in file.lines() if line.strip()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pandas as pd
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare, run_result
-from mm_ldlm.evaluation.config import BootstrapConfig
-from mm_ldlm.evaluation.report.content import parameter_count
+from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts
+from mm_ldlm.evaluation.headline import likelihood_kind
+from mm_ldlm.evaluation.report.content import trained
 from mm_ldlm.evaluation.report.inputs import training_events, training_log
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.members import Session
@@ -64,8 +65,7 @@ def collect(
     outcomes: Sequence[Outcome],
     *,
     config: ComparisonConfig,
-    bootstrap: BootstrapConfig,
-    seed: int,
+    bootstrap: Bootstrap,
     beside: Path,
 ) -> dict[str, Any]:
     """Read the results of all finished sessions and compare each member with the baseline.
@@ -87,12 +87,12 @@ def collect(
         member.name: [one for one in finished if one.session.member == member.name] for member in config.members
     }
     paired = {
-        name: _against(by_member[config.reference], runs, config.reference, bootstrap=bootstrap, seed=seed)
+        name: _against(by_member[config.reference], runs, config.reference, bootstrap=bootstrap)
         for name, runs in by_member.items()
         if name != config.reference
     }
     over_seeds = {
-        member.name: _over_seeds(runs, bootstrap=bootstrap, seed=seed)
+        member.name: _over_seeds(runs, bootstrap=bootstrap)
         for member in config.members
         if len(config.seeds_of(member)) > 1 and (runs := by_member[member.name])
     }
@@ -129,7 +129,7 @@ def open_finished(session: Session) -> Finished:
     last: dict[str, Any] = next((line for line in reversed(log) if "tokens" in line), {})
     tokens, seconds = (float(last[key]) if key in last else None for key in ("tokens", "seconds"))
     facts: dict[str, float | None] = {
-        "parameters": parameter_count(training_events(folder)),
+        "parameters": trained(training_events(folder))["parameters"] or None,
         "steps": reference.get("step"),
         "tokens": tokens,
         "training_seconds": seconds,
@@ -141,7 +141,7 @@ def open_finished(session: Session) -> Finished:
         ]
         for key in CURVES
     }
-    result = run_result.Result(session.label, kept.metrics, kept.inversion_rows, kept.likelihood_rows)
+    result = replace(kept, name=session.label)
     return Finished(session, result, facts, {key: points for key, points in curves.items() if points})
 
 
@@ -153,7 +153,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _against(
-    baseline: Sequence[Finished], member: Sequence[Finished], name: str, *, bootstrap: BootstrapConfig, seed: int
+    baseline: Sequence[Finished], member: Sequence[Finished], name: str, *, bootstrap: Bootstrap
 ) -> dict[str, Any]:
     """The paired differences member − baseline over the seeds that both finished."""
     theirs, ours = ({one.session.seed: one.result for one in runs} for runs in (baseline, member))
@@ -162,9 +162,7 @@ def _against(
         return {"left_out": f"no seed is finished by both this member and the baseline '{name}'"}
     pairs = [(theirs[number], ours[number]) for number in seeds]
     try:
-        found = compare.paired_differences(
-            [one for one, _ in pairs], [two for _, two in pairs], bootstrap=bootstrap, seed=seed
-        )
+        found = compare.paired_differences([one for one, _ in pairs], [two for _, two in pairs], bootstrap)
     except EvaluationError as error:  # other data, without shared sentences: the scores still stand side by side
         return {"left_out": str(error)}
     if not found:
@@ -172,15 +170,17 @@ def _against(
     return {"seeds": seeds, "differences": found}
 
 
-def _over_seeds(runs: Sequence[Finished], *, bootstrap: BootstrapConfig, seed: int) -> dict[str, Any]:
+def _over_seeds(runs: Sequence[Finished], *, bootstrap: Bootstrap) -> dict[str, Any]:
     """Means over the seeds; the cost with an interval over seeds and sentences."""
     means = _means([_numbers(one) for one in runs])
-    tables = [one.result.likelihood_rows for one in runs]
-    present = [rows for rows in tables if rows is not None and len(rows)]
-    if len(present) == len(runs):
-        cost = compare.mean_cost(present, bootstrap=bootstrap, seed=seed)
-        means |= {f"nats_per_token{part}": value for part, value in zip(("", "_low", "_high"),
-                  (cost.value, cost.low, cost.high), strict=True)}  # fmt: skip
+    tables = [one.result.rows["likelihood"] for one in runs if "likelihood" in one.result.rows]
+    if len(tables) == len(runs) and all("nll" in rows for rows in tables):
+        tables = compare.shared(tables)
+        statistics = [ratio_of_counts(rows["nll"], rows["tokens"]) for rows in tables]
+        once = np.ones((1, len(tables[0])))
+        value = float(np.mean([statistic(once)[0] for statistic in statistics]))
+        cost = bootstrap.interval(value, bootstrap.replicates_of_runs(statistics, len(tables[0])))
+        means |= {"nats_per_token": value, "nats_per_token_low": cost["low"], "nats_per_token_high": cost["high"]}
     return means
 
 
@@ -227,7 +227,7 @@ def _rows(
             "objective": session.parameters["objective"].get("kind"),
         }
         if (one := read.get(session.label)) is not None:
-            row |= {"likelihood": compare.likelihood_kind(one.result.metrics), **_numbers(one)}
+            row |= {"likelihood": likelihood_kind(one.result.metrics), **_numbers(one)}
         row |= {"session_seconds": outcome.seconds, "reason": outcome.reason, "log": _relative(outcome.log, beside)}
         rows.append(row | ({"report": _relative(session.paths["report"], beside)} if one is not None else {}))
         if place + 1 < len(sessions) and sessions[place + 1].member == session.member:
@@ -245,7 +245,7 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def _kind_of(member: str, finished: Sequence[Finished]) -> str:
-    return next(compare.likelihood_kind(one.result.metrics) for one in finished if one.session.member == member)
+    return next(likelihood_kind(one.result.metrics) for one in finished if one.session.member == member)
 
 
 def _difference_columns(paired: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "pairwise_classification": "mm_ldlm.families.classification.pairs:PairwiseClassificationConfig",
     },
     "models": {"latent_mlp": "mm_ldlm.families.classification.latent_mlp:LatentMLPConfig"},
+    "sections": {"classification": "mm_ldlm.families.classification.suite:ClassificationSection"},
+    "suites": {"classification": "mm_ldlm.families.classification.suite:Classification"},
     "requests": {
         "classify": "mm_ldlm.families.classification.requests:classify",
         "classify_tokens": "mm_ldlm.families.classification.requests:classify_tokens",

@@ -5,49 +5,46 @@ n examples, K classes, b bins of confidence, r replicates of the bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.evaluation.bootstrap import interval, mean_interval, proportion_interval, replicates_of
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 def measure(
-    true_n: Ints, probability_nK: Floats, *, names: Sequence[str], bins: int, replicates: int, seed: int, level: float
+    true_n: Ints, probability_nK: Floats, *, names: Sequence[str], bins: int, bootstrap: Bootstrap
 ) -> dict[str, Any]:
     """Compare probabilities with the true classes; every number has an interval over the examples.
 
     Raises:
         EvaluationError: there are no examples, or a class is outside the names.
     """
-    if not len(true_n) or true_n.min() < 0 or true_n.max() >= len(names):
+    count, classes = len(true_n), len(names)
+    if not count or true_n.min() < 0 or true_n.max() >= classes:
         raise EvaluationError(
-            f"expected examples with classes 0 to {len(names) - 1}, found {len(true_n)} examples, classes "
+            f"expected examples with classes 0 to {classes - 1}, found {count} examples, classes "
             f"{np.unique(true_n).tolist()[:5]}. Validate the data with this objective again."
         )
-    options: dict[str, Any] = {"replicates": replicates, "seed": seed, "level": level}
-    predicted_n = probability_nK.argmax(axis=1)
-    confidence_n = probability_nK.max(axis=1)
+    predicted_n, confidence_n = probability_nK.argmax(axis=1), probability_nK.max(axis=1)
     correct_n = (predicted_n == true_n).astype(np.float64)
-    cells_nC = _one_hot(true_n * len(names) + predicted_n, len(names) ** 2)
-    nll_n = -np.log(np.maximum(probability_nK[np.arange(len(true_n)), true_n], 1e-300))
+    nll_n = -np.log(np.maximum(probability_nK[np.arange(count), true_n], 1e-300))
     return {
-        "examples": len(true_n),
+        "examples": count,
         "classes": list(names),
-        "accuracy": proportion_interval(correct_n, **options).as_dict(),
-        "macro_f1": _interval(macro_f1(true_n, predicted_n, len(names)), len(true_n), **options),
-        "ece": _interval(expected_calibration_error(confidence_n, correct_n, bins), len(true_n), **options),
-        "nll": mean_interval(nll_n, **options).as_dict(),
-        "majority": float(np.bincount(true_n).max() / len(true_n)),
-        "confusion": confusion(cells_nC, len(names), **options),
-        "reliability": reliability(confidence_n, correct_n, bins, **options),
+        "accuracy": bootstrap.proportion(correct_n),
+        "macro_f1": bootstrap.of(macro_f1(true_n, predicted_n, classes), count),
+        "ece": bootstrap.of(expected_calibration_error(confidence_n, correct_n, bins), count),
+        "nll": bootstrap.mean(nll_n),
+        "majority": float(np.bincount(true_n).max() / count),
+        "confusion": confusion(true_n, predicted_n, classes, bootstrap),
+        "reliability": reliability(confidence_n, correct_n, bins, bootstrap),
     }
 
 
@@ -87,43 +84,33 @@ def bin_of(confidence_n: Floats, bins: int) -> Ints:
     return np.clip(np.ceil(confidence_n * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def reliability(
-    confidence_n: Floats, correct_n: Floats, bins: int, *, replicates: int, seed: int, level: float
-) -> list[dict[str, Any]]:
+def reliability(confidence_n: Floats, correct_n: Floats, bins: int, bootstrap: Bootstrap) -> list[dict[str, Any]]:
     """List the bins that have examples: their number, mean confidence, and accuracy with its interval."""
     number_n = bin_of(confidence_n, bins)
-    found = []
-    for number in np.unique(number_n).tolist():
-        inside = number_n == number
-        accuracy = proportion_interval(correct_n[inside], replicates=replicates, seed=seed, level=level)
-        confidence = float(confidence_n[inside].mean())
-        found.append({"examples": int(inside.sum()), "confidence": confidence, "accuracy": accuracy.as_dict()})
-    return found
+    return [
+        {
+            "examples": int((number_n == number).sum()),
+            "confidence": float(confidence_n[number_n == number].mean()),
+            "accuracy": bootstrap.proportion(correct_n[number_n == number]),
+        }
+        for number in np.unique(number_n)
+    ]
 
 
-def confusion(
-    cells_nC: npt.NDArray[np.float64], classes: int, *, replicates: int, seed: int, level: float
-) -> dict[str, list[list[float]]]:
+def confusion(true_n: Ints, predicted_n: Ints, classes: int, bootstrap: Bootstrap) -> dict[str, list[list[float]]]:
     """Count the examples of each true class (row) by predicted class (column), with intervals of the counts."""
-    drawn: list[np.ndarray] = []
+    cells_nC = _one_hot(true_n * classes + predicted_n, classes**2)
 
-    def collect(counts_rn: np.ndarray) -> np.ndarray:
-        drawn.append((counts_rn @ cells_nC).astype(np.float32))
-        return np.zeros(len(counts_rn))
+    def statistic(counts_rn: np.ndarray) -> np.ndarray:
+        return (counts_rn @ cells_nC).astype(np.float32)
 
-    replicates_of(collect, len(cells_nC), replicates=replicates, seed=seed)
-    bounds = np.quantile(np.concatenate(drawn), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    tables = {"counts": cells_nC.sum(axis=0), "low": bounds[0], "high": bounds[1]}
+    ends = [(1 - bootstrap.level) / 2, (1 + bootstrap.level) / 2]
+    low_C, high_C = np.quantile(bootstrap.replicates_of(statistic, len(true_n)), ends, axis=0)
+    tables = {"counts": cells_nC.sum(axis=0), "low": low_C, "high": high_C}
     return {name: table.reshape(classes, classes).tolist() for name, table in tables.items()}
 
 
-def _interval(statistic: Statistic, items: int, *, replicates: int, seed: int, level: float) -> dict[str, float]:
-    value = float(statistic(np.ones((1, items)))[0])
-    drawn_r = replicates_of(statistic, items, replicates=replicates, seed=seed)
-    return interval(value, drawn_r, level=level).as_dict()
-
-
-def _one_hot(number_n: Ints, size: int) -> npt.NDArray[np.float64]:
+def _one_hot(number_n: Ints, size: int) -> Floats:
     found = np.zeros((len(number_n), size))
     found[np.arange(len(number_n)), number_n] = 1
     return found

@@ -1,58 +1,121 @@
-"""Evaluation of a classifier on a held-out split, beside logistic regression on the stored latents."""
+"""Evaluation of a classifier on a held-out split, alongside logistic regression on the stored latents."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_ldlm.core.config import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, config
 from mm_ldlm.data import Dataset
-from mm_ldlm.data.sentences import Rows, latents_of, read_sentences, sample_rows, split_rows
-from mm_ldlm.evaluation.config import BootstrapConfig, ClassificationEvalConfig
+from mm_ldlm.data.corpus.splits import Split
+from mm_ldlm.data.sentences import Rows as StoreRows
+from mm_ldlm.data.sentences import latents_of, read_sentences, sample_rows, split_rows
+from mm_ldlm.evaluation.config import Bins
+from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 from mm_ldlm.families.classification.metrics import measure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def evaluate(
-    model: Any, dataset: Dataset, *, config: ClassificationEvalConfig, bootstrap: BootstrapConfig, seed: int
-) -> dict[str, Any]:
-    """Measure the classifier and the baseline on the same examples.
+@config
+class ClassificationEvalConfig:
+    """Parameters of the suite.
 
-    Returns:
-        The measures of `evaluation.classification.measure` under "model" and, where the dataset has latents,
-        "logistic_regression"; {"skipped": reason} for a run that does not classify.
+    Attributes:
+        split: the split that is scored.
+        examples: number of its examples.
+        bins: number of bins of confidence, for the calibration error and the reliability diagram.
+        baseline_rows: number of training examples of logistic regression on the latents; 0 disables it.
+        baseline_grid: inverse strengths of its regularisation; the validation split chooses one.
+        baseline_iterations: maximum number of iterations of each fit, which ends earlier where it converges.
     """
-    if (reason := model.capabilities.refusal("classify")) is not None:
-        return {"skipped": reason}
-    names = list(model.model.classes)
-    rows = sample_rows(split_rows(dataset, config.split), config.examples, seed=seed)
-    true_n = labels_of(dataset, rows, names)
-    options: dict[str, Any] = {
-        "names": names, "bins": config.bins, "replicates": bootstrap.replicates, "seed": seed, "level": bootstrap.level
-    }  # fmt: skip
-    found: dict[str, Any] = {
-        "split": config.split,
-        "classifies": model.capabilities.classifies,
-        "model": measure(true_n, predict(model, dataset, rows), **options),
-    }
-    if "latents" in dataset and config.baseline_rows:
-        train = sample_rows(split_rows(dataset, "train"), config.baseline_rows, seed=seed)
-        begun = time.perf_counter()
-        probability_nK, chosen = logistic_regression(dataset, train, rows, names=names, config=config, seed=seed)
-        found["logistic_regression"] = {
-            **measure(true_n, probability_nK, **options),
-            "trained_on": len(train),
-            "inverse_regularisation": chosen,
-            "seconds": round(time.perf_counter() - begun, 1),
+
+    split: Split = "test"
+    examples: Rows = 5000
+    bins: Bins = 15
+    baseline_rows: RowsOrNone = 50_000
+    baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
+    baseline_iterations: Repeats = 400
+
+    def __post_init__(self) -> None:
+        if not self.baseline_grid:
+            raise InvalidValue("expected at least one value in baseline_grid, found none", "baseline_grid")
+
+
+@config
+class ClassificationSection:
+    """Section `classification` of the parameters."""
+
+    evaluation: ClassificationEvalConfig = ClassificationEvalConfig()
+
+
+class Classification(Suite):
+    """Measure the classes of held-out examples by the model and by logistic regression."""
+
+    name, title, use = "classification", "Classification", "classify"
+    sections = ("classification",)
+    plots = ("plot_confusion", "plot_reliability")
+    template = "mm_ldlm.families.classification/report.html.j2"
+    usual = False
+
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
+        own: ClassificationEvalConfig = given.sections["classification"].evaluation
+        model: Any = given.model.model
+        dataset, names, seed = given.dataset, list(model.classes), given.seed
+        rows = sample_rows(split_rows(dataset, own.split), own.examples, seed=seed)
+        true_n = labels_of(dataset, rows, names)
+        how: dict[str, Any] = {"names": names, "bins": own.bins, "bootstrap": given.bootstrap}
+        found: Metrics = {"split": own.split, "model": measure(true_n, predict(given.model, dataset, rows), **how)}
+        if "latents" in dataset and own.baseline_rows:
+            begun = time.perf_counter()
+            train = sample_rows(split_rows(dataset, "train"), own.baseline_rows, seed=seed)
+            probability_nK, chosen = logistic_regression(dataset, train, rows, names=names, config=own, seed=seed)
+            found["logistic_regression"] = {
+                **measure(true_n, probability_nK, **how),
+                "trained_on": len(train),
+                "inverse_regularisation": chosen,
+                "seconds": round(time.perf_counter() - begun, 1),
+            }
+        return found, None
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        prefixes = {"model": "classification", "logistic_regression": "baseline.logistic_regression"}
+        return {
+            f"{prefix}.{key}": metrics[name][key]
+            for name, prefix in prefixes.items()
+            if name in metrics
+            for key in ("accuracy", "macro_f1", "ece", "nll")
         }
-    return found
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        baseline: tuple[tuple[str, str, Form]] = (
+            ("logistic regression on the latents", "baseline.logistic_regression.accuracy", "fraction"),
+        )
+        return (
+            Headline("classification.accuracy", "Accuracy", "fraction", "of held-out examples", baseline, leading=True),
+            Headline("classification.macro_f1", "Macro F1", "cosine", "mean over the classes", leading=True),
+        )
+
+    def figures(self, metrics: Metrics) -> dict[str, Any]:
+        from mm_ldlm.families.classification import figures
+
+        return {"plot_confusion": figures.confusion(metrics), "plot_reliability": figures.reliability(metrics)}
+
+    def section(self, page: ReportInputs) -> dict[str, Any]:
+        return {"label": (page.run_config.get("objective") or {}).get("label")}
 
 
-def predict(model: Any, dataset: Dataset, rows: Rows) -> Floats:
+def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
     """Compute the model's probabilities (n, K) of stored examples."""
     held = read_sentences(dataset, rows)
     if model.capabilities.classifies == "latents":
@@ -64,7 +127,7 @@ def predict(model: Any, dataset: Dataset, rows: Rows) -> Floats:
     return np.asarray(model.classify_tokens(held.tokens, held.texts, second=second).probabilities)
 
 
-def labels_of(dataset: Dataset, rows: Rows, names: list[str]) -> Ints:
+def labels_of(dataset: Dataset, rows: StoreRows, names: list[str]) -> Ints:
     """Read the classes (n,) of store rows, as numbers of the model's `names`."""
     store = dataset.require("labels")
     place = np.array([names.index(name) for name in store.manifest.meta["classes"]], np.int64)
@@ -74,8 +137,8 @@ def labels_of(dataset: Dataset, rows: Rows, names: list[str]) -> Ints:
 
 def logistic_regression(
     dataset: Dataset,
-    train: Rows,
-    rows: Rows,
+    train: StoreRows,
+    rows: StoreRows,
     *,
     names: list[str],
     config: ClassificationEvalConfig,
@@ -91,24 +154,18 @@ def logistic_regression(
     """
     from sklearn.linear_model import LogisticRegression
 
-    assert dataset.normaliser is not None
-
-    def standardised(of: Rows) -> npt.NDArray[np.float32]:
+    def standardised(of: StoreRows) -> npt.NDArray[np.float32]:
         assert dataset.normaliser is not None
         return np.asarray(dataset.normaliser.standardise(latents_of(dataset, of)), np.float32)
 
-    train_md, held_nd = standardised(train), standardised(rows)
-    true_m = labels_of(dataset, train, names)
+    train_md, true_m = standardised(train), labels_of(dataset, train, names)
     validation = sample_rows(dataset.rows("validation"), config.examples, seed=seed)
-    best: tuple[float, float, Any] | None = None
-    for strength in config.baseline_grid if len(validation) else config.baseline_grid[:1]:
-        fitted = LogisticRegression(C=strength, max_iter=config.baseline_iterations).fit(train_md, true_m)
-        score = 0.0
-        if len(validation):
-            score = float(np.mean(fitted.predict(standardised(validation)) == labels_of(dataset, validation, names)))
-        if best is None or score > best[0]:
-            best = (score, strength, fitted)
-    assert best is not None
+    grid = config.baseline_grid if len(validation) else config.baseline_grid[:1]
+    fits = [LogisticRegression(C=each, max_iter=config.baseline_iterations).fit(train_md, true_m) for each in grid]
+    best = fits[0]
+    if len(fits) > 1:
+        held_vd, true_v = standardised(validation), labels_of(dataset, validation, names)
+        best = max(fits, key=lambda fitted: float(np.mean(fitted.predict(held_vd) == true_v)))
     probability_nK = np.zeros((len(rows), len(names)))
-    probability_nK[:, best[2].classes_] = best[2].predict_proba(held_nd)
-    return probability_nK, best[1]
+    probability_nK[:, best.classes_] = best.predict_proba(standardised(rows))
+    return probability_nK, float(best.C)

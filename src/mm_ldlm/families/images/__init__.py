@@ -13,6 +13,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "images": "mm_ldlm.families.images.store:ImagesConfig",
         "image_normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
     },
+    "suites": {"images": "mm_ldlm.families.images.suite:ImagesSuite"},
     "requests": {"images": "mm_ldlm.families.images.requests:images"},
     "tasks": {
         "caption_to_image": "mm_ldlm.families.images.tasks:CaptionToImage",

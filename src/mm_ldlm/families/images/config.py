@@ -1,11 +1,11 @@
-"""Parameters of the sampling tasks on images."""
+"""Parameters of the sampling tasks on images, and of their evaluation."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import InvalidValue, Rows, config
+from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, config
 from mm_ldlm.families.images.requests import CAPTION_SAMPLERS
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import how_many_lengths
@@ -38,3 +38,16 @@ class ImageTasksConfig:
                     f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1",
                     f"{name}.draws",
                 )
+
+
+@config
+class ImagesSuiteConfig:
+    """Parameters of the suite.
+
+    Attributes:
+        classifier_rows: maximum number of training images of the independent classifier.
+        pictures: number of images of each task in the report.
+    """
+
+    classifier_rows: Rows = 5000
+    pictures: RowsOrNone = 40

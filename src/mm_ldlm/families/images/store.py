@@ -19,7 +19,7 @@ from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.families.images.config import ImageTasksConfig
+from mm_ldlm.families.images.config import ImagesSuiteConfig, ImageTasksConfig
 from mm_ldlm.families.images.decoding import ImageLimits, Pixels, UnusableImage, digest, read_image, reference_of
 
 _ROWS = 1024
@@ -32,12 +32,14 @@ class ImagesConfig:
     Attributes:
         channels: 1 (grey) or 3 (RGB).
         sampling: the tasks of the sampling pipeline on images.
+        evaluation: the suite that scores them.
     """
 
     height: Size
     width: Size
     channels: Literal[1, 3]
     sampling: ImageTasksConfig = field(default_factory=ImageTasksConfig)
+    evaluation: ImagesSuiteConfig = field(default_factory=ImagesSuiteConfig)
 
     @property
     def size(self) -> tuple[int, int, int]:

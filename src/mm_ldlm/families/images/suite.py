@@ -10,79 +10,133 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.data import Dataset, sentences
-from mm_ldlm.evaluation.bootstrap import mean_interval, proportion_interval
-from mm_ldlm.evaluation.config import BootstrapConfig, ImagesSuiteConfig
+from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mm_ldlm.families.images.config import ImagesSuiteConfig
 
 Vectors = npt.NDArray[np.float32]
-TASKS = ("caption_to_image", "image_to_caption", "image_text")
 
 
-def skip_reason(model: Any, tables: Sequence[Any]) -> str | None:
-    """Explain why there is nothing to evaluate; None if a table of samples has rows."""
-    if any(len(table) for table in tables):
-        return None
-    for task in TASKS:
-        if (reason := model.capabilities.refusal(task)) is not None:
-            return str(reason)
-    return f"sampling was configured without the tasks {', '.join(TASKS)} (sampling.tasks)"
+class ImagesSuite(Suite):
+    """Score the images and captions that `sampling` generated, by a classifier trained on real images."""
 
+    name, title = "images", "Images and captions"
+    samples: ClassVar[tuple[Any, ...]] = ("caption_to_image", "image_to_caption", "image_text")
+    sections = ("images",)
+    template = "mm_ldlm.families.images/report.html.j2"
+    usual = False
 
-def evaluate(
-    dataset: Dataset,
-    *,
-    drawn: Any,
-    written: Any,
-    both: Any,
-    config: ImagesSuiteConfig,
-    bootstrap: BootstrapConfig,
-    seed: int,
-) -> dict[str, Any]:
-    """Score the tables `samples_caption_to_image`, `samples_image_to_caption` and `samples_image_text`."""
-    options: dict[str, Any] = {"replicates": bootstrap.replicates, "level": bootstrap.level, "seed": seed}
-    train = sentences.sample_rows(sentences.split_rows(dataset, "train"), config.classifier_rows, seed=seed)
-    size = tuple(dataset.require("images").manifest.meta["image_size"])
-    train_nP, labels = _vectors(dataset, train), sentences.labels_of(dataset, train)
-    known = [i for i, label in enumerate(labels) if label is not None]
-    names = sorted({str(labels[i]) for i in known})
-    classifier = Classifier(train_nP[known], [str(labels[i]) for i in known]) if len(names) > 1 else None
-    found: dict[str, Any] = {"size": list(size), "labels": names}
-    if classifier is None:
-        found["left_out"] = "the records of the training split have no labels (meta_columns: [label])"
-    else:
-        test = sentences.sample_rows(sentences.split_rows(dataset, "test"), config.classifier_rows, seed=seed)
-        hits_n = classifier.hits(_vectors(dataset, test), sentences.labels_of(dataset, test))
-        found["classifier"] = {"trained_on": len(known), "real_images": len(hits_n)}
-        if len(hits_n):
-            found["classifier"]["real_accuracy"] = proportion_interval(hits_n, **options).as_dict()
-    if len(drawn):
-        found["caption_to_image"] = _drawn(dataset, drawn, classifier, train_nP, options)
-        found["caption_to_image"]["pictures"] = pictures(drawn["image"], drawn["source"], size, count=config.pictures)
-    if len(written):
-        found["image_to_caption"] = _written(dataset, written, names, options)
-        rows = sentences.rows_of_ids(dataset, written["id"].tolist())[: config.pictures]
-        found["image_to_caption"]["pictures"] = pictures(
-            _vectors(dataset, rows), written["text"], size, count=config.pictures
+    def skip_reason(self, given: Evaluation) -> str | None:
+        if any(len(table) for table in given.samples.values()):
+            return None
+        for task in self.samples:
+            if (reason := given.model.capabilities.refusal(task)) is not None:
+                return reason
+        return f"sampling was configured without the tasks {', '.join(self.samples)} (sampling.tasks)"
+
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
+        own: ImagesSuiteConfig = given.sections["images"].evaluation
+        drawn, written, both = (given.samples[task] for task in self.samples)
+        dataset, bootstrap = given.dataset, given.bootstrap
+        train, test = (
+            sentences.sample_rows(sentences.split_rows(dataset, split), own.classifier_rows, seed=given.seed)
+            for split in ("train", "test")
         )
-    if len(both):
-        found["image_text"] = _both(both, classifier, names, options)
-        found["image_text"]["pictures"] = pictures(both["image"], both["text"], size, count=config.pictures)
-    return found
+        train_nP, labels = pixels_of(dataset, train), sentences.labels_of(dataset, train)
+        names = sorted({label for label in labels if label is not None})
+        size = tuple(dataset.require("images").manifest.meta["image_size"])
+        found: Metrics = {"size": list(size), "labels": names}
+        classifier = Classifier(train_nP, labels) if len(names) > 1 else None
+        if classifier is None:
+            found["left_out"] = ["the records of the training split have no labels (meta_columns: [label])"]
+        else:
+            hits_n = classifier.hits(pixels_of(dataset, test), sentences.labels_of(dataset, test))
+            found["classifier"] = {"trained_on": sum(label is not None for label in labels), "real_images": len(hits_n)}
+            if len(hits_n):
+                found["classifier"]["real_accuracy"] = bootstrap.proportion(hits_n)
+        if len(drawn):
+            rows = sentences.rows_of_ids(dataset, drawn["id"].tolist())
+            images_nP, real_nP = np.stack(drawn["image"].tolist()), pixels_of(dataset, rows)
+            entry = {
+                "samples": len(drawn),
+                "model_calls": drawn["model_calls"].mean(),
+                "nearest_training": {
+                    "generated": bootstrap.mean(_nearest(images_nP, train_nP)),
+                    "real": bootstrap.mean(_nearest(real_nP, train_nP)),
+                },
+            }
+            if classifier and len(hits_n := classifier.hits(images_nP, sentences.labels_of(dataset, rows))):
+                entry["accuracy"] = bootstrap.proportion(hits_n)
+            entry["pictures"] = pictures(images_nP, drawn["source"], size, count=own.pictures)
+            found["caption_to_image"] = entry
+        if len(written):
+            rows = sentences.rows_of_ids(dataset, written["id"].tolist())
+            held, texts = sentences.read_sentences(dataset, rows), [str(text) for text in written["text"]]
+            training = {text.lower() for text in sentences.texts_of_split(dataset, "train")}
+            exact = [tuple(map(int, a)) == tuple(b) for a, b in zip(written["tokens"], held.tokens, strict=True)]
+            entry = {
+                "samples": len(written),
+                "model_calls": written["model_calls"].mean(),
+                "exact_match": bootstrap.proportion(exact),
+                "attested": bootstrap.proportion([text.lower() in training for text in texts]),
+            }
+            pairs = zip(texts, sentences.labels_of(dataset, rows), strict=True)
+            if hits := [label_in(text, names) == label for text, label in pairs if label]:
+                entry["accuracy"] = bootstrap.proportion(hits)
+            entry["pictures"] = pictures(pixels_of(dataset, rows[: own.pictures]), texts, size, count=own.pictures)
+            found["image_to_caption"] = entry
+        if len(both):
+            images_nP, texts = np.stack(both["image"].tolist()), [str(text) for text in both["text"]]
+            entry = {"samples": len(both), "model_calls": both["model_calls"].mean()}
+            if classifier:
+                predicted = zip(classifier.predict(images_nP), texts, strict=True)
+                agree = [label == label_in(text, names) for label, text in predicted]
+                entry["agreement"] = bootstrap.proportion(agree)
+            entry["pictures"] = pictures(images_nP, texts, size, count=own.pictures)
+            found["image_text"] = entry
+        return found, None
+
+    def numbers(self, metrics: Metrics) -> dict[str, Any]:
+        found: dict[str, Any] = {"images.classifier_accuracy": metrics.get("classifier", {}).get("real_accuracy")}
+        for task in self.samples:
+            keys = ("accuracy", "exact_match", "attested", "agreement")
+            found |= {f"{task}.{key}": metrics.get(task, {}).get(key) for key in keys}
+        nearest = metrics.get("caption_to_image", {}).get("nearest_training", {})
+        return found | {f"caption_to_image.nearest_training.{name}": value for name, value in nearest.items()}
+
+    def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
+        real: tuple[tuple[str, str, Form]] = (("real held-out images", "images.classifier_accuracy", "fraction"),)
+        note = "recognised by a classifier trained on real images"
+        return (
+            Headline("caption_to_image.accuracy", "Image of the caption", "fraction", note, real, leading=True),
+            Headline(
+                "image_to_caption.accuracy", "Caption of the image", "fraction", "with the label of the held-out image",
+                leading=True,
+            ),
+            Headline(
+                "image_text.agreement", "Image and caption agree", "fraction", "generated together, by the classifier"
+            ),
+        )  # fmt: skip
 
 
 class Classifier:
-    """Support vector machine with a radial kernel on the pixels (n, P)."""
+    """Support vector machine with a radial kernel on the pixels (n, P) of the images that have a label."""
 
-    def __init__(self, images_nP: Vectors, labels: Sequence[str]) -> None:
+    def __init__(self, images_nP: Vectors, labels: Sequence[str | None]) -> None:
         from sklearn.svm import SVC
 
-        self._svm = SVC().fit(images_nP, list(labels))
+        known = [i for i, label in enumerate(labels) if label is not None]
+        self._svm = SVC().fit(images_nP[known], [str(labels[i]) for i in known])
 
     def predict(self, images_nP: Vectors) -> list[str]:
         """Predict the label of each image."""
@@ -103,7 +157,7 @@ def label_in(caption: str, labels: Sequence[str]) -> str | None:
 
 def pictures(vectors: Any, captions: Any, size: tuple[int, ...], *, count: int) -> list[dict[str, str]]:
     """Encode the first `count` images as PNG (base64), with their captions."""
-    pairs = zip(list(vectors)[:count], list(captions)[:count], strict=True)
+    pairs = list(zip(vectors, captions, strict=False))[:count]
     return [{"png": png(np.asarray(vector, np.float32).reshape(size)), "caption": str(text)} for vector, text in pairs]
 
 
@@ -117,72 +171,13 @@ def png(pixels_HWC: Vectors) -> str:
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
-# -- the tasks --------------------------------------------------------------------------------------------------------
-
-
-def _drawn(
-    dataset: Dataset, drawn: Any, classifier: Classifier | None, train_nP: Vectors, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Score images of held-out captions: whether the classifier finds the label of the caption's record.
-
-    `nearest_training` is the distance (root mean square over pixels) to the nearest training image, beside that of
-    the real images of the same captions: much smaller distances mean copies.
-    """
-    rows = sentences.rows_of_ids(dataset, drawn["id"].tolist())
-    images_nP, real_nP = np.stack([np.asarray(row, np.float32) for row in drawn["image"]]), _vectors(dataset, rows)
-    found: dict[str, Any] = {
-        "images": len(drawn),
-        "model_calls": float(drawn["model_calls"].mean()),
-        "nearest_training": {
-            name: mean_interval(_nearest(some, train_nP), **options).as_dict()
-            for name, some in (("generated", images_nP), ("real", real_nP))
-        },
-    }
-    if classifier is not None and len(hits_n := classifier.hits(images_nP, sentences.labels_of(dataset, rows))):
-        found["accuracy"] = proportion_interval(hits_n, **options).as_dict()
-    return found
-
-
-def _written(dataset: Dataset, written: Any, names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Score captions of held-out images: the label in the caption, the whole caption, and whether it is well formed.
-
-    `attested` is the fraction of captions that occur in the training split.
-    """
-    rows = sentences.rows_of_ids(dataset, written["id"].tolist())
-    held = sentences.read_sentences(dataset, rows)
-    texts = [str(text) for text in written["text"]]
-    tokens = [tuple(int(v) for v in row) for row in written["tokens"]]
-    exact_n = np.array([a == b for a, b in zip(tokens, held.tokens, strict=True)], bool)
-    training = {text.lower() for text in sentences.texts_of_split(dataset, "train")}
-    found: dict[str, Any] = {
-        "captions": len(texts),
-        "model_calls": float(written["model_calls"].mean()),
-        "exact_match": proportion_interval(exact_n, **options).as_dict(),
-        "attested": proportion_interval(
-            np.array([text.lower() in training for text in texts], bool), **options
-        ).as_dict(),
-    }
-    labels = sentences.labels_of(dataset, rows)
-    if pairs := [(label_in(text, names), label) for text, label in zip(texts, labels, strict=True) if label]:
-        found["accuracy"] = proportion_interval(np.array([a == b for a, b in pairs], bool), **options).as_dict()
-    return found
-
-
-def _both(both: Any, classifier: Classifier | None, names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Score images drawn with their captions: whether the classifier finds the label that the caption contains."""
-    found: dict[str, Any] = {"samples": len(both), "model_calls": float(both["model_calls"].mean())}
-    if classifier is not None:
-        images_nP = np.stack([np.asarray(row, np.float32) for row in both["image"]])
-        pairs = zip(classifier.predict(images_nP), [label_in(str(text), names) for text in both["text"]], strict=True)
-        found["agreement"] = proportion_interval(np.array([a == b for a, b in pairs], bool), **options).as_dict()
-    return found
-
-
-def _vectors(dataset: Dataset, rows: npt.NDArray[np.int64]) -> Vectors:
+def pixels_of(dataset: Dataset, rows: npt.NDArray[np.int64]) -> Vectors:
+    """Read the images (n, P) of store rows, 0 to 1."""
     return sentences.images_of(dataset, rows).reshape(len(rows), -1)
 
 
 def _nearest(images_nP: Vectors, others_mP: Vectors) -> npt.NDArray[np.float64]:
+    """Return the distance (n,) of each image to the nearest of others, root mean square over pixels."""
     from scipy.spatial.distance import cdist
 
     parts = [cdist(part, others_mP).min(axis=1) for part in np.array_split(images_nP, max(1, len(images_nP) // 256))]

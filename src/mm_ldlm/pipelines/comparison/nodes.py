@@ -46,7 +46,6 @@ def collect_results(
     plan: dict[str, Any], outcomes: list[dict[str, Any]], comparison: Parameters, evaluation: Parameters, seed: int
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """The results of all finished members with their paired differences, and the table of all members."""
-    from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.extras.comparison.config import ComparisonConfig
     from mm_ldlm.extras.comparison.results import collect, table
     from mm_ldlm.extras.comparison.sessions import Outcome, from_plan
@@ -55,8 +54,7 @@ def collect_results(
         from_plan(plan),
         [Outcome(**outcome) for outcome in outcomes],
         config=parse(ComparisonConfig, comparison, at="comparison"),
-        bootstrap=parse(EvaluationConfig, evaluation, at="evaluation").bootstrap,
-        seed=seed,
+        bootstrap=evaluation.bootstrap.seeded(seed),
         beside=Path(plan["reports"]),
     )
     return results, table(results)
@@ -64,14 +62,9 @@ def collect_results(
 
 def report_members(results: dict[str, Any], reporting: Parameters) -> dict[str, Any]:
     """The page of the comparison, and its figures by catalog name."""
-    from mm_ldlm.evaluation.config import ReportingConfig
-    from mm_ldlm.evaluation.report import comparison_page, inputs
+    from mm_ldlm.extras.comparison.page import report
 
-    config = parse(ReportingConfig, reporting, at="reporting")
-    figures = comparison_page.figures(results, smoothing=config.smoothing)
-    drawn = dict(zip(PLOTS, (figures["scores"], figures["curves"], figures["differences"]), strict=True))
-    page = comparison_page.render(results, drawn, title=config.title, made_at=inputs.now())
-    return {"comparison_report": page, **drawn}
+    return report(results, title=reporting.title, smoothing=reporting.smoothing)
 
 
 def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:

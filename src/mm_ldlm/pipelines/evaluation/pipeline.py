@@ -1,6 +1,6 @@
 """The graph of `evaluation`: one model, and a node for each registered suite; no suite depends on another."""
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Node, Pipeline, node
 
 from mm_ldlm.evaluation.suites import Suite, suites
 from mm_ldlm.pipelines.evaluation import nodes
@@ -21,7 +21,7 @@ def create_pipeline() -> Pipeline:
     )
 
 
-def _evaluation(suite: Suite) -> object:
+def _evaluation(suite: Suite) -> Node:
     inputs = {
         "model": "evaluation_model",
         "dataset": "dataset",
