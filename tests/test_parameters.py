@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import yaml
+from mm_ldlm.core.config_errors import dataclasses_in
 from omegaconf import OmegaConf
 
 import mm_ldlm.app.parameters
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.app.parameters import check_files, check_parameters, flatten
 from mm_ldlm.core.config import PositiveInt, config
-from mm_ldlm.core.config_errors import dataclasses_in
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
