@@ -12,18 +12,30 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core.messages import nearest, reason_of, show
+
+FORMATS = Registry(
+    "format of STS sets",
+    {
+        "stsb": "mm_ldlm.evaluation.sts_sets:read_stsb",
+        "semeval": "mm_ldlm.evaluation.sts_sets:read_semeval",
+        "sick": "mm_ldlm.evaluation.sts_sets:read_sick",
+        "hub": "mm_ldlm.evaluation.sts_sets:read_hub",
+    },
+    "sts_formats",
+)
+"""Formats: functions from (source, seed) to an `StsSet`."""
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -32,17 +44,20 @@ SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-"""Subsets that the literature (SentEval, SimCSE) scores in each year."""
-
+"""Subsets that the literature (SentEval, SimCSE) scores in each year"""
 SICK_PARTS: dict[str, str] = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
-"""Part → its file as published for SemEval 2014; SICK.txt, published later, contains all three."""
-_SEMEVAL_INPUT = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")
-
+"""Part → its file as published for SemEval 2014; SICK.txt, published later, contains all three"""
 HUB_SETS: dict[str, str] = {
     "stsb": "mteb/stsbenchmark-sts",
     "sickr": "mteb/sickr-sts",
     **{f"sts{year}": f"mteb/sts{year}-sts" for year in range(12, 17)},
 }
+GOLD = ("score", "similarity_score", "relatedness_score", "label")
+"""Names of the column of gold scores"""
+_SEMEVAL_INPUT = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")
+
+Pair = tuple[str, str, float]
+"""Sentence, sentence, gold score"""
 
 
 @dataclass(frozen=True)
@@ -54,20 +69,8 @@ class StsSet:
     second: tuple[str, ...]
     gold_N: np.ndarray
     subset_N: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        sizes = {len(self.first), len(self.second), len(self.gold_N), len(self.subset_N)}
-        if len(sizes) != 1:
-            raise EvaluationError(f"STS set '{self.name}': its sides have unequal lengths {sorted(sizes)}.")
-        if len(self.first) < 2:
-            raise EvaluationError(f"STS set '{self.name}': {len(self.first)} pairs; a correlation needs at least two.")
-        if not np.isfinite(self.gold_N).all():
-            raise EvaluationError(f"STS set '{self.name}': some gold scores are not finite.")
-        if np.ptp(self.gold_N) == 0:
-            raise EvaluationError(f"STS set '{self.name}': every gold score is {self.gold_N[0]}; nothing to correlate.")
-        for row, (a, b) in enumerate(zip(self.first, self.second, strict=True)):
-            if not a.strip() or not b.strip():
-                raise EvaluationError(f"STS set '{self.name}': pair {row} has an empty sentence.")
+    part: str = ""
+    """The part of the published set that was read, if it has several"""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -82,27 +85,23 @@ class StsSet:
         return list(dict.fromkeys([*self.first, *self.second]))
 
 
-StsFormat = Literal["starter", "stsb", "semeval", "sick", "hub"]
-
-
 @config
 class StsSource:
     """Source of one STS set.
 
-    format:
-        starter  the generated set that belongs to the starter corpus
-        stsb     STS-B: the original tab-separated file, GLUE's, or a CSV "sentence 1, sentence 2, score" with or
-                 without a header
-        semeval  a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year (2016: STS2016.input.NAME.txt)
-        sick     SICK.txt, one of SICK_train.txt, SICK_trial.txt and SICK_test_annotated.txt, or a folder with either
-        hub      a data set of the hub, or a folder saved by `datasets`
-    name: the name in the metrics. path: file, folder, or hub name.
-    split: for sick, the part: train, trial, test, or all three parts together ("all"); for hub, the split.
-    subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else all
-    found.
+    Attributes:
+        format: stsb (STS-B: the original tab-separated file, GLUE's, or a CSV "sentence 1, sentence 2, score" with or
+            without a header), semeval (a folder with STS.input.NAME.txt and STS.gs.NAME.txt of one year, 2016:
+            STS2016.input.NAME.txt), sick (SICK.txt, one of SICK_train.txt, SICK_trial.txt and SICK_test_annotated.txt,
+            or a folder with either), hub (a data set of the hub, or a folder saved by `datasets`), or a registered one.
+        name: the name in the metrics.
+        path: file, folder, or hub name.
+        split: for sick, the part: train, trial, test, or all three parts together ("all"); for hub, the split.
+        subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else
+            all found.
     """
 
-    format: StsFormat
+    format: str
     name: str
     path: str | None = None
     split: str = "test"
@@ -110,9 +109,15 @@ class StsSource:
     subsets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.format != "starter" and self.path is None and not (self.format == "hub" and self.name in HUB_SETS):
-            raise InvalidValue(f"an STS set of format '{self.format}' needs a path", "path")
+        if self.format not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise InvalidValue(f"expected {known}, found '{self.format}'.{nearest(self.format, FORMATS)}", "format")
         refuse_name(self.name, key="name")
+
+    def file(self, path: str | Path | None = None) -> InputFile:
+        """Return the door to a file of the set; by default `path` itself."""
+        remedy = f"Correct the file, or evaluation.sts.sets ('{self.name}')."
+        return InputFile(path or self.path or "", remedy=remedy, error=EvaluationError)
 
 
 def refuse_name(name: str, *, key: str) -> None:
@@ -122,76 +127,104 @@ def refuse_name(name: str, *, key: str) -> None:
 
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
-    """Read one set from its source.
+    """Read one set from its source; `seed` is that of generated sets.
 
     Raises:
         EvaluationError: a file is missing or unreadable, a line is malformed, or a subset is missing.
     """
-    if source.format == "starter":
-        return _starter(source.name, seed)
-    if source.format == "hub":
-        return _hub(source)
-    assert source.path is not None
-    path = Path(source.path)
-    if not os.path.isdir(path):
-        remedy, name = "Give the file (or folder) in `path`.", f"STS set '{source.name}', {path}"
-        InputFile(path, remedy=remedy, error=EvaluationError, name=name).check()
-    if source.format == "stsb":
-        return read_stsb(path, name=source.name)
-    if source.format == "sick":
-        return read_sick(path, name=source.name, split=source.split)
-    return read_semeval(path, name=source.name, subsets=source.subsets)
+    found: StsSet = FORMATS.load(source.format)(source, seed)
+    return found
 
 
-def from_pairs(name: str, pairs: Sequence[tuple[str, str, float]], *, subsets: Sequence[str] | None = None) -> StsSet:
-    """Make a set from (sentence, sentence, gold) triples."""
-    first, second, gold = zip(*pairs, strict=True) if pairs else ((), (), ())
-    names = tuple(subsets) if subsets is not None else ("",) * len(first)
-    return StsSet(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64), names)
+def from_pairs(name: str, pairs: Iterable[Pair], *, subsets: Sequence[str] | None = None, part: str = "") -> StsSet:
+    """Make a set from (sentence, sentence, gold) triples.
 
-
-# -- STS-B -----------------------------------------------------------------------------------------------------------
-
-
-def read_stsb(path: Path, *, name: str = "stsb") -> StsSet:
-    """Read STS-B in any of its published formats; the first line decides between tabs and commas.
-
-    Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2 [, sources]. GLUE TSV: a header
-    that names sentence1, sentence2, score. CSV: sentence 1, sentence 2, score, quoted where needed, header or not.
-    Gold 0 to 5.
+    Raises:
+        EvaluationError: there are fewer than two pairs, a sentence is empty, or the gold scores do not differ.
     """
-    text = _read(path)
-    first_line = text.split("\n", 1)[0]
-    # only the tab-separated files leave quotation marks unbalanced inside sentences
-    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if "\t" in first_line else {"delimiter": ","}
-    rows = [(number, row) for number, row in _csv_rows(text, dialect) if row]
-    if not rows:
-        raise EvaluationError(f"{path}: empty; expected STS-B pairs.")
-    header = [cell.strip().lower() for cell in rows[0][1]]
-    if "sentence1" in header and "sentence2" in header:
-        gold_name = next((n for n in ("score", "similarity_score", "label") if n in header), None)
-        if gold_name is None:
-            raise EvaluationError(
-                f"{path}: the header {header} names no score column (score, similarity_score, label)."
-            )
-        columns = (header.index("sentence1"), header.index("sentence2"), header.index(gold_name))
-        rows = rows[1:]
-    else:
-        columns = (5, 6, 4) if "\t" in first_line else (0, 1, 2)
-    pairs = []
+    listed = [(first.strip(), second.strip(), gold) for first, second, gold in pairs]
+    gold_N = np.array([gold for *_, gold in listed], dtype=np.float64)
+    empty = sum(not (first and second) for first, second, _ in listed)
+    if len(listed) < 2 or empty or not np.ptp(gold_N) > 0:
+        raise EvaluationError(
+            f"STS set '{name}': expected at least two pairs of sentences with different finite scores, found "
+            f"{len(listed)} pairs, {empty} with an empty sentence, and the scores {show(gold_N.tolist(), 60)}. Correct "
+            "the set, or remove it from evaluation.sts."
+        )
+    first_N, second_N = tuple(pair[0] for pair in listed), tuple(pair[1] for pair in listed)
+    return StsSet(name, first_N, second_N, gold_N, tuple(subsets or [""] * len(listed)), part)
+
+
+def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = None) -> list[tuple[int, list[str]]]:
+    """Read the rows of a table with the numbers of their lines: the door of all formats of files.
+
+    The first line decides between tabs and commas; only tab-separated files leave quotation marks unbalanced. Rows have
+    as many cells as the first one, or what `widths` accepts, so that a tab inside a sentence shifts no column.
+    """
+    text = file.text()
+    tabs = "\t" in text.partition("\n")[0]
+    lines: Iterable[str] = file.lines() if tabs else io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        file.refuse("a table", f"an error in line {reader.line_num} ({error})")
     for number, row in rows:
-        if len(row) <= max(columns):
-            raise EvaluationError(f"{path}:{number}: expected at least {max(columns) + 1} columns, found {len(row)}.")
-        gold = _score(row[columns[2]], path, number, low=0, high=5)
-        pairs.append((row[columns[0]].strip(), row[columns[1]].strip(), gold))
-    return from_pairs(name, pairs)
+        if not (widths(row) if widths else len(row) == len(rows[0][1])):
+            file.refuse("as many cells in each line as its format has", f"{len(row)} in line {number}")
+    return rows
 
 
-# -- SemEval 2012 to 2016 --------------------------------------------------------------------------------------------
+def _score(file: InputFile, number: int, text: str, *, low: float = 0, high: float = 5) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        file.refuse(f"a score between {low} and {high}", f"{show(text, 60)} in line {number}")
+    return value
 
 
-def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> StsSet:
-    """Read one year's STS.input.NAME.txt and STS.gs.NAME.txt, searched below `folder`.
+def _columns(file: InputFile, header: Sequence[str], *names: Sequence[str]) -> list[int]:
+    """Find the column of each meaning by its possible names."""
+    cells = [cell.strip().lower() for cell in header]
+    for choices in names:
+        if not set(choices) & set(cells):
+            file.refuse(f"a column {' or '.join(choices)} in the header", show(list(header), 200))
+    return [next(cells.index(name) for name in choices if name in cells) for choices in names]
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def read_stsb(source: StsSource, seed: int) -> StsSet:
+    """Read STS-B in any of its published formats; gold 0 to 5.
+
+    Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2, and for some rows two sources,
+    which contain no blanks. GLUE TSV: a header that names sentence1, sentence2, score. CSV: sentence 1, sentence 2,
+    score, quoted where needed, header or not.
+    """
+    file = source.file()
+    first_line = file.text().partition("\n")[0]
+    header = "sentence1" in first_line.lower()
+    original = "\t" in first_line and not header
+    rows = read_rows(file, widths=_is_original if original else None)
+    columns = [5, 6, 4] if original else [0, 1, 2]
+    if header:
+        columns = _columns(file, rows.pop(0)[1], ["sentence1"], ["sentence2"], GOLD)
+    elif rows and len(rows[0][1]) <= max(columns):
+        file.refuse("sentence 1, sentence 2 and a score in each line", f"{len(rows[0][1])} cells in line 1")
+    a, b, gold = columns
+    return from_pairs(source.name, [(row[a], row[b], _score(file, number, row[gold])) for number, row in rows])
+
+
+def _is_original(row: Sequence[str]) -> bool:
+    sources = row[7:]
+    return len(row) in (7, 9) and not any(" " in cell.strip() for cell in sources)
+
+
+def read_semeval(source: StsSource, seed: int) -> StsSet:
+    """Read one year's STS.input.NAME.txt and STS.gs.NAME.txt, searched below the folder; gold 0 to 5.
 
     The files of 2016 begin with STS2016 instead of STS, and their lines have two more columns, the sources of the
     sentences, which are not used.
@@ -199,179 +232,82 @@ def read_semeval(folder: Path, *, name: str, subsets: Sequence[str] = ()) -> Sts
     Raises:
         EvaluationError: a subset is missing on either side, occurs twice, or its two files differ in length.
     """
+    folder = Path(source.path or "")
     inputs: dict[str, Path] = {}
     for path in sorted(folder.rglob("STS*.input.*.txt")):
         found = _SEMEVAL_INPUT.fullmatch(path.name)
         if found is None or found.group(1) == "ALL":  # STS12 ships the concatenation as a file of its own
             continue
         if (earlier := inputs.setdefault(found.group(1), path)) != path:
-            raise EvaluationError(
-                f"{folder}: expected each subset once, found '{found.group(1)}' in {earlier} and {path}. Give the "
-                "folder of one year, and only its training or its test data."
-            )
-    if not inputs:
-        raise EvaluationError(
-            f"{folder}: expected SemEval's own folder of one year, found no STS.input.*.txt (2016: "
-            "STS2016.input.*.txt) below it. Give the folder that contains these files."
-        )
-    expected = list(subsets) or list(SEMEVAL_SUBSETS.get(name.lower(), sorted(inputs)))
-    if missing := [s for s in expected if s not in inputs]:
-        raise EvaluationError(
-            f"{folder}: subsets {missing} of '{name}' are missing (found {sorted(inputs)}). "
-            "A part of a year is not comparable with published scores; to score it on purpose, name the `subsets`."
-        )
-    pairs, labels = [], []
+            source.file(folder).refuse("the folder of one year with each subset once", f"{earlier} and {path}")
+    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower()) or sorted(inputs)
+    if not inputs or any(subset not in inputs for subset in expected):
+        wanted = ", ".join(f"STS.input.{subset}.txt" for subset in expected) or "STS.input.*.txt"
+        source.file(folder).refuse(f"{wanted} (2016: STS2016.input.*.txt) below it", show(sorted(inputs), 200))
+    pairs: list[Pair] = []
+    labels: list[str] = []
     for subset in expected:
-        source = inputs[subset]
-        gold_path = source.with_name(source.name.replace(".input.", ".gs.", 1))
-        if not gold_path.exists():
-            raise EvaluationError(f"{source}: its scores {gold_path.name} are missing beside it.")
-        lines = _lines(source)
-        golds = _lines(gold_path, expected=len(lines))
-        if len(lines) != len(golds):
-            raise EvaluationError(f"{source}: {len(lines)} pairs, but {len(golds)} scores in {gold_path.name}.")
-        for number, (line, gold) in enumerate(zip(lines, golds, strict=True), start=1):
-            if not gold.strip():
-                continue
-            cells = line.split("\t")
-            if len(cells) < 2:
-                raise EvaluationError(
-                    f"{source}:{number}: expected two sentences separated by a tab, found {line!r:.80}."
-                )
-            pairs.append((cells[0].strip(), cells[1].strip(), _score(gold, gold_path, number, low=0, high=5)))
-            labels.append(subset)
-    return from_pairs(name, pairs, subsets=labels)
+        file = source.file(inputs[subset])
+        scores = source.file(inputs[subset].with_name(inputs[subset].name.replace(".input.", ".gs.", 1)))
+        rows, gold = read_rows(file), scores.lines()
+        cells = {len(row) for _, row in rows}
+        if len(rows) != len(gold) or cells - {2, 4}:
+            counts = f"{len(rows)} lines of {cells or 0} cells and {len(gold)} scores"
+            file.refuse("two sentences, or two and their sources, in each line, and a score for each line", counts)
+        for (number, row), text in zip(rows, gold, strict=True):
+            if text.strip():
+                pairs.append((row[0], row[1], _score(scores, number, text)))
+                labels.append(subset)
+    return from_pairs(source.name, pairs, subsets=labels)
 
 
-# -- SICK-R ----------------------------------------------------------------------------------------------------------
+def read_sick(source: StsSource, seed: int) -> StsSet:
+    """Read one part of SICK ("train", "trial", "test"), or all three together in this order ("all"); gold 1 to 5.
 
-
-def read_sick(path: Path, *, name: str = "sickr", split: str = "test") -> StsSet:
-    """Read one part of SICK ("train", "trial", "test"), or all three together in this order ("all").
-
-    `path` is SICK.txt, whose column SemEval_set names the part of each pair, the file of one part, or a folder with
-    either. Gold 1 to 5.
+    The path is SICK.txt, whose column SemEval_set names the part of each pair, the file of one part, or a folder with
+    either.
 
     Raises:
         EvaluationError: a file is missing, malformed, or contains another part.
     """
-    if split not in (*SICK_PARTS, "all"):
-        raise EvaluationError(
-            f"STS set '{name}': expected the part train, trial, test or all of SICK, found '{split}'. Correct `split`."
-        )
-    if not path.is_dir():
-        return from_pairs(name, _read_sick_file(path, split))
-    if (path / "SICK.txt").is_file():
-        return from_pairs(name, _read_sick_file(path / "SICK.txt", split))
-    files = {part: path / SICK_PARTS[part] for part in SICK_PARTS if split in (part, "all")}
-    if absent := [file.name for file in files.values() if not file.is_file()]:
-        raise EvaluationError(
-            f"{path}: expected {', '.join(absent)} (or SICK.txt) for the part '{split}', found no such file. Put it "
-            "there, or choose another `split`."
-        )
-    return from_pairs(name, [pair for part, file in files.items() for pair in _read_sick_file(file, part)])
+    path, parts = Path(source.path or ""), [part for part in SICK_PARTS if source.split in (part, "all")]
+    files = [path]
+    if path.is_dir():
+        together = path / "SICK.txt"
+        files = [together] if together.is_file() else [path / SICK_PARTS[part] for part in parts]
+    pairs: list[Pair] = []
+    for file in map(source.file, files):
+        rows = read_rows(file)
+        header = rows.pop(0)[1] if rows else []
+        a, b, gold = _columns(file, header, ["sentence_a"], ["sentence_b"], ["relatedness_score"])
+        own = next((part for part, name in SICK_PARTS.items() if name == Path(file.path).name), "test")
+        which = header.index("SemEval_set") if "SemEval_set" in header else None
+        if which is None and own not in parts:
+            file.refuse(f"the part '{source.split}' (train, trial, test or all)", f"a file of the part '{own}'")
+        for number, row in rows:
+            if which is None or row[which].strip().lower() in parts:
+                pairs.append((row[a], row[b], _score(file, number, row[gold], low=1)))
+    return from_pairs(source.name, pairs, part=source.split)
 
 
-def _read_sick_file(path: Path, split: str) -> list[tuple[str, str, float]]:
-    """Read the pairs of a part from a tab-separated file by its header: sentence_A, sentence_B, relatedness_score."""
-    rows = [(n, row) for n, row in _csv_rows(_read(path), {"delimiter": "\t", "quoting": csv.QUOTE_NONE}) if row]
-    header = [cell.strip() for cell in rows[0][1]] if rows else []
-    if absent := [c for c in ("sentence_A", "sentence_B", "relatedness_score") if c not in header]:
-        raise EvaluationError(
-            f"{path}: columns {absent} are missing from the header {header}; expected SICK's tab file."
-        )
-    a, b, gold = (header.index(c) for c in ("sentence_A", "sentence_B", "relatedness_score"))
-    which = header.index("SemEval_set") if "SemEval_set" in header else None
-    own = next((part for part, file in SICK_PARTS.items() if path.name.startswith(file.split(".")[0])), None)
-    if which is None and split != (own or "test"):
-        raise EvaluationError(
-            f"{path}: expected the part '{split}' of SICK, found a file of one part{f' ({own})' if own else ''}. Give "
-            "SICK.txt, or the folder of all parts."
-        )
-    pairs, seen = [], set()
-    for number, row in rows[1:]:
-        if len(row) != len(header):
-            raise EvaluationError(f"{path}:{number}: {len(row)} columns, the header has {len(header)}.")
-        if which is not None:
-            seen.add(row[which].strip().lower())
-            if split not in ("all", row[which].strip().lower()):
-                continue
-        pairs.append((row[a].strip(), row[b].strip(), _score(row[gold], path, number, low=1, high=5)))
-    if not pairs:
-        raise EvaluationError(f"{path}: no pairs of split '{split}' (splits found: {sorted(seen)}).")
-    return pairs
-
-
-# -- hub and starter -------------------------------------------------------------------------------------------------
-
-
-def _hub(source: StsSource) -> StsSet:
+def read_hub(source: StsSource, seed: int) -> StsSet:
+    """Read a data set of the hub, or a folder saved by `datasets`."""
     import datasets
 
-    target = source.path or HUB_SETS[source.name]
+    target = source.path or HUB_SETS.get(source.name, "")
+    saved = any((Path(target) / name).exists() for name in ("dataset_dict.json", "state.json"))
     try:
-        if Path(target).is_dir() and (
-            (Path(target) / "dataset_dict.json").exists() or (Path(target) / "state.json").exists()
-        ):
+        if saved:
             loaded = datasets.load_from_disk(target)
             rows = loaded[source.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         else:
             rows = datasets.load_dataset(target, split=source.split, revision=source.revision)
     except Exception as error:  # the hub raises many exceptions, which mean the same to the caller
         raise EvaluationError(
-            f"STS set '{source.name}': '{target}' (split '{source.split}') cannot be loaded: "
-            f"{type(error).__name__}: {error}. "
-            "Without the hub, give a folder saved by `datasets`, or the original files, as `path`."
+            f"STS set '{source.name}': expected '{target}' (split '{source.split}') of the hub or a folder saved by "
+            f"`datasets`, found an error ({reason_of(error)}). Without the hub, give a folder or the original files."
         ) from error
-    names = set(rows.column_names)
-    gold = next((c for c in ("score", "similarity_score", "relatedness_score", "label") if c in names), None)
-    if not {"sentence1", "sentence2"} <= names or gold is None:
-        raise EvaluationError(
-            f"STS set '{source.name}': expected sentence1, sentence2, score; '{target}' has {sorted(names)}."
-        )
-    subsets = rows["subset"] if "subset" in names else None
-    pairs = list(zip(rows["sentence1"], rows["sentence2"], map(float, rows[gold]), strict=True))
-    return from_pairs(source.name, pairs, subsets=subsets)
-
-
-def _starter(name: str, seed: int) -> StsSet:
-    from mm_ldlm.extras.starter.corpus import generate_starter_sts
-
-    made = generate_starter_sts(seed=seed)
-    return from_pairs(name, [(pair.sentence1, pair.sentence2, float(pair.score)) for pair in made])
-
-
-# -- text ------------------------------------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> str:
-    remedy = "Correct the path, or save the file as UTF-8."
-    return InputFile(path, remedy=remedy, error=EvaluationError).text().replace("\r\n", "\n")
-
-
-def _lines(path: Path, *, expected: int | None = None) -> list[str]:
-    """Return the lines of a file.
-
-    An empty last line without a line break of its own counts if there are then `expected` lines, of which others are
-    empty as well; without them, the file may have been cut.
-    """
-    text = _read(path)
-    lines = text.split("\n")
-    if len(lines) == expected and "" in lines[:-1]:
-        return lines
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def _csv_rows(text: str, dialect: dict) -> list[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), **dialect)
-    return [(reader.line_num, row) for row in reader]
-
-
-def _score(text: str, path: Path, line: int, *, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise EvaluationError(f"{path}:{line}: expected a score, found {text!r:.60}.") from None
-    if not low <= value <= high:
-        raise EvaluationError(f"{path}:{line}: score {value} outside {low} to {high}.")
-    return value
+    names = [name for name in rows.column_names if name != "subset"]
+    a, b, gold = (names[i] for i in _columns(source.file(target), names, ["sentence1"], ["sentence2"], GOLD))
+    subsets = list(rows["subset"]) if "subset" in rows.column_names else None
+    return from_pairs(source.name, zip(rows[a], rows[b], map(float, rows[gold]), strict=True), subsets=subsets)

@@ -60,8 +60,8 @@ class Sts(Suite):
         for source in tqdm(config.sources, desc="STS", disable=not given.config.progress):
             pairs = load_sts(source, seed=given.seed)
             entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets}
-            if source.format == "sick":
-                entry["part"] = source.split
+            if pairs.part:
+                entry["part"] = pairs.part
             if refusal is None:
                 entry |= tokenised(pairs, model, too_long=config.too_long)
                 if entry["unknown"] > MOST_UNKNOWN:
