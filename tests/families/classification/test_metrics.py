@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, f1_score, log_loss
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.families.classification import metrics
 from mm_ldlm.families.classification.figures import confusion, reliability
 
-OPTIONS = {"replicates": 200, "seed": 0, "level": 0.95}
+BOOTSTRAP = Bootstrap(200, 0.95, 0)
 
 
 def drawn(n: int = 300, *, classes: int = 4, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +28,7 @@ def drawn(n: int = 300, *, classes: int = 4, seed: int = 1) -> tuple[np.ndarray,
 def test_the_measures_are_those_of_scikit_learn(n: int, classes: int, seed: int) -> None:
     true_n, probability_nK = drawn(n, classes=classes, seed=seed)
     names, predicted_n = list("abcdef")[:classes], probability_nK.argmax(1)
-    found = metrics.measure(true_n, probability_nK, names=names, bins=10, replicates=20, seed=0, level=0.9)
+    found = metrics.measure(true_n, probability_nK, names=names, bins=10, bootstrap=Bootstrap(20, 0.9, 0))
     assert found["accuracy"]["value"] == pytest.approx((predicted_n == true_n).mean())
     assert found["macro_f1"]["value"] == pytest.approx(f1_score(true_n, predicted_n, average="macro"))
     assert found["nll"]["value"] == pytest.approx(log_loss(true_n, probability_nK, labels=range(classes)))
@@ -39,7 +40,7 @@ def test_the_measures_are_those_of_scikit_learn(n: int, classes: int, seed: int)
 def test_the_intervals_contain_the_value_and_the_level_widens_them() -> None:
     true_n, probability_nK = drawn()
     wide, narrow = (
-        metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, **(OPTIONS | {"level": level}))
+        metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, bootstrap=Bootstrap(200, level, 0))
         for level in (0.99, 0.5)
     )
     for name in ("accuracy", "macro_f1", "ece", "nll"):
@@ -65,7 +66,7 @@ def test_the_calibration_error_of_known_bins() -> None:
     confidence_n, correct_n = np.array([0.8] * 10 + [0.6] * 5), np.array([1.0] * 10 + [0.0] * 5)
     statistic = metrics.expected_calibration_error(confidence_n, correct_n, 10)
     assert statistic(np.ones((1, 15)))[0] == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
-    lines = metrics.reliability(confidence_n, correct_n, 10, **OPTIONS)
+    lines = metrics.reliability(confidence_n, correct_n, 10, BOOTSTRAP)
     assert [(line["examples"], line["accuracy"]["value"]) for line in lines] == [(5, 0.0), (10, 1.0)]
     assert metrics.bin_of(np.array([0.05, 0.1, 0.1000001, 1.0]), 10).tolist() == [0, 0, 1, 9]
 
@@ -82,16 +83,15 @@ def test_a_calibrated_classifier_has_a_small_error_and_an_overconfident_one_a_la
 
 def test_classes_outside_the_names_are_refused(refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError, 2):
-        metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bins=5, **OPTIONS)
+        metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bins=5, bootstrap=BOOTSTRAP)
 
 
 def test_the_figures_show_every_class_and_bin() -> None:
     true_n, probability_nK = drawn()
-    entry = metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, **OPTIONS)
-    (matrix,) = confusion({"model": entry}).data  # type: ignore[union-attr]
+    entry = metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, bootstrap=BOOTSTRAP)
+    (matrix,) = confusion({"model": entry}).data
     assert list(matrix.x) == list(matrix.y) == list("abcd")
     np.testing.assert_allclose(np.sum(matrix.z, axis=1), 1, atol=1e-3)
-    diagonal, *sources = reliability({"model": entry, "logistic_regression": entry}).data  # type: ignore[union-attr]
+    diagonal, *sources = reliability({"model": entry, "logistic_regression": entry}).data
     assert (list(diagonal.x), list(diagonal.y)) == ([0, 1], [0, 1])
     assert [len(trace.x) for trace in sources] == [len(entry["reliability"])] * 2
-    assert confusion({"skipped": "reason"}) is reliability({"skipped": "reason"}) is None

@@ -5,10 +5,10 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tests.families.images.pictures import encoded, picture
 
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.families.images.decoding import decode, digest
-from tests.families.images.pictures import encoded, picture
 
 
 def test_the_digest_is_that_of_the_pixels_and_not_of_their_encoding() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.families.images.sources import CAPTIONS, NAMES
+from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.record import DESCRIBES, record_id
 from mm_ldlm.families.images.decoding import digest, digits, read_image
-from mm_ldlm.families.images.sources import CAPTIONS, NAMES
-from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 
 def reference(row: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,15 @@ def test_the_digits_have_captions_with_their_labels_and_references_to_their_pixe
 def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Path) -> None:
     """Pitfall 29: no path reaches outside the folder, symbolic links included."""
     (tmp_path / "secret.png").write_bytes(encoded(picture(9)))
-    names = ("good.png", "missing.png", "../secret.png", str(tmp_path / "secret.png"), "link.png", "text.png", "large.png")
+    names = (
+        "good.png",
+        "missing.png",
+        "../secret.png",
+        str(tmp_path / "secret.png"),
+        "link.png",
+        "text.png",
+        "large.png",
+    )
     rows: list[dict[str, Any]] = [{"image": name, "text": name, "label": "fine"} for name in names]
     rows += [{"text": "no column"}, {"image": 5, "text": "a number"}]
     files = {"good.png": encoded(picture(0)), "text.png": b"text", "large.png": encoded(picture(1, 40, 40, 3))}
