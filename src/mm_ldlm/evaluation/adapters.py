@@ -2,17 +2,22 @@
 
 Both call `encode(sentences, **options)` with options that differ by version. Options that do not change the vectors
 (batch size, progress bar, prompts of tasks that have none here) are accepted; an option that would change them
-(`output_value="token_embeddings"`) is refused.
+(`output_value="token_embeddings"`, `truncate_dim`) is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from sentence_transformers.util import cos_sim, pairwise_cos_sim
 
 from mm_ldlm.core.errors import EvaluationError
+
+UNCHANGED = {"output_value": "sentence_embedding", "truncate_dim": None, "normalize_embeddings": False}
+"""Options that would change the vectors → the value that does not"""
 
 
 class EncoderAdapter:
@@ -22,63 +27,33 @@ class EncoderAdapter:
     pass strings.
     """
 
-    similarity_fn_name = "cosine"
+    similarity_fn_name, max_seq_length = "cosine", None
+    similarity, similarity_pairwise = staticmethod(cos_sim), staticmethod(pairwise_cos_sim)
+    model_card_data = SimpleNamespace(set_evaluation_metrics=lambda *_, **__: None)  # for scores
 
     def __init__(
         self, encode: Callable[[Sequence[str]], np.ndarray], *, name: str = "mm-ldlm", revision: str = "local"
     ) -> None:
-        self._encode = encode
-        self.name, self.revision = name, revision
-        self.model_card_data = _Card()
-        self.max_seq_length: int | None = None
+        self._encode, self.name, self.revision = encode, name, revision
 
     def encode(
-        self,
-        sentences: str | Sequence[str] | Iterable[dict[str, Any]],
-        *_: Any,
-        convert_to_numpy: bool = True,
-        convert_to_tensor: bool = False,
-        normalize_embeddings: bool = False,
-        output_value: str | None = "sentence_embedding",
-        truncate_dim: int | None = None,
-        **__: Any,
-    ) -> Any:
+        self, sentences: str | Sequence[str] | Iterable[dict[str, Any]], *_: Any, convert_to_tensor: bool = False,
+        convert_to_numpy: bool = True, **options: Any,
+    ) -> Any:  # fmt: skip
         """Encode texts: (n, d) float32, or (d,) for a single string; a torch tensor on request."""
-        if output_value != "sentence_embedding":
-            raise EvaluationError(
-                f"Expected output_value 'sentence_embedding', found '{output_value}'. Use 'sentence_embedding'."
-            )
-        if single := isinstance(sentences, str):
-            sentences = [sentences]
-        texts = [text for item in sentences for text in (item["text"] if isinstance(item, dict) else [item])]
+        if wrong := [name for name, value in UNCHANGED.items() if options.get(name, value) != value]:
+            raise EvaluationError(f"Expected options that keep the vectors, found {', '.join(wrong)}. Remove them.")
+        items = [sentences] if isinstance(sentences, str) else sentences
+        texts = [text for item in items for text in (item["text"] if isinstance(item, dict) else [item])]
         vectors = np.asarray(self._encode(texts), dtype=np.float32)
-        if len(vectors) != len(texts):
-            raise EvaluationError(f"Expected {len(texts)} vectors, one per text, found {len(vectors)}.")
-        if truncate_dim is not None:
-            vectors = vectors[:, :truncate_dim]
-        if normalize_embeddings:
-            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors = vectors[0] if single else vectors
-        if convert_to_tensor or not convert_to_numpy:
-            import torch
+        vectors = vectors[0] if isinstance(sentences, str) else vectors
+        if convert_to_numpy and not convert_to_tensor:
+            return vectors
+        import torch
 
-            return torch.from_numpy(vectors)
-        return vectors
+        return torch.from_numpy(vectors)
 
-    encode_query = encode
-    encode_document = encode
-
-    def similarity(self, a: Any, b: Any) -> Any:
-        """Compute the cosine of every pair: (n, m), as a tensor."""
-        from sentence_transformers.util import cos_sim
-
-        return cos_sim(a, b)
-
-    def similarity_pairwise(self, a: Any, b: Any) -> Any:
-        """Compute the cosine of each row of `a` to the same row of `b`: (n,), as a tensor."""
-        from sentence_transformers.util import pairwise_cos_sim
-
-        return pairwise_cos_sim(a, b)
+    encode_query = encode_document = encode
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -88,10 +63,3 @@ class EncoderAdapter:
         return ModelMeta.create_empty(
             {"name": f"mm-ldlm/{self.name}", "revision": self.revision, "framework": ["PyTorch"], "open_weights": False}
         )
-
-
-class _Card:
-    """Stand-in for the model card to which sentence-transformers' evaluators write their scores."""
-
-    def set_evaluation_metrics(self, *_: Any, **__: Any) -> None:
-        return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +22,11 @@ FEWEST_PAIRS = 30
 """Fewest items of a paired comparison. Percentile intervals are too narrow for few items: for the mean of n normal
 differences the nominal 95 % interval covers 60 % at n = 2, 90.4 % at n = 10 and 93.6 % at n = 30."""
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Counts (r, N) → values (r,)."""
+"""Counts (r, N) → values (r,)"""
+Interval = dict[str, float]
+"""A statistic with its confidence interval: value, low, high, level"""
 
 _BLOCK = 4_000_000  # counts in memory at once: 32 MB, for any size of the set
-
-
-class Interval(TypedDict):
-    """A statistic with its bootstrap confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    level: float
-
-
-class PairedDifference(TypedDict):
-    """Two systems on the same items: their values, b − a with its interval, and the p-value of a difference of zero.
-
-    `p` is None for fewer than `FEWEST_PAIRS` items, and at least 2/(R + 1) for R replicates.
-    """
-
-    a: float
-    b: float
-    difference: Interval
-    p: float | None
-    verdict: Literal["too few", "significant", "not significant"]
 
 
 @dataclass(frozen=True)
@@ -130,12 +110,16 @@ class Bootstrap:
         top_N, bottom_N = np.asarray(numerator_N, dtype=np.float64), np.asarray(denominator_N, dtype=np.float64)
         return self.of(ratio_of_counts(top_N, bottom_N), len(top_N), value=float(top_N.sum() / bottom_N.sum()))
 
-    def difference(self, a: Sequence[Statistic], b: Sequence[Statistic], items: int) -> PairedDifference:
+    def difference(self, a: Sequence[Statistic], b: Sequence[Statistic], items: int) -> dict[str, Any]:
         """Compare two systems on the same items by the paired bootstrap.
 
         Args:
             a, b: for each run (seed) of a system a statistic of the same items; run i of one is paired with run i of
                 the other. One run each compares two runs.
+
+        Returns:
+            a, b: their values; difference: b − a with its interval; p: the p-value of a difference of zero, at least
+            2/(R + 1), None for fewer than `FEWEST_PAIRS` items; verdict: too few, significant or not significant.
         """
         once = np.ones((1, items))
         value_a, value_b = (float(np.mean([statistic(once)[0] for statistic in system])) for system in (a, b))

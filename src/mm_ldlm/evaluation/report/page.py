@@ -1,23 +1,43 @@
-"""Rendering: report inputs and figures become one self-contained HTML page, which embeds plotly.js once."""
+"""The page: its content as plain values, and its rendering as one HTML file, which embeds plotly.js once."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from importlib.metadata import distributions
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from mm_ldlm.core.messages import duration
-from mm_ldlm.evaluation.report import content
+from mm_ldlm.evaluation.headline import headlines
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.training.jsonl import number
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 TEMPLATES = "mm_ldlm.evaluation.report/templates"
+FORMS = {
+    "fraction": "{:.1%}", "cosine": "{:.3f}", "points": "{:.1f}", "cost": "{:.3f}", "perplexity": "{:.2f}",
+    "plain": "{:.2f}", "count": "{:,.0f}",
+}  # fmt: skip
+"""Form of a number → its format"""
+WHOLE = {"fraction": 1, "cosine": 1, "points": 100}
+"""Form of a number that has a bar → the value of a full bar"""
+DISTRIBUTIONS = (
+    "mm-ldlm", "kedro", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "scipy", "pyarrow",
+    "sacrebleu", "rouge-score", "plotly",
+)  # fmt: skip
+"""Packages that the numbers depend on"""
 
 
 def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
@@ -32,10 +52,10 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
             sections.append({**shown, "own": suite.section(inputs)})
     config, numbers = inputs.run_config, inputs.metrics
     details = {
-        "Fingerprints": content.flatten(config.get("fingerprints", {})),
-        "Versions": [*content.installed_versions().items(), *content.flatten({"training": config.get("versions", {})})],
-        "Parameters": content.flatten(inputs.parameters),
-        "Numbers of metrics.json": content.flatten(numbers),
+        "Fingerprints": flatten(config.get("fingerprints", {})),
+        "Versions": [*installed_versions().items(), *flatten({"training": config.get("versions", {})})],
+        "Parameters": flatten(inputs.parameters),
+        "Numbers of metrics.json": flatten(numbers),
     }
     return rendered(
         f"{TEMPLATES}/report.html.j2",
@@ -46,13 +66,13 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
         sections=sections,
         left_out=left_out,
         details=details,
-        cards=content.cards(numbers),
-        trained=content.trained(inputs.events),
+        cards=cards(numbers),
+        trained=trained(inputs.events),
         sources=[source.get("name") or source["kind"] for source in inputs.parameters["ingestion"]["sources"]],
         bootstrap=inputs.parameters["evaluation"]["bootstrap"],
-        events=content.event_lines(inputs.events),
+        events=event_lines(inputs.events),
         spikes=sum(event.get("event") == "spike" for event in inputs.events),
-        validation=content.validation_losses(inputs.log),
+        validation=validation_losses(inputs.log),
         findings=inputs.validation_report.get("findings", []),
     )
 
@@ -106,8 +126,138 @@ def _environment() -> Any:
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["spelled"] = content.spelled
+    environment.filters["spelled"] = spelled
     environment.filters["duration"] = duration
     environment.filters["fixed"] = lambda value, digits=3: f"{value:.{digits}f}"
     environment.filters["grouped"] = lambda value: f"{value:,}"
     return environment
+
+
+# -- content ----------------------------------------------------------------------------------------------------------
+
+
+def spelled(value: Mapping[str, Any] | float | None, form: str) -> str:
+    """Format a number, with its interval in brackets if it has one; "–" for none."""
+    if value is None:
+        return "–"
+    if not isinstance(value, Mapping):
+        return FORMS[form].format(value).replace("%", " %")
+    if value["value"] is None or value["low"] is None or value["low"] == value["high"]:
+        return spelled(value["value"], form)
+    return f"{spelled(value['value'], form)} [{spelled(value['low'], form)}, {spelled(value['high'], form)}]"
+
+
+def cards(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Make the cards of the headline numbers that this run has; the bar is in percent of its width."""
+    found = []
+    for headline in headlines(metrics):
+        if headline.note is None:
+            continue
+        value, low, high = (metrics.get(f"{headline.key}{suffix}") for suffix in ("", ".low", ".high"))
+        beside = [f"{words} {spelled(metrics[key], form)}" for words, key, form in headline.beside if key in metrics]
+        card: dict[str, Any] = {
+            "label": headline.label,
+            "value": spelled(value, headline.form),
+            "interval": "",
+            "bar": None,
+        }
+        if low is not None and high is not None and value is not None:
+            card["interval"] = f"{spelled(low, headline.form)} – {spelled(high, headline.form)}"
+            if whole := WHOLE.get(headline.form):
+                ends = {"value": value, "low": low, "high": high}
+                card["bar"] = {name: round(100 * min(max(end / whole, 0), 1), 2) for name, end in ends.items()}
+        found.append({**card, "note": "; ".join([headline.note, *beside])})
+    return found
+
+
+def trained(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of parameters of the run, and of its objective outside the model; 0 where unknown."""
+    last: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "trains"), {})
+    return {name: int(last.get(name) or 0) for name in ("parameters", "objective_parameters")}
+
+
+def described_sampler(parameters: Mapping[str, Any]) -> str:
+    """Describe a sampler by its kind and its options that are set."""
+    options = [f"{name} {value}" for name, value in parameters.items() if name != "kind" and value is not None]
+    return f"{parameters['kind']} ({', '.join(options)})" if options else str(parameters["kind"])
+
+
+def examples(rows: pd.DataFrame, *, count: int, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Choose examples of inversion, with the differences of their words.
+
+    'any': drawn at random. 'worst': lowest token accuracy, then lowest cosine. 'near': wrong, but nearest by cosine.
+    """
+    rows = rows.assign(accuracy=rows["matches"] / rows["positions"].clip(lower=1))
+    drawn = np.sort(np.random.default_rng([seed, 0xE4]).permutation(len(rows))[:count])
+    wrong = rows[~rows["exact"].astype(bool)]
+    by = [name for name in ("accuracy", "cosine") if name in rows]
+    chosen = {"any": rows.iloc[drawn], "worst": wrong.sort_values(by).head(count)}
+    if "cosine" in rows:
+        chosen["near"] = wrong.sort_values("cosine", ascending=False).head(count)
+    return {
+        kind: [
+            {
+                "reference": row["reference"],
+                "pieces": list(word_difference(row["reference"], row["hypothesis"])),
+                "exact": bool(row["exact"]),
+                "accuracy": row["accuracy"],
+                "cosine": row.get("cosine"),
+            }
+            for row in part.to_dict(orient="records")
+        ]
+        for kind, part in chosen.items()
+        if len(part)
+    }
+
+
+def word_difference(reference: str, hypothesis: str) -> Iterator[tuple[str, str]]:
+    """Compare two texts word by word: yield the words kept ('same'), lost and made, in reading order."""
+    a, b = reference.split(), hypothesis.split()
+    for operation, i, j, k, m in difflib.SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
+        if operation == "equal":
+            yield "same", " ".join(b[k:m])
+            continue
+        if j > i:
+            yield "lost", " ".join(a[i:j])
+        if m > k:
+            yield "made", " ".join(b[k:m])
+
+
+def validation_losses(log: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Find the last and the lowest validation loss with their steps; None if none was computed."""
+    found = [(number(line.get("validation/loss")), line["step"]) for line in log if "validation/loss" in line]
+    finite = [(loss, step) for loss, step in found if loss is not None and math.isfinite(loss)]
+    if not finite:
+        return None
+    return {"last": finite[-1][0], "last_step": finite[-1][1], "best": min(finite)[0], "best_step": min(finite)[1]}
+
+
+def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list[dict[str, Any]]:
+    """Format the first `most` events, one pair of key and value per line.
+
+    The sentences that were shown while the model learned are left out.
+    """
+    found = []
+    for event in [event for event in events if event.get("event") != "preview"][:most]:
+        rest = {
+            key: value for key, value in event.items() if key not in ("step", "event", "time") and value is not None
+        }
+        found.append({"step": event.get("step", ""), "event": event.get("event", ""), "told": flatten(rest)})
+    return found
+
+
+def flatten(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten nested parameters to (dotted key, text) pairs."""
+    if isinstance(values, Mapping):
+        pairs = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in values.items()]
+    elif isinstance(values, (list, tuple)) and values:
+        pairs = [(f"{prefix}[{place}]", item) for place, item in enumerate(values)]
+    else:
+        return [(prefix, "null" if values is None else str(values))]
+    return [pair for key, item in pairs for pair in flatten(item, key)]
+
+
+def installed_versions() -> dict[str, str]:
+    """List the installed versions of the packages that the numbers depend on."""
+    found = {each.name: each.version for each in distributions() if each.name in DISTRIBUTIONS}
+    return {"python": platform.python_version(), **found}

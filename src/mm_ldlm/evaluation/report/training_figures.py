@@ -6,38 +6,35 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mm_ldlm.evaluation.report import theme
 from mm_ldlm.training.jsonl import number
 
-PANELS = (
-    ("loss", "loss", ("loss", "validation/loss"), "linear"),
-    ("parts of the loss", "loss", ("*_loss",), "log"),
-    ("accuracy", "fraction correct", ("*_accuracy",), "linear"),
-    ("gradient norm", "norm before clipping", ("grad_norm",), "log"),
-    ("learning rate", "learning rate", ("lr",), "linear"),
-    ("speed", "tokens per second", ("tokens_per_second",), "linear"),
-    ("noise", "noise level; fraction of masks", ("noise_level", "masking_rate"), "linear"),
-    ("stage", "stage", ("*_stage",), "linear"),
+TRAINING = (
+    (r"(validation/)?loss", "loss", "loss", "linear"),
+    (r"[^/]*_loss", "parts of the loss", "loss", "log"),
+    (r"[^/]*_accuracy", "accuracy", "fraction correct", "linear"),
+    (r"grad_norm", "gradient norm", "norm before clipping", "log"),
+    (r"lr", "learning rate", "learning rate", "linear"),
+    (r"tokens_per_second", "speed", "tokens per second", "linear"),
+    (r"noise_level|masking_rate", "noise", "noise level; fraction of masks", "linear"),
+    (r"[^/]*_stage", "stage", "stage", "linear"),
+    (r"(?P<prefix>[a-z][a-z0-9_]*_)(mean|std|min|max)", "{name}", "{name}", "linear"),
 )
-"""Title, axis, patterns of keys of the training log, scale. A pattern with '*' matches keys without '/'."""
-DIAGNOSTICS = {
-    "grad_norm/": ("gradient norm by part", "norm", "log"),
-    "update_ratio/": ("update ÷ weight by part", "ratio", "log"),
-    "attention_logit_max/": ("largest attention logit by block", "logit", "linear"),
-    "activation_rms/": ("activation RMS by block", "RMS", "linear"),
-}
-"""Prefix of keys of the training log → title, axis and scale."""
+"""Pattern of keys of the training log → title, axis and scale of their panel; {name} is the prefix in words"""
+DIAGNOSTICS = (
+    (r"(?P<prefix>[a-z][a-z0-9_]*_)t\d+", "{name} by noise level (t0: least noise)", "{name}", "linear"),
+    (r"(?P<prefix>grad_norm/).*", "gradient norm by part", "norm", "log"),
+    (r"(?P<prefix>update_ratio/).*", "update ÷ weight by part", "ratio", "log"),
+    (r"(?P<prefix>attention_logit_max/).*", "largest attention logit by block", "logit", "linear"),
+    (r"(?P<prefix>activation_rms/).*", "activation RMS by block", "RMS", "linear"),
+)
 _NAMES_PER_LINE = 5
-_BY_NOISE = re.compile(r"(?P<prefix>[a-z][a-z0-9_]*_)t\d+$")
-"""A metric by noise level, as in text_nll_t0."""
-_STATISTIC = re.compile(r"(?P<prefix>[a-z][a-z0-9_]*_)(mean|std|min|max)$")
-"""A statistic of a quantity, which has a panel if two or more of them are logged."""
 
 
 @dataclass(frozen=True)
@@ -68,45 +65,29 @@ class Panel:
 
 def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
     """Plot the training log over steps; thin lines are logged values, thick lines are smoothed."""
-    keys = _keys(log)
-    panels = [
-        Panel(title, axis, scale, keys=[key for pattern in patterns for key in keys if _matches(key, pattern)])
-        for title, axis, patterns, scale in PANELS
-    ]
-    quantities: dict[str, Panel] = {}
-    for key in keys:
-        if found := _STATISTIC.match(key):
-            name = found["prefix"].replace("_", " ").strip()
-            quantities.setdefault(found["prefix"], Panel(name, name, "linear", found["prefix"])).keys.append(key)
-    panels += [panel for panel in quantities.values() if len(panel.keys) > 1]
-    return _drawn(log, [panel for panel in panels if panel.keys], smoothing=smoothing)
+    return _drawn(log, _panels(log, TRAINING), smoothing=smoothing)
 
 
 def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
     """Plot metrics by noise level, by part and by block, one line each; the title of a panel is also its legend."""
+    return _drawn(log, _panels(log, DIAGNOSTICS), smoothing=0.0)
+
+
+def _panels(log: Sequence[Mapping[str, Any]], rules: Sequence[tuple[str, str, str, str]]) -> list[Panel]:
+    """Assign the keys of a log to panels, in alphabetical order, numbers by value ("block2" before "block10")."""
+    keys = sorted(
+        {key for line in log for key in line},
+        key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)],
+    )
     panels: dict[str, Panel] = {}
-    for key in _keys(log):
-        prefix = key[: key.find("/") + 1]
-        if found := _BY_NOISE.match(key):
-            prefix = found["prefix"]
-            name = prefix.replace("_", " ").strip()
-            made = Panel(f"{name} by noise level (t0: least noise)", name, "linear", prefix)
-        elif prefix in DIAGNOSTICS:
-            made = Panel(*DIAGNOSTICS[prefix], prefix)
-        else:
-            continue
-        panels.setdefault(prefix, made).keys.append(key)
-    return _drawn(log, list(panels.values()), smoothing=0.0)
-
-
-def _keys(log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the keys of a log in alphabetical order, numbers by their value ("block2" before "block10")."""
-    found = {key for line in log for key in line}
-    return sorted(found, key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)])
-
-
-def _matches(key: str, pattern: str) -> bool:
-    return fnmatchcase(key, pattern) and ("*" not in pattern or "/" not in key)
+    for pattern, title, axis, scale in rules:
+        for key in keys:
+            if found := re.fullmatch(pattern, key):
+                prefix = found.groupdict().get("prefix") or ""
+                name = prefix.replace("_", " ").strip()
+                panel = Panel(title.format(name=name), axis.format(name=name), scale, prefix)
+                panels.setdefault(panel.title, panel).keys.append(key)
+    return list(panels.values())
 
 
 def _drawn(log: Sequence[Mapping[str, Any]], panels: Sequence[Panel], *, smoothing: float) -> go.Figure | None:
@@ -159,7 +140,5 @@ def _curve(
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Compute the exponential moving average with bias correction (as in Adam)."""
-    import pandas as pd
-
-    found: list[float] = pd.Series(values, dtype=float).ewm(alpha=1 - weight, adjust=True).mean().tolist()
+    found: list[float] = pd.Series(values, dtype=float).ewm(alpha=1 - weight).mean().tolist()
     return found

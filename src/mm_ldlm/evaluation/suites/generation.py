@@ -1,25 +1,33 @@
-"""Unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE."""
+"""Unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE.
+
+Generative perplexity is never reported alone, because it falls when diversity collapses (arXiv:2409.02908): the suite
+adds it to the diversity of the same texts.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.data.sentences import held_out, texts_of_split
-from mm_ldlm.evaluation import generative as gen
-from mm_ldlm.evaluation.likelihood import per_token, perplexity
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
+from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from mm_ldlm.evaluation.config import GenerationConfig
     from mm_ldlm.evaluation.report.inputs import ReportInputs
 
+ORDERS = (1, 2, 3, 4)
+"""Lengths of n-grams"""
 EXAMPLES = 40
 """Texts that the report shows"""
 
@@ -63,14 +71,14 @@ class Generation(Suite):
         for name, attested_n in zip(texts, attested, strict=True):
             found[name] = {
                 "attested_bigrams": given.bootstrap.proportion(attested_n),
-                **gen.diversity(tokens[name], self_bleu_texts=config.self_bleu_texts, seed=seed),
+                **diversity(tokens[name], self_bleu_texts=config.self_bleu_texts, seed=seed),
             }
         if config.causal_model:
-            model = gen.CausalModel(config.causal_model, revision=config.revision, device=str(given.model.device))
+            model = CausalModel(config.causal_model, revision=config.revision, device=str(given.model.device))
             for name, some in texts.items():
                 found[name] |= _generative(model, some, config)
         if config.mauve:
-            found["mauve"] = gen.mauve(texts["generated"], real.texts, featurizer=config.mauve_model, seed=seed)
+            found["mauve"] = mauve(texts["generated"], real.texts, featurizer=config.mauve_model, seed=seed)
         return found, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
@@ -96,13 +104,13 @@ class Generation(Suite):
         )
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.content import described_sampler
+        from mm_ldlm.evaluation.report.page import described_sampler
 
         how = page.suites[self.name][MADE_BY]["samples"]["samples_unconditional"]["parameters"]
         return {"sampler": described_sampler(how["unconditional"]["text"])}
 
 
-def _generative(model: gen.CausalModel, texts: Sequence[str], config: GenerationConfig) -> Metrics:
+def _generative(model: CausalModel, texts: Sequence[str], config: GenerationConfig) -> Metrics:
     nll_N, count_N = model.nll(texts, batch_size=config.batch_size)
     scored = count_N > 0  # a text of one token scores nothing where there is no start token
     if not scored.any():
@@ -112,3 +120,129 @@ def _generative(model: gen.CausalModel, texts: Sequence[str], config: Generation
     rate = per_token(nll_N[scored], count_N[scored])
     value = perplexity(rate)
     return {"causal_model": model.name, "nll_per_token": rate, "perplexity": value and value["value"]}
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def diversity(rows: Sequence[Sequence[int | str]], *, self_bleu_texts: int = 200, seed: int = 0) -> dict[str, Any]:
+    """Compute the diversity of texts given as tokens (ids or words), none of them empty.
+
+    Returns:
+        entropy_sample: mean entropy (nats) of the token histogram of each text, as the diffusion papers report it.
+        entropy_corpus: entropy (nats) of the histogram of all tokens.
+        distinct: fraction of distinct n-grams among all n-grams (Li et al. 2016), n = 1…4.
+        self_bleu: mean BLEU-4 (0 to 100) of a text against the others; 100 means that all texts are equal.
+        unique: fraction of distinct texts.
+    """
+    grams = {n: [tuple(row[i : i + n]) for row in rows for i in range(len(row) - n + 1)] for n in ORDERS}
+    return {
+        "entropy_sample": float(np.mean([_entropy(row) for row in rows])),
+        "entropy_corpus": _entropy([token for row in rows for token in row]),
+        "distinct": {n: len(set(some)) / len(some) if some else 0.0 for n, some in grams.items()},
+        "self_bleu": self_bleu(rows, texts=self_bleu_texts, seed=seed),
+        "unique": len({tuple(row) for row in rows}) / len(rows),
+    }
+
+
+def _entropy(tokens: Sequence[Any]) -> float:
+    return float(-sum(c / len(tokens) * math.log(c / len(tokens)) for c in Counter(tokens).values()))
+
+
+def self_bleu(rows: Sequence[Sequence[Any]], *, texts: int = 200, seed: int = 0) -> float:
+    """Compute the mean BLEU-4 of each chosen text against all others (Zhu et al. 2018), 0 to 100, as sacrebleu smooths.
+
+    At most `texts` texts are drawn with `seed`. One pass suffices: an n-gram of a text is clipped at its count in the
+    others, which is the second largest count of all if the text has the largest.
+    """
+    from sacrebleu.metrics import BLEU
+
+    if len(rows) > texts:
+        chosen = np.random.default_rng([seed, 0x5B]).choice(len(rows), size=texts, replace=False)
+        rows = [rows[i] for i in sorted(chosen)]
+    counted = [[Counter(tuple(row[i : i + n]) for i in range(len(row) - n + 1)) for n in ORDERS] for row in rows]
+    largest: dict[tuple[Any, ...], tuple[int, int]] = {}  # n-gram → its largest and second-largest count in a text
+    for gram, count in (item for counters in counted for counter in counters for item in counter.items()):
+        first, second = largest.get(gram, (0, 0))
+        largest[gram] = (max(first, count), max(second, min(first, count)))
+
+    def clipped(gram: tuple[Any, ...], count: int) -> int:
+        first, second = largest[gram]
+        return second if count == first else count
+
+    lengths = [len(row) for row in rows]
+    scores = []
+    for index, counters in enumerate(counted):
+        correct = [sum(clipped(*item) for item in counter.items()) for counter in counters]
+        total = [counter.total() for counter in counters]
+        others = lengths[:index] + lengths[index + 1 :]
+        nearest = min(others, key=lambda length: (abs(length - lengths[index]), length))
+        scores.append(BLEU.compute_bleu(correct, total, lengths[index], nearest, "exp", effective_order=True).score)
+    return float(np.mean(scores))
+
+
+class CausalModel:
+    """Causal language model of `transformers`, from a folder or the hub, that scores texts."""
+
+    def __init__(self, name_or_path: str, *, revision: str | None = None, device: str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
+            model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision)
+        except (OSError, ValueError) as error:
+            reason, *_ = str(error).split("\n")
+            raise EvaluationError(
+                f"The causal model '{name_or_path}' cannot be loaded "
+                f"({type(error).__name__}: {reason}). Give a hub name that this machine can reach or "
+                "has in its cache, or a local folder with model and tokenizer."
+            ) from error
+        self.name, self.device, self.model = name_or_path, device, model.to(device).eval()
+
+    def nll(self, texts: Sequence[str], *, batch_size: int = 16) -> tuple[np.ndarray, np.ndarray]:
+        """Compute (nats per text, scored tokens per text) in the model's own tokens.
+
+        Where the tokenizer has a start token, it is prepended and every token of the text is scored; otherwise the
+        first token is context only. Texts longer than the model's window are refused and not truncated.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+        from torch.nn.utils.rnn import pad_sequence
+
+        start = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+        rows = [start + self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        window = getattr(self.model.config, "max_position_embeddings", None)
+        if window and (longest := max(map(len, rows))) > window:
+            raise EvaluationError(
+                f"The causal model '{self.name}' reads {window} tokens, found a text of {longest}. "
+                "Use a model with a longer window."
+            )
+        nll_N, count_N = np.zeros(len(rows)), np.array([max(0, len(row) - 1) for row in rows], dtype=np.float64)
+        order = np.argsort([len(row) for row in rows], kind="stable")
+        for chosen in np.array_split(order, range(batch_size, len(order), batch_size)):
+            ids_BL = pad_sequence([torch.tensor(rows[i], dtype=torch.long) for i in chosen], True).to(self.device)
+            valid_BL = pad_sequence([torch.ones(len(rows[i]), dtype=torch.bool) for i in chosen], True).to(self.device)
+            with torch.no_grad():
+                logits_BLV = self.model(input_ids=ids_BL, attention_mask=valid_BL.long()).logits.float()
+            loss_BL = cross_entropy(logits_BLV[:, :-1].transpose(1, 2), ids_BL[:, 1:], reduction="none").double()
+            nll_N[chosen] = (loss_BL * valid_BL[:, 1:]).sum(dim=1).cpu().numpy()
+        return nll_N, count_N
+
+
+def mauve(generated: Sequence[str], real: Sequence[str], *, featurizer: str, seed: int = 0) -> float:
+    """Compute MAUVE (Pillutla et al. 2021) with the package `mauve-text`.
+
+    Raises:
+        EvaluationError: the package, which is optional, is not installed.
+    """
+    try:
+        import mauve as library
+    except ModuleNotFoundError:
+        raise EvaluationError(
+            "MAUVE needs the package 'mauve-text', which is not installed here: `pip install mauve-text`, "
+            "or leave evaluation.generation.mauve at false."
+        ) from None
+    result = library.compute_mauve(
+        p_text=list(real), q_text=list(generated), featurize_model_name=featurizer, seed=seed, verbose=False
+    )
+    return float(result.mauve)

@@ -17,11 +17,11 @@ import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.evaluation import compare, run_result
+from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts
 from mm_ldlm.evaluation.headline import likelihood_kind
-from mm_ldlm.evaluation.report.content import trained
 from mm_ldlm.evaluation.report.inputs import training_events, training_log
+from mm_ldlm.evaluation.report.page import trained
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.members import Session
 from mm_ldlm.extras.comparison.sessions import Outcome
@@ -54,7 +54,7 @@ class Finished:
     """A finished session with what it wrote. facts: parameters, steps, tokens, training_seconds, tokens_per_second."""
 
     session: Session
-    result: run_result.Result
+    result: compare.Result
     facts: dict[str, float | None]
     curves: dict[str, list[tuple[float, float]]]
     """Key of the training log → (tokens seen, value)"""
@@ -124,7 +124,7 @@ def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
     reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
     folder = run_folder(Path(session.paths["runs"]), reference)
-    kept = run_result.load_result(str(folder))
+    kept = compare.load_result(str(folder))
     log = training_log(folder)
     last: dict[str, Any] = next((line for line in reversed(log) if "tokens" in line), {})
     tokens, seconds = (float(last[key]) if key in last else None for key in ("tokens", "seconds"))

@@ -67,8 +67,7 @@ def compare_runs(
     Raises:
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
-    from mm_ldlm.evaluation.compare import compare
-    from mm_ldlm.evaluation.run_result import Result, keep, load_result
+    from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
     from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
     _refuse_other(metrics[MADE_BY], {name: table.attrs for name, table in rows.items()})
@@ -94,7 +93,7 @@ def write_report(
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
     """
-    from mm_ldlm.evaluation.report import content, figures, page, theme, training_figures
+    from mm_ldlm.evaluation.report import figures, page, theme, training_figures
     from mm_ldlm.evaluation.report.inputs import ReportInputs, own_timings, run_config, training_events, training_log
     from mm_ldlm.evaluation.suites import suites
     from mm_ldlm.training.checkpoints.provenance import MADE_BY
@@ -137,7 +136,7 @@ def write_report(
         examples=reporting.examples,
         seed=parameters["seed"],
     )
-    for card in content.cards(metrics):
+    for card in page.cards(metrics):
         log.info("%-24s %s%s", card["label"], card["value"], f"  [{card['interval']}]" if card["interval"] else "")
     shown = {name: theme.adopted(inputs[name]) for name in DATA_PLOTS}
     return {"report": page.render(report, plots | shown), **plots}
