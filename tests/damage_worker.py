@@ -19,10 +19,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_ldlm.core.config import parse
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import MMLDLMError
-from mm_ldlm.data.corpus.sources import Row, SourceConfig
-from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.sources import SOURCES, Opening, Row
 from mm_ldlm.data.store import ShardStore, StoreWriter
 
 MEMORY_BYTES = 6 * 2**30
@@ -102,8 +101,8 @@ def read_source(path: Path, kind: str) -> int:
     keys = {"kind": kind, "path": str(path), "columns": ["text", "more"], "meta_columns": columns}
     found = 0
     for extra in ({}, {"label_column": "word", "columns": ["text"]}, {"columns": ["missing"]}):
-        config = parse(SourceConfig, {**keys, **extra}, at="source")
-        rows = list(open_source(config, seed=0, max_row_bytes=10_000).rows())
+        config = parse_kind(SOURCES, {**keys, **extra}, at="source")
+        rows = list(config.open(Opening(0, 10_000)).rows())
         json.dumps([list(row) for row in rows])
         found = len(rows) if extra.get("columns") == ["text"] else found
         assert all(isinstance(row.text, str) for row in rows if isinstance(row, Row))

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mm_ldlm.extras.layout.reading import Folder, parse_tokens
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.app.parameters import check_files, check_machine, check_parameters
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.extras.layout.reading import Folder, parse_tokens
 from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.core.config import parse
+from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import CheckpointError, EvaluationError, SourceError, StoreError
-from mm_ldlm.data.corpus.sources import BadRow, Row, SourceConfig
-from mm_ldlm.data.corpus.sources.registry import open_source
+from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import ShardStore, StoreWriter
 from mm_ldlm.evaluation.sts_sets import StsSource, load_sts
@@ -53,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(**keys: Any) -> list[Row | BadRow]:
-    source = open_source(parse(SourceConfig, keys, at="source"), seed=0, max_row_bytes=10_000)
+    source = parse_kind(SOURCES, keys, at="source").open(Opening(0, 10_000))
     json.dumps(source.describe())
     return list(source.rows())
 
@@ -76,10 +75,8 @@ def test_tokens_and_latents_of_a_layout_are_inside_it(root: Path, name: str) -> 
     item = {"id": "1", "text": "a", "latent_path": name, "token_path": name}
     (root / "train_data.json").write_text(json.dumps([item]))
     for part in ("tokens", "latents"):
-        config = parse(SourceConfig, {"kind": "layout", "path": str(root), part: True}, at="source")
-        (bad,) = open_source(
-            config, seed=0, max_row_bytes=10_000, tokenizer=load_tokenizer(TokenizerConfig(max_length=8))
-        ).rows()
+        config = parse_kind(SOURCES, {"kind": "layout", "path": str(root), part: True}, at="source")
+        (bad,) = config.open(Opening(0, 10_000, tokenizer=load_tokenizer(TokenizerConfig(max_length=8)))).rows()
         assert isinstance(bad, BadRow)
         assert bad.reason in ("unsafe_path", "missing_file", "wrong_type")
 

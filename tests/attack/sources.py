@@ -86,7 +86,7 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
     workspace, quarantine = folder / "records", folder / "quarantine"
     records, refused, report = ingest(
         config, seed=0, workspace=workspace, quarantine=quarantine,
-        tokenizer=None if limits is None else tokenizer, tokens=limits, vectors=vectors,
+        tokenizer=None if limits is None else tokenizer, tokens=limits, side=vectors,
     )  # fmt: skip
     records.write(workspace)
     refused.write(quarantine)

@@ -162,9 +162,8 @@ def _npy(array: Any) -> bytes:
 
 def _of_layout(raw: bytes, folder: Path) -> str:
     """Read a folder layout whose second latent is the damaged file."""
-    from mm_ldlm.core.config import parse
-    from mm_ldlm.data.corpus.sources import BadRow, SourceConfig
-    from mm_ldlm.data.corpus.sources.registry import open_source
+    from mm_ldlm.core.config import parse_kind
+    from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening
 
     root = folder / "layout"
     listed = []
@@ -176,8 +175,8 @@ def _of_layout(raw: bytes, folder: Path) -> str:
         (root / names["latent_path"]).write_bytes(raw if i == 1 else _npy(np.ones(6, np.float32)))
         listed.append(names)
     (root / "train_data.json").write_text(json.dumps(listed))
-    config = parse(SourceConfig, {"kind": "layout", "path": str(root), "latents": True}, at="source")
-    rows = list(open_source(config, seed=0, max_row_bytes=10_000).rows())
+    config = parse_kind(SOURCES, {"kind": "layout", "path": str(root), "latents": True}, at="source")
+    rows = list(config.open(Opening(0, 10_000)).rows())
     if len(rows) != 3:
         raise Wrong("lost row", f"three rows were written, {len(rows)} were read")
     if isinstance(rows[0], BadRow) or isinstance(rows[2], BadRow):

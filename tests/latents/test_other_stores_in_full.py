@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.extras.layout.reading import LISTS, Folder
 from PIL import Image
 
 from mm_ldlm.core.errors import EncoderError, FingerprintError, StoreError
@@ -24,7 +25,6 @@ from mm_ldlm.data.latents.findings import Finding, Findings
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.extras.layout.export import write_layout
-from mm_ldlm.extras.layout.reading import LISTS, Folder
 from mm_ldlm.families.ccdd import token_states
 from mm_ldlm.families.ccdd.token_states import TokenStatesConfig, embed_tokens
 from mm_ldlm.families.hdlm import token_clusters

@@ -20,7 +20,6 @@ from mm_ldlm.core.kinds import Kinds, Registry
 from mm_ldlm.core.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.data.encoders.base import given_dim, no_encoder
 from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
-from mm_ldlm.extras.own_vectors.source import BESIDE
 from mm_ldlm.pipelines.sampling.tasks import TASKS, problems, task_of
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
@@ -216,10 +215,8 @@ def _named_files(typed: Mapping[str, Any], read: Collection[str]) -> Iterator[tu
     if "ingestion" in read:
         ingestion = typed["ingestion"]
         for place, source in enumerate(ingestion.with_path_in_source().sources):
-            key = f"ingestion.sources.{place}.path" if ingestion.path is None else "ingestion.path"
-            yield from ((key, path) for path in source.paths)
-            if source.vectors not in (None, BESIDE):
-                yield f"ingestion.sources.{place}.vectors", source.vectors
+            at = "ingestion" if ingestion.path is not None and source.paths else f"ingestion.sources.{place}"
+            yield from ((f"{at}.{key}", path) for key, path in source.files)
     if "ingestion" in read and "tokenizer" in typed and typed["tokenizer"].path is not None:
         yield "tokenizer.path", typed["tokenizer"].path
     if "evaluation" in read:

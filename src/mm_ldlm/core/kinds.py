@@ -81,7 +81,7 @@ class Registry:
             KeyError: there is none.
             ConfigurationError: it cannot be imported.
         """
-        return _import(self.known.get(name) or self.external[name], f"{self.what} '{name}'")
+        return import_object(self.known.get(name) or self.external[name], f"{self.what} '{name}'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Kinds(Registry):
                 f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, names)} "
                 f"Known here: {', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
-        found = _import(path, f"parameter '{at}.kind'")
+        found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
             raise ConfigurationError(
                 f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by "
@@ -153,7 +153,7 @@ def _is_import_path(kind: str) -> bool:
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def _import(path: str, what: str) -> Any:
+def import_object(path: str, what: str) -> Any:
     """Import `module:name`; ConfigurationError for everything that the import of another package can raise.
 
     A module that ends the process (SystemExit) is refused like the others; Ctrl-C still ends it.

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mm_ldlm.families.images.sources import CAPTIONS, NAMES
 from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.record import DESCRIBES, record_id
 from mm_ldlm.families.images.decoding import digest, digits, read_image
+from mm_ldlm.families.images.sources import CAPTIONS, NAMES
 
 
 def reference(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, config
 from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
-from mm_ldlm.data.corpus.normalisation import UnicodeForm
-from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.record import UnicodeForm, normalise
+from mm_ldlm.data.corpus.sources import SOURCES
 from mm_ldlm.data.corpus.splits import SplitConfig
 from mm_ldlm.data.engines.base import ENGINES
 from mm_ldlm.data.engines.local import LocalEngineConfig
-from mm_ldlm.families.images.decoding import ImageLimits
 
 
 @config
@@ -32,16 +31,15 @@ class IngestionConfig:
         language_filter: "package.module:function", which receives a text and returns True to keep it.
         splits: used for sources without splits of their own.
         max_bad_fraction: the run stops when a larger fraction of the rows is damaged.
-        max_row_bytes: longer lines and documents count as damaged and are never held in memory whole.
-        images: bounds on images; larger ones count as damaged and are not decoded.
+        max_row_bytes: longer lines, documents and cells count as damaged.
         shard_rows: rows per shard of the store.
         replace: replace the finished records of other sources in the data folder, which is refused otherwise.
-        engine: where the rows are tested: `local`, this process, or `ray`, a Ray cluster. Sources are read and
+        engine: where the rows are prepared: `local`, this process, or `ray`, a Ray cluster. Sources are read and
             duplicates are found in this process, in the order of the sources.
         progress: show a progress bar.
     """
 
-    sources: tuple[SourceConfig, ...]
+    sources: tuple[Annotated[Any, SOURCES], ...]
     path: str | None = None
     text_column: str | None = None
     unicode_form: UnicodeForm = "NFC"
@@ -52,7 +50,6 @@ class IngestionConfig:
     splits: SplitConfig = SplitConfig()
     max_bad_fraction: Fraction = 0.01
     max_row_bytes: Bytes = 1_000_000
-    images: ImageLimits = ImageLimits()
     shard_rows: Rows = 65_536
     replace: bool = False
     engine: Annotated[Any, ENGINES] = LocalEngineConfig()
@@ -66,30 +63,22 @@ class IngestionConfig:
             raise InvalidValue(
                 f"several sources are called {sorted(twice)}: give each source a different 'name'", "sources"
             )
-        if self.path is not None and (count := sum(source.path is not None for source in self.sources)) != 1:
+        if len({source.weight is None for source in self.sources}) > 1:
             raise InvalidValue(
-                f"'path' replaces the path of exactly one source, but {count} sources have a path. For a file of your "
-                "own, name an environment with a path (`--env=own_text --params ingestion.path=FILE`, or own_csv), or "
-                "set ingestion.sources in an environment of your own",
-                "path",
+                "some sources have a weight and others none: give one to every source or to none", "sources"
             )
-        if self.text_column is not None and (
-            [source.reads_columns for source in self.sources if source.path is not None] != [True]
-        ):
-            raise InvalidValue(
-                "'text_column' names the column of exactly one source with a path and columns (csv, jsonl, parquet, "
-                f"arrow, disk), found {', '.join(source.kind for source in self.sources)}. For a table of your own, "
-                "name its environment (`--env=own_csv --params ingestion.path=FILE,ingestion.text_column=NAME`), or "
-                "set ingestion.sources",
-                "text_column",
-            )
-        weighted = [source.label for source in self.sources if source.weight is not None]
-        if weighted and len(weighted) < len(labels):
-            raise InvalidValue(
-                f"sources {sorted(set(labels) - set(weighted))} have no weight: "
-                "give a weight to every source or to none",
-                "sources",
-            )
+        for key, value, named in (("path", self.path, "path"), ("text_column", self.text_column, "columns")):
+            fitting = [source.label for source in self._with_path() if hasattr(source, named)]
+            if value is not None and len(fitting) != 1:
+                raise InvalidValue(
+                    f"'{key}' replaces the '{named}' of the only source with a path, found {len(fitting)} of them. "
+                    f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
+                    "own_csv), or set ingestion.sources",
+                    key,
+                )
+
+    def _with_path(self) -> list[Any]:
+        return [source for source in self.sources if source.paths]
 
     def with_path_in_source(self) -> IngestionConfig:
         """Return the same configuration with `path` and `text_column` moved into the source that they change."""
@@ -98,5 +87,9 @@ class IngestionConfig:
             changed["columns"] = (self.text_column,)
         if not changed:
             return self
-        sources = tuple(s if s.path is None else dataclasses.replace(s, **changed) for s in self.sources)
+        sources = tuple(dataclasses.replace(s, **changed) if s.paths else s for s in self.sources)
         return dataclasses.replace(self, sources=sources, path=None, text_column=None)
+
+    def normalise(self, text: str) -> str:
+        """Return a text in the form in which it is stored."""
+        return normalise(text, self.unicode_form, collapse_whitespace=self.collapse_whitespace)

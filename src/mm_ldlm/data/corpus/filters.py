@@ -1,4 +1,4 @@
-"""Filters on length and language. Rows that fail go to quarantine with a reason."""
+"""Filters on length and language; rows that fail go to quarantine with a reason."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from mm_ldlm.core.config import InvalidValue, PositiveInt, config
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.kinds import import_object
+from mm_ldlm.core.messages import reason_of, show
+from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
-
-LanguageFilter = Callable[[str], bool]
 
 
 @config
@@ -29,66 +30,55 @@ class LengthConfig:
             if high is not None and high < low:
                 raise InvalidValue(f"max_{unit} {high} is below min_{unit} {low}", f"max_{unit}", f"min_{unit}")
 
-    def refuse(self, text: str) -> tuple[str, str] | None:
-        """Return (reason, detail) when the text is out of bounds."""
+    def check(self, text: str) -> None:
+        """Raise `Unusable` for a text that is out of bounds."""
         if not text:
-            return "empty", "only white space"
-        characters = len(text)
-        if characters < self.min_characters:
-            return "too_short", f"{characters} characters, min_characters is {self.min_characters}"
-        if self.max_characters is not None and characters > self.max_characters:
-            return "too_long", f"{characters} characters, max_characters is {self.max_characters}"
-        if self.min_words > 1 or self.max_words is not None:
-            words = len(text.split())
-            if words < self.min_words:
-                return "too_short", f"{words} words, min_words is {self.min_words}"
-            if self.max_words is not None and words > self.max_words:
-                return "too_long", f"{words} words, max_words is {self.max_words}"
-        return None
+            raise Unusable("empty", "only white space", text)
+        for unit, count in (("characters", len(text)), ("words", len(text.split()))):
+            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+            if count < low:
+                raise Unusable("too_short", f"{count} {unit}, min_{unit} is {low}", text)
+            if high is not None and count > high:
+                raise Unusable("too_long", f"{count} {unit}, max_{unit} is {high}", text)
 
 
-def load_language_filter(dotted: str) -> LanguageFilter:
-    """Import the callable `package.module:function`, which receives a normalised text and returns True to keep it.
+class LanguageFilter:
+    """Applies the function that `ingestion.language_filter` names to texts."""
 
-    Raises:
-        ConfigurationError: The module cannot be imported, or has no such callable.
-    """
-    found: LanguageFilter = load_function(dotted, at="parameter 'ingestion.language_filter'")
-    return found
+    def __init__(self, dotted: str) -> None:
+        self.dotted = dotted
+        self.keep = load_function(dotted, at="parameter 'ingestion.language_filter'")
+
+    def check(self, text: str) -> None:
+        """Raise `Unusable` for a text that the function refuses, or for which it raises an error.
+
+        Raises:
+            ConfigurationError: the function is not a predicate: it returned something other than a boolean.
+        """
+        try:
+            kept = self.keep(text)
+        except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
+            raise Unusable("filter_error", f"{self.dotted} raised {reason_of(error)}", text) from None
+        if type(kept).__name__ not in ("bool", "bool_"):  # that of Python, or of numpy
+            raise ConfigurationError(
+                f"parameter 'ingestion.language_filter': expected true or false from {self.dotted}, found "
+                f"{show(kept, 100)} ({type(kept).__name__}). Return a boolean; a generator or an async function is not "
+                "a filter."
+            )
+        if not kept:
+            raise Unusable("language", f"refused by {self.dotted}", text)
 
 
 def load_function(dotted: str, *, at: str) -> Callable[..., Any]:
     """Import the callable `package.module:function`; `at` names the parameter in messages.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or has no such callable.
+        ConfigurationError: the module cannot be imported, or has no such callable.
     """
-    module_name, colon, name = dotted.partition(":")
-    if not colon or not name:
-        raise ConfigurationError(f"{at}: expected 'package.module:function', found {dotted!r}.")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{at}: module {module_name!r} cannot be imported ({error}). Install it first."
-        ) from None
-    except Exception as error:  # a module of the user may fail in any way
-        raise ConfigurationError(
-            f"{at}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}). Correct it."
-        ) from None
-    found = getattr(module, name, None)
+    found: Callable[..., Any] = import_object(dotted, at)
     if not callable(found):
-        raise ConfigurationError(f"{at}: {module_name!r} has no callable {name!r}. Correct the name.")
-    made: Callable[..., Any] = found
-    return made
-
-
-def describe_language_filter(dotted: str | None) -> Any:
-    """Return the filter's name and, where available, the digest of its module's source code."""
-    if dotted is None:
-        return None
-    load_language_filter(dotted)
-    return describe_function(dotted)
+        raise ConfigurationError(f"{at}: expected a function, found {show(found, 100)} at {dotted}. Correct the name.")
+    return found
 
 
 def describe_function(dotted: str) -> dict[str, str]:

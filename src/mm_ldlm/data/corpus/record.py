@@ -1,15 +1,16 @@
-"""The record store: one text per row, identified by a digest of the stored text and of its image, if it has one.
+"""The record store: one text per row, in its normalised form, identified by a digest of it.
 
-The id is the same wherever the text came from. The record of a pair also has the second text, and its id is that of
-both. `normalisation` defines the stored text, `splits` the split.
+The id is the same wherever the text came from. The record of a pair also has the second text, and the record of a
+caption a reference to what it describes; the id is the digest of both.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,41 +23,42 @@ RECORD_SCHEMA = pa.schema(
         pa.field("meta", pa.string()),
     ]
 )
-"""Columns of the record store: `id` is `record_id(text, pair, image)`, `text` is normalised and never empty, `source`
-is the name of the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or null."""
-LABEL, PAIR = "label", "pair"
-"""Keys of `meta` for the label of a record, and for the second text of a pair."""
+"""Columns of the record store: `id` is `record_id(text, pair, describes)`, `text` is normalised and never empty,
+`source` is the name of the source in the parameters, `split` is train, validation or test, `meta` is a JSON object or
+null."""
+LABEL, PAIR, DESCRIBES = "label", "pair", "describes"
+"""Keys of `meta` for the label of a record, for the second text of a pair, and for a reference to what the text
+describes, such as an image, with its `digest`."""
 DECODED = "decoded_from_tokens"
 """Key of `meta` of a record whose text was decoded from stored tokens: its vector is not that of the text."""
 META_DEPTH = 64
 """Most levels of lists and mappings in `meta`: Python reads JSON by recursion, whose depth depends on the caller."""
+UnicodeForm = Literal["NFC", "NFKC", "none"]
+
+# -- forms of a text ---------------------------------------------------------------------------------------------------
 
 
-def text_digest(text: str, image: str | None = None) -> bytes:
-    """Return the blake2b digest of a text, 16 bytes; with an image, of the text and the digest of the image.
+def normalise(text: str, form: UnicodeForm = "NFC", *, collapse_whitespace: bool = True) -> str:
+    """Normalise a text for storage: Unicode form, no outer white space, inner runs of it collapsed. Idempotent."""
+    if form != "none" and not text.isascii():
+        text = unicodedata.normalize(form, text)
+    return " ".join(text.split()) if collapse_whitespace else text.strip()
 
-    No stored text contains NUL, so a text with an image never has the digest of another text or of a pair.
+
+def comparison_form(text: str) -> str:
+    """Return the form that two texts share when they count as the same text for splits and leakage.
+
+    The form is compatibility-normalised (NFKC) and casefolded, with collapsed white space.
     """
-    whole = text if image is None else f"{text}\0\0{image}"
-    return hashlib.blake2b(whole.encode("utf-8"), digest_size=16).digest()
+    if text.isascii():
+        return " ".join(text.lower().split())
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(folded.split())
 
 
-def record_id(text: str, pair: str | None = None, image: str | None = None) -> str:
-    """Return the id of a stored text, of both texts of a pair, or of a text with its image: 32 hexadecimal digits of
-    `text_digest`."""
-    return text_digest(whole_text(text, pair), image).hex()
-
-
-def whole_text(text: str, pair: str | None) -> str:
-    """Join the two texts of a pair by NUL, which no stored text contains; without a second text, return the first."""
-    return text if pair is None else f"{text}\0{pair}"
-
-
-def label_text(value: Any) -> str | None:
-    """Return a label as text: text that is not empty, a whole number, or true or false; None for anything else."""
-    if isinstance(value, bool):
-        return json.dumps(value)
-    return (str(value).strip() or None) if isinstance(value, (str, int)) else None
+def comparison_digest(text: str, *, key: bytes) -> bytes:
+    """Return the keyed blake2b digest of the comparison form, 16 bytes; the first 8 decide the split."""
+    return hashlib.blake2b(comparison_form(text).encode("utf-8"), digest_size=16, key=key).digest()
 
 
 def is_storable(text: str) -> bool:
@@ -67,26 +69,75 @@ def is_storable(text: str) -> bool:
         return False
 
 
-def meta_text(fields: Any) -> str:
-    """Return `meta` of a record as JSON.
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def text_digest(text: str, describes: str | None = None) -> bytes:
+    """Return the blake2b digest of a text, 16 bytes; of a description, also of the digest of what it describes.
+
+    No stored text contains NUL, so a description never has the digest of another text or of a pair.
+    """
+    whole = text if describes is None else f"{text}\0\0{describes}"
+    return hashlib.blake2b(whole.encode("utf-8"), digest_size=16).digest()
+
+
+def record_id(text: str, pair: str | None = None, describes: str | None = None) -> str:
+    """Return the id of a record, 32 hexadecimal digits of the `text_digest` of the `whole_text`."""
+    return text_digest(whole_text(text, pair), describes).hex()
+
+
+def whole_text(text: str, pair: str | None) -> str:
+    """Join the two texts of a pair by NUL, which no stored text contains; without a second text, return the first."""
+    return text if pair is None else f"{text}\0{pair}"
+
+
+# -- meta --------------------------------------------------------------------------------------------------------------
+
+
+def label_text(value: Any) -> str | None:
+    """Return a label as text: text that is not empty, a whole number, or true or false; None for anything else."""
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return (str(value).strip() or None) if isinstance(value, (str, int)) else None
+
+
+def meta_text(fields: Mapping[str, Any]) -> str | None:
+    """Return `meta` of a record as JSON; None without fields.
 
     Raises:
-        ValueError: `fields` is no mapping, has keys that are no texts, or is nested deeper than `META_DEPTH`.
+        ValueError: JSON has no form for a field, or the fields are nested deeper than `META_DEPTH`.
     """
-    if not isinstance(fields, Mapping):
-        raise ValueError(f"expected a mapping, found {type(fields).__name__}")
+    if not fields:
+        return None
     try:
         text = json.dumps(fields, ensure_ascii=True, default=str)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"not representable as JSON: {error}") from None
+        raise ValueError(f"not representable as JSON ({error})") from None
     if text.count("[") + text.count("{") > META_DEPTH and _depth(fields) > META_DEPTH:
         raise ValueError(f"nested deeper than {META_DEPTH} levels")
     return text
 
 
+def meta_value(meta: str | None, key: str) -> Any:
+    """Read one key of `meta`; None if it is missing."""
+    return None if meta is None or f'"{key}"' not in meta else json.loads(meta).get(key)
+
+
 def is_decoded(meta: str | None) -> bool:
     """Return whether the text of a record was decoded from stored tokens, by its `meta`."""
     return meta_value(meta, DECODED) is True
+
+
+def reference_of(meta: str | None) -> dict[str, Any] | None:
+    """Return the reference to what the text of a record describes, by its `meta`; None if it describes nothing."""
+    found = meta_value(meta, DESCRIBES)
+    return found if isinstance(found, dict) and "digest" in found else None
+
+
+def described_by(meta: str | None) -> str | None:
+    """Return the digest of what the text of a record describes, by its `meta`; None if it describes nothing."""
+    found = reference_of(meta)
+    return None if found is None else str(found["digest"])
 
 
 def _depth(value: Any) -> int:
@@ -96,8 +147,3 @@ def _depth(value: Any) -> int:
         depth += 1
         level = [inner for item in level for inner in (item.values() if isinstance(item, Mapping) else item)]
     return depth
-
-
-def meta_value(meta: str | None, key: str) -> Any:
-    """Read one key of `meta`; None if it is missing."""
-    return None if meta is None or f'"{key}"' not in meta else json.loads(meta).get(key)

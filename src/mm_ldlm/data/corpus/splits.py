@@ -1,18 +1,15 @@
-"""The train, validation and test splits, decided by a hash of the text.
+"""The train, validation and test splits, decided by a keyed hash.
 
-The split is a keyed hash of the text's comparison form: it does not change when data are added, and two texts that
-differ only in case or encoding are always in the same split.
+The split is a function of the text's comparison form and the key: it does not change when data are added, and two texts
+that differ only in case or encoding are always in the same split.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from mm_ldlm.core.config import Fraction, InvalidValue, config
-from mm_ldlm.data.corpus.normalisation import comparison_digest
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -34,17 +31,13 @@ class SplitConfig:
         if not self.key or len(self.key.encode()) > 64:
             raise InvalidValue("the key must have 1 to 64 bytes", "key")
 
+    def split_of(self, digest: bytes, *, held_out: bool = False) -> Split:
+        """Return the split of a comparison digest, 16 bytes.
 
-def splits_of(digests: npt.NDArray[np.uint64], fractions: SplitConfig) -> npt.NDArray[np.uint8]:
-    """Map the first words of comparison digests to positions in `SPLITS`, (n,) uint64 -> (n,) uint8."""
-    point = digests.astype(np.float64) / 2.0**64
-    out = np.zeros(len(digests), np.uint8)
-    out[point < fractions.test + fractions.validation] = 1
-    out[point < fractions.test] = 2
-    return out
-
-
-def split_of(text: str, fractions: SplitConfig) -> Split:
-    """Return the split of one text."""
-    digest = comparison_digest(text, key=fractions.key.encode())
-    return SPLITS[int(splits_of(np.frombuffer(digest[:8], "<u8"), fractions)[0])]
+        A row that is held out is divided between validation and test by the second half of its digest, because a hash
+        split with this key may be what has held it out.
+        """
+        word, other = (float(number) / 2.0**64 for number in struct.unpack("<2Q", digest))
+        if held_out:
+            return "test" if other * ((self.test + self.validation) or 1.0) < self.test else "validation"
+        return "test" if word < self.test else "validation" if word < self.test + self.validation else "train"

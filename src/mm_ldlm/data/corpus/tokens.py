@@ -1,7 +1,9 @@
-"""The token store: the token ids of every record, with the rows and shards of the records."""
+"""The token store: the token ids of every record, with the rows and shards of the records; the report of ingestion."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from tqdm import tqdm
 
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import recorded, remove_temporaries, write_bytes, write_json
+from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import PAIR, meta_value
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
+
+log = logging.getLogger(__name__)
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -209,4 +214,31 @@ def _totals(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "splits": {split: dict(counts) for split, counts in splits.items()},
         "lengths": {str(k): v for k, v in ordered},
+    }
+
+
+def ingestion_report(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
+    """Combine the report of `ingest` with the counts of the token store, and log that every row is accounted for.
+
+    Raises:
+        FingerprintError: the token store was made from other records.
+    """
+    tokens.require(directory="the token store", records=preparation["fingerprint"])
+    log.info("ingestion: %s", conservation(preparation))
+    lengths = {int(length): count for length, count in tokens.meta["lengths"].items()}
+    rows = sum(lengths.values())
+    ends = dict(zip(lengths, itertools.accumulate(lengths.values()), strict=True))
+    percentiles = {
+        f"p{percent}": next((length for length, end in ends.items() if end >= percent / 100 * rows), 0)
+        for percent in (5, 50, 95, 100)
+    }
+    mean = sum(length * count for length, count in lengths.items()) / max(1, rows)
+    return {
+        **preparation,
+        "conservation": conservation(preparation),
+        "tokens": {
+            **{name: tokens.meta[name] for name in ("vocab_size", "base_vocab_size", "max_length", "splits")},
+            "lengths": {"mean": round(mean, 3), **percentiles},
+            "length_histogram": tokens.meta["lengths"],
+        },
     }

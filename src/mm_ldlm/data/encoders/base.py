@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.corpus.side import SideStore
 
 
 class LocatedEncoder(Protocol):
@@ -130,6 +134,10 @@ class GivenVectors(Protocol):
         """Dimension of the vectors in the sources."""
         ...
 
+    def vector_store(self, folder: Path) -> SideStore:
+        """Return the store that ingestion fills with the vectors of the sources, in a folder of its own."""
+        ...
+
     @property
     def for_new_texts(self) -> EncoderConfig | None:
         """An encoder that can embed texts without a vector, or None."""
@@ -139,6 +147,11 @@ class GivenVectors(Protocol):
 def given_dim(config: EncoderConfig) -> int | None:
     """Return the dimension of the vectors that the sources contain; None for an encoder that computes them."""
     return config.given_dim if isinstance(config, GivenVectors) else None
+
+
+def side_store(config: EncoderConfig, records: Path) -> SideStore | None:
+    """Return the store of given vectors, below the folder of the records; None for an encoder that computes them."""
+    return config.vector_store(records / "vectors") if isinstance(config, GivenVectors) else None
 
 
 def no_encoder(config: EncoderConfig) -> str | None:

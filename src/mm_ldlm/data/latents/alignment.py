@@ -9,13 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.data.corpus.normalisation import comparison_digest
-from mm_ldlm.data.corpus.record import PAIR, meta_value, record_id
+from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.findings import MAX_EXAMPLES, Findings, Severity
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.families.images.decoding import digest_of
 
 _ROWS = 65_536
 
@@ -129,7 +127,7 @@ def check_texts(
     for start in range(0, n, _ROWS):
         table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split", "meta"])
         ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
-        images = [digest_of(meta) for meta in table["meta"].to_pylist()]
+        images = [described_by(meta) for meta in table["meta"].to_pylist()]
         rows_in = list(zip(ids, texts, images, strict=True))
         packed = b"".join(comparison_digest(image or text, key=b"") for _, text, image in rows_in)
         digest_n[start : start + len(texts)] = np.frombuffer(packed, "V16")

@@ -1,58 +1,27 @@
-"""Export of latents in the older folder layout: `latents/<split>/00000000.npy`, one (d,) array per row.
-
-The arrays have the type and the bits of the store. See `mm_ldlm.extras.layout.reading`; a source of kind `layout` with
-`latents: true` reads them.
-"""
+"""Export records, tokens and latents in the older folder layout; a source of kind `layout` reads it."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mm_ldlm.core.config import config
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import is_taken
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.extras.layout.reading import Folder, paths_of
-from mm_ldlm.extras.layout.writing import export_layout
+from mm_ldlm.extras.layout.folder import LISTS, Folder, paths_of
 
 _ROWS = 4096
-
-
-def export_latents(path: str | Path, records: ShardStore, latents: LatentStore) -> dict[str, int]:
-    """Add the latents to a folder or .zip that `export_layout(..., with_latents=True)` wrote; return rows per split.
-
-    Raises:
-        StoreError: Latents and records have different rows.
-    """
-    if len(latents) != len(records):
-        raise StoreError(
-            f"expected as many rows of latents as records, found {len(latents)} and {len(records)}. Use the latents of "
-            "these records."
-        )
-    numbers: Counter[str] = Counter()
-    with Folder(path, "a") as folder:
-        for start in range(0, len(records), _ROWS):
-            window = slice(start, min(start + _ROWS, len(records)))
-            vectors, ids = latents.fixed("latent").take(window), latents.ids(window)
-            table = records.window(window.start, window.stop, columns=["id", "split"]).to_pydict()
-            for vector, own, identity, split in zip(vectors, ids, table["id"], table["split"], strict=True):
-                if own != identity:
-                    raise StoreError(
-                        f"{latents.directory}: the row of record {identity} has id {own}. Run the validation pipeline."
-                    )
-                folder.write(paths_of(split, numbers[split])["latent_path"], _npy(vector))
-                numbers[split] += 1
-    return dict(numbers)
 
 
 @config
@@ -69,13 +38,13 @@ class ExportConfig:
 def write_layout(
     path: str | Path, records: ShardStore, *, tokenizer: TextTokenizer, latents: LatentStore | None
 ) -> dict[str, int]:
-    """Write texts, tokens of the whole vocabulary, and latents if there are any, in the older layout; return the rows
-    per split.
+    """Write texts, tokens of the whole vocabulary, and latents if there are any; return the rows per split.
 
-    The layout appears under its name when it is complete.
+    The latents have the type and the bits of the store. The layout appears under its name when it is complete.
 
     Raises:
-        StoreError: the path exists and is not an empty folder, or the latents belong to other records.
+        StoreError: the path exists and is not an empty folder.
+        FingerprintError: the latents belong to other records.
     """
     path = Path(path)
     if is_taken(path):
@@ -83,17 +52,13 @@ def write_layout(
             f"{path}: expected a new or empty folder, or a new .zip file, for the export, found one with contents. "
             "Nothing was changed. Remove it, or choose another place: `--params export.path=PLACE`."
         )
-    if latents is not None and latents.manifest.fingerprints.get("records") != records.manifest.fingerprint:
-        raise StoreError(
-            f"{latents.directory}: the latents belong to other records than {records.directory}. Run `kedro run "
-            "--pipeline=embedding` first."
-        )
+    if latents is not None:
+        latents.manifest.require(directory=latents.directory, records=records.manifest.fingerprint)
     partial = path.with_name(f".{path.name}.partial{'.zip' if path.suffix == '.zip' else ''}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     _remove(partial)
     try:
-        counts = export_layout(partial, records, tokenizer=tokenizer, with_latents=latents is not None)
-        if latents is not None:
-            export_latents(partial, records, latents)
+        counts = _write(Folder(partial, "w"), records, tokenizer, latents)
     except BaseException:
         _remove(partial)
         raise
@@ -103,14 +68,41 @@ def write_layout(
     return counts
 
 
+def _write(
+    folder: Folder, records: ShardStore, tokenizer: TextTokenizer, latents: LatentStore | None
+) -> dict[str, int]:
+    lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for start in range(0, len(records), _ROWS):
+        rows = range(start, min(start + _ROWS, len(records)))
+        found = records.take(rows).to_pylist()
+        values, offsets = tokenizer.encode_base([record["text"] for record in found])
+        ends = itertools.pairwise(offsets.tolist())
+        vectors = [None] * len(rows) if latents is None else latents.fixed("latent").take(rows)
+        for record, (first, end), vector in zip(found, ends, vectors, strict=True):
+            listed = lists[record["split"]]
+            paths = paths_of(record["split"], len(listed))
+            ids = values[first : min(end, first + tokenizer.max_length)].astype(np.int32)
+            folder.write(paths["text_path"], record["text"].encode("utf-8"))
+            folder.write(paths["token_path"], _bytes_of(np.savez, input_ids=ids))
+            if vector is None:
+                paths.pop("latent_path")
+            else:
+                folder.write(paths["latent_path"], _bytes_of(np.save, arr=vector, allow_pickle=False))
+            listed.append({"id": record["id"], **paths, "source": record["source"], "meta": record["meta"]})
+    for split, listed in lists.items():
+        folder.write(LISTS[split], json.dumps(listed, ensure_ascii=False, indent=0).encode("utf-8"))
+    folder.close()
+    return {split: len(listed) for split, listed in lists.items()}
+
+
+def _bytes_of(save: Any, **arrays: Any) -> bytes:
+    sink = io.BytesIO()
+    save(sink, **arrays)
+    return sink.getvalue()
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _npy(vector: npt.NDArray[Any]) -> bytes:
-    sink = io.BytesIO()
-    np.save(sink, vector, allow_pickle=False)
-    return sink.getvalue()

@@ -1,4 +1,4 @@
-"""The older folder layout (`reading.py`) as a source: texts, and on demand stored tokens and latents.
+"""The older folder layout as a source: texts, and on demand stored tokens and latents.
 
 Stored tokens are compared with those of the configured tokenizer; a text that is missing is decoded from them. Stored
 latents are the vectors of the texts. A row keeps its split, the second text of a pair, and an id of its own in `meta`,
@@ -8,180 +8,195 @@ under "layout_id".
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+import io
+import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import closing
+from pathlib import PurePosixPath
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from mm_ldlm.core.errors import ConfigurationError, UnsafePathError
+from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.core.files import array_in
-from mm_ldlm.data.corpus.record import DECODED, PAIR, meta_value, record_id
-from mm_ldlm.data.corpus.sources.base import HELD_OUT, BadRow, Row, StoredTokens, excerpt
-from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.record import DECODED, PAIR, is_storable, record_id
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources.base import HELD_OUT
+from mm_ldlm.data.corpus.sources.delimited import json_object
 from mm_ldlm.data.corpus.sources.files import explain_decoding
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.extras.layout.reading import Entry, Folder, describe_layout, paired, parse_tokens
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.tokenizer import MASKS, UNKNOWNS
+from mm_ldlm.extras.layout.folder import Folder, Item, path_of
 
 LAYOUT_ID = "layout_id"
-"""Key of `meta` for an id of the layout that is not the id of the record."""
+"""Key of `meta` for an id of the layout that is not the id of the record"""
+
+
+@config
+class LayoutConfig(SourceConfig):
+    """A folder or a .zip of the older layout.
+
+    Attributes:
+        path: the folder or the archive, or a list of them.
+        splits: the split of the rows of train, validation and test, by default the same; hash is the project's hash
+            split, and held_out divides rows between validation and test, if no other rows are for testing.
+        tokens: compare the stored tokens with those of the tokenizer, and decode texts that are missing.
+        latents: read the stored latents as vectors (`encoder.kind: precomputed`).
+    """
+
+    kind: str = "layout"
+    path: str | tuple[str, ...]
+    splits: dict[str, Literal["train", "validation", "test", "hash", "held_out"]] | None = None
+    tokens: bool = False
+    latents: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.splits or ()) - set(SPLITS)):
+            raise InvalidValue(f"the layout has the splits {', '.join(SPLITS)}, found {', '.join(unknown)}", "splits")
+
+    @property
+    def has_vectors(self) -> bool:
+        return self.latents
+
+    def open(self, opening: Opening) -> Source:
+        return LayoutSource(self, opening)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSource:
-    """Rows of the folder layout."""
+    """The rows of all folders, in the order of their lists, and the texts that no list names."""
 
-    config: SourceConfig
-    max_row_bytes: int
-    tokenizer: TextTokenizer | None = None
+    config: LayoutConfig
+    opening: Opening
 
     def rows(self) -> Iterator[Row | BadRow]:
-        if self.config.tokens and self.tokenizer is None:
+        if self.config.tokens and self.opening.tokenizer is None:
             raise ConfigurationError(
                 f"source '{self.config.label}': 'tokens' compares stored tokens with those of a tokenizer, but there "
                 "is none. Pass one, or set 'tokens' to false."
             )
         for path in self.config.paths:
-            with Folder(path) as folder:
-                place = _Place(folder, has_texts=bool(folder.names("texts/")), splits=self._splits(folder))
-                for number, entry in enumerate(folder.entries(), start=1):
-                    yield self._row(place, entry, number)
+            with closing(Folder(path)) as folder:
+                yield from self._rows_of(folder)
 
     def describe(self) -> Any:
-        for path in self.config.paths:
-            with Folder(path):  # raises when it is missing
-                pass
         parts = [part for part, read in (("tokens", self.config.tokens), ("latents", self.config.latents)) if read]
-        return [describe_layout(path, parts=parts) for path in self.config.paths]
+        digests = []
+        for path in self.config.paths:
+            with closing(Folder(path)) as folder:
+                digests.append(folder.describe(parts))
+        return digests
 
-    def _splits(self, folder: Folder) -> Mapping[str, str | None]:
+    def _rows_of(self, folder: Folder) -> Iterator[Row | BadRow]:
+        items, texts = folder.items(), folder.names("texts")
+        splits = self._splits({split for split, _ in items})
+        read, number = set(), 0
+        for number, (split, item) in enumerate(items, start=1):
+            name = item.get("text_path") or item.get("token_path")
+            file = f"{folder.path}/{name}" if isinstance(name, str) else str(folder.path)
+            if isinstance(name, str):
+                read.add(PurePosixPath(name).as_posix())
+            try:
+                yield self._row(folder, item, Row("", file, number, splits[split]), has_texts=bool(texts))
+            except Unusable as error:
+                yield error.at(file, number)
+        for name in texts:
+            if name not in read:
+                number += 1
+                detail = "no list names this file, or its folder is not that of a split: it is not read"
+                yield BadRow(f"{folder.path}/{name}", number, "unlisted_file", detail)
+
+    def _splits(self, there: set[str]) -> Mapping[str, str | None]:
         """Return the split of the rows of each split of the layout; None stands for the hash split."""
-        named = self.config.splits or {}
-        found: dict[str, str | None] = {split: named.get(split, split) for split in ("train", "validation", "test")}
-        found = {split: None if goes_to == "hash" else goes_to for split, goes_to in found.items()}
-        if HELD_OUT in found.values():
-            tested = any(found[split] == "test" for split in folder.splits())
-            found = {split: "validation" if tested and to == HELD_OUT else to for split, to in found.items()}
-        return found
+        named: dict[str, str] = {split: (self.config.splits or {}).get(split, split) for split in SPLITS}
+        tested = any(named[split] == "test" for split in there)
+        words: dict[str, str | None] = {"hash": None, HELD_OUT: "validation" if tested else HELD_OUT}
+        return {split: words.get(to, to) for split, to in named.items()}
 
-    def _row(self, place: _Place, entry: Entry, number: int) -> Row | BadRow:
-        folder = place.folder
-        if entry.fault is not None:
-            named = folder.path if entry.text_path is None else f"{folder.path}/{entry.text_path}"
-            return BadRow(str(named), number, *entry.fault)
-        try:
-            row = self._text(place, entry, number)
-            tokens = self._tokens(folder, entry) if self.config.tokens else None
-            if row is None:
-                if tokens is None:
-                    about = excerpt(entry.id or "")
-                    return BadRow(str(folder.path), number, "missing_column", "neither 'text_path' nor 'text'", about)
-                row, tokens = self._decoded(folder, entry, tokens)
-            vector = self._latent(folder, entry) if self.config.latents else None
-        except _Unusable as error:
-            return BadRow(error.place or str(folder.path), error.line or number, *error.args[:3])
-        pair = meta_value(row.meta, PAIR)  # as the export writes it
-        row = row._replace(
-            split=place.splits[entry.split], tokens=tokens, vector=vector, pair=pair if isinstance(pair, str) else None
-        )
-        if entry.id is not None and ((row.meta is not None and DECODED in row.meta) or not _is_own(entry, row)):
-            row = row._replace(meta=_with(row.meta, {LAYOUT_ID: entry.id}))
-        return row
+    def _row(self, folder: Folder, item: Item, row: Row, *, has_texts: bool) -> Row:
+        for key in ("id", "text", "text_path", "token_path", "latent_path"):
+            if (value := item.get(key)) is not None and not (isinstance(value, str) and is_storable(value)):
+                raise Unusable("wrong_type", f"'{key}' contains {value!r:.80}, expected text")
+        meta, read = item.get("meta") or {}, functools.partial(folder.read, max_bytes=self.opening.max_row_bytes)
+        if not isinstance(meta, Mapping):
+            meta = json_object(meta if isinstance(meta, str) else repr(meta))
+        text, vector = item.get("text"), None
+        if item.get("text_path") is not None and (has_texts or not self.config.tokens):
+            raw = read(item["text_path"])
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Unusable("encoding", explain_decoding(error, "utf-8", 0), raw) from None
+        if self.config.tokens:
+            text, decoded = self._with_tokens(text, read(path_of(item, "tokens")))
+            meta = {**meta, DECODED: True} if decoded else meta
+        if text is None:
+            raise Unusable("missing_column", "neither 'text_path' nor 'text'", item)
+        if self.config.latents:
+            vector = _latent(read(path_of(item, "latents")))
+        pair = meta.get(PAIR) if isinstance(meta.get(PAIR), str) else None  # as the export writes it
+        if item.get("id") is not None and (DECODED in meta or item["id"] != record_id(text, pair)):
+            meta = {**meta, LAYOUT_ID: item["id"]}
+        return row._replace(text=text, meta=meta, pair=pair, vector=vector)
 
-    # -- parts of a row -----------------------------------------------------------------------------------------------
+    def _with_tokens(self, text: str | None, raw: bytes) -> tuple[str, bool]:
+        """Return the text, and whether it was decoded from its stored tokens, which must be those of the tokenizer.
 
-    def _text(self, place: _Place, entry: Entry, number: int) -> Row | None:
-        """Return the row with its text; None if the layout has none."""
-        if entry.text_path is None:
-            return None if entry.text is None else Row(entry.text, str(place.folder.path), number, meta=entry.meta)
-        if not place.has_texts and self.config.tokens:
-            return None
-        raw = self._read(place.folder, entry.text_path, f"entry {number} of the {entry.split} list")
-        path = f"{place.folder.path}/{entry.text_path}"
-        try:
-            return Row(raw.decode("utf-8"), path, 1, meta=entry.meta)
-        except UnicodeDecodeError as error:
-            raise _Unusable("encoding", explain_decoding(error, "utf-8", 0), excerpt(raw), place=path, line=1) from None
-
-    def _tokens(self, folder: Folder, entry: Entry) -> StoredTokens:
-        assert self.tokenizer is not None
-        name = paired(entry, "tokens")
-        raw = self._read(folder, name, f"the tokens of {entry.id or entry.text_path}")
-        try:
-            ids_L = parse_tokens(raw, max_bytes=self.max_row_bytes)
-        except ValueError as error:
-            raise _Unusable("unreadable_file", str(error), place=f"{folder.path}/{name}", line=1) from None
-        return StoredTokens(self.tokenizer.without_special_ends(ids_L), decoded=False)
-
-    def _decoded(self, folder: Folder, entry: Entry, tokens: StoredTokens) -> tuple[Row, StoredTokens]:
-        """Return the row whose text is decoded from its tokens."""
-        assert self.tokenizer is not None
-        place, ids_L = f"{folder.path}/{paired(entry, 'tokens')}", tokens.ids
-        if len(ids_L) and not 0 <= ids_L.min() <= ids_L.max() < self.tokenizer.base_size:
+        Other programs truncate: the stored tokens may be the beginning. A decoded text must have all of them.
+        """
+        tokenizer = self.opening.tokenizer
+        assert tokenizer is not None
+        ids, decoded = self._without_ends(_tokens(raw, self.opening.max_row_bytes)), text is None
+        if text is None:
+            try:
+                text = tokenizer.decode(ids.tolist())
+            except StoreError as error:
+                raise Unusable("other_tokens", str(error)) from None
+        stored = self.opening.normalise(text)
+        ours, count = tokenizer.encode_base([stored])[0], len(ids)
+        complete = count == len(ours) or (not decoded and 0 < count < len(ours))
+        if stored and not (complete and (ours[:count] == ids).all()):
+            place = next((n for n, pair in enumerate(zip(ids, ours, strict=False)) if pair[0] != pair[1]), count)
             detail = (
-                f"ids {ids_L.min()} to {ids_L.max()}, the configured tokenizer has {self.tokenizer.base_size} tokens: "
-                "tokenizer.name must be that of the stored tokens"
+                f"token {place} of {count} is not that of the configured tokenizer, which has {len(ours)} for the "
+                "text: tokenizer.name must be that of the stored tokens"
             )
-            raise _Unusable("other_tokens", detail, place=place, line=1)
-        text = self.tokenizer.decode(ids_L.tolist())
-        return Row(text, place, 1, meta=_with(entry.meta, {DECODED: True})), tokens._replace(decoded=True)
+            raise Unusable("other_tokens", detail, text)
+        return text, decoded
 
-    def _latent(self, folder: Folder, entry: Entry) -> Any:
-        name = paired(entry, "latents")
-        raw = self._read(folder, name, f"the latent of {entry.id or entry.text_path or entry.token_path}")
-        try:
-            found = array_in(raw)
-        except (ValueError, OSError) as error:
-            detail = f"not a readable .npy array ({error})"
-            raise _Unusable("unreadable_file", detail, place=f"{folder.path}/{name}", line=1) from None
-        if found.size != max(found.shape, default=0) or found.dtype.kind not in "iuf":
-            detail = f"expected a vector of numbers (d,) or (1, d), found shape {found.shape} and type {found.dtype}"
-            raise _Unusable("wrong_type", detail, place=f"{folder.path}/{name}", line=1)
-        return np.array(found.reshape(-1))
+    def _without_ends(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return ids without the special tokens at their ends ([CLS], [SEP], padding); unknown tokens stay."""
+        inner = np.flatnonzero(~np.isin(ids, self._end_ids))
+        return ids[inner[0] : inner[-1] + 1] if len(inner) else ids[:0]
 
-    def _read(self, folder: Folder, name: str | None, what: str) -> bytes:
-        """Read a file of the layout; `what` describes it in messages."""
-        if name is None:
-            raise _Unusable("missing_column", f"{what}: the list names no file")
-        place = f"{folder.path}/{name}"
-        try:
-            raw = folder.read(name, max_bytes=self.max_row_bytes)
-        except FileNotFoundError:
-            raise _Unusable("missing_file", f"{what} names a file that does not exist", place=place, line=1) from None
-        except UnsafePathError as error:
-            raise _Unusable("unsafe_path", f"{what}: {error.detail}", place=place, line=1) from None
-        except OSError as error:
-            raise _Unusable("unreadable_file", f"{what}: {error}", place=place, line=1) from None
-        if len(raw) > self.max_row_bytes:
-            detail = f"a document of more than {self.max_row_bytes} bytes"
-            raise _Unusable("oversized", detail, excerpt(raw), place=place, line=1)
-        return raw
+    @functools.cached_property
+    def _end_ids(self) -> list[int]:
+        assert self.opening.tokenizer is not None
+        added = self.opening.tokenizer.base.get_added_tokens_decoder()
+        return [i for i, each in added.items() if each.special and each.content not in (*UNKNOWNS, *MASKS)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """A layout that is being read."""
-
-    folder: Folder
-    has_texts: bool
-    splits: Mapping[str, str | None]
-    """Split of the layout → split of the records"""
-
-
-class _Unusable(Exception):
-    """A row that cannot be used: (reason, detail, excerpt) and its location, if it is not that of the folder."""
-
-    def __init__(
-        self, reason: str, detail: str, beginning: str = "", *, place: str | None = None, line: int | None = None
-    ) -> None:
-        super().__init__(reason, detail, beginning)
-        self.place, self.line = place, line
+def _tokens(raw: bytes, max_bytes: int) -> npt.NDArray[np.int64]:
+    """Read `input_ids` (L,) from the bytes of a .npz file."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            member = archive.getinfo("input_ids.npy")
+            if member.file_size > max_bytes:
+                raise ValueError(f"{member.file_size} bytes, at most {max_bytes} are read")
+            ids = array_in(archive.read(member))
+        if ids.dtype.kind not in "iu":
+            raise ValueError(f"its type is {ids.dtype}")
+    except Exception as error:  # numpy and zipfile raise many types for damaged files
+        raise Unusable("unreadable_file", f"no array 'input_ids' of whole numbers in the tokens ({error})") from None
+    return ids.reshape(-1).astype(np.int64)
 
 
-def _is_own(entry: Entry, row: Row) -> bool:
-    """Return whether the id of the layout is the id of the record."""
-    return entry.id == record_id(row.text, meta_value(row.meta, PAIR))
-
-
-def _with(meta: str | None, more: Mapping[str, Any]) -> str:
-    return json.dumps((json.loads(meta) if meta else {}) | dict(more), ensure_ascii=True)
+def _latent(raw: bytes) -> npt.NDArray[Any]:
+    try:
+        found = array_in(raw)
+    except ValueError as error:
+        raise Unusable("unreadable_file", f"the latent is not a readable .npy array ({error})") from None
+    return np.array(found.reshape(-1) if found.size == max(found.shape, default=0) else found)

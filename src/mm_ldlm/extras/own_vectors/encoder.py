@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders.base import Encoder, GivenVectors, load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.extras.own_vectors.store import VectorStore
 
 
 @config
@@ -60,6 +62,10 @@ class PrecomputedEncoderConfig:
     def given_dim(self) -> int:
         """Dimension of the vectors that the sources contain."""
         return self.dim
+
+    def vector_store(self, folder: Path) -> VectorStore:
+        """Return the store of the vectors in a folder."""
+        return VectorStore(self.dim, folder)
 
     @property
     def batching(self) -> dict[str, int]:

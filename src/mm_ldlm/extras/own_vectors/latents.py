@@ -9,31 +9,28 @@ import numpy as np
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
 from mm_ldlm.data.encoders import EncoderConfig, locate_encoder
+from mm_ldlm.data.encoders.base import side_store
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.plan import default_shard_rows
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.extras.own_vectors.store import COLUMN
+from mm_ldlm.extras.own_vectors.store import COLUMN, KIND
 
 logger = logging.getLogger(__name__)
 _ROWS = 8192
 
 
-def take_over(
-    records: ShardStore, vectors: ShardStore | None, *, encoder: EncoderConfig, config: ExtractConfig, workspace: Path
-) -> Manifest:
+def take_over(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfig, workspace: Path) -> Manifest:
     """Fill `workspace` with the given vectors of `records`, in `config.dtype`; a finished store of them is kept.
 
     Raises:
         StoreError: there are no vectors, they belong to other records, or float16 cannot represent them.
         FingerprintError: the workspace contains other latents.
     """
-    if vectors is None:
-        raise StoreError(
-            f"expected the vectors of the {len(records)} records, because encoder.kind is '{encoder.kind}', found "
-            "none. Run `kedro run --pipeline=ingestion` with sources that contain vectors."
-        )
+    side = side_store(encoder, records.directory)
+    assert side is not None
+    vectors = ShardStore.open(side.workspace, KIND)
     if vectors.manifest.fingerprints.get("records") != records.manifest.fingerprint or len(vectors) != len(records):
         raise FingerprintError(
             f"{vectors.directory} contains the vectors of other records ({len(vectors)} rows, the records have "

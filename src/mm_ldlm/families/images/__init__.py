@@ -1,6 +1,11 @@
 """Images with captions: sources, model, objective, requests and scores."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
+    "sources": {
+        "digits": "mm_ldlm.families.images.sources:DigitsConfig",
+        "image_folder": "mm_ldlm.families.images.sources:ImageFolderConfig",
+        "webdataset": "mm_ldlm.families.images.sources:WebDatasetConfig",
+    },
     "objectives": {
         "image_text": "mm_ldlm.families.images.objective:ImageTextConfig",
         "image_text_continuous": "mm_ldlm.families.images.objective:ContinuousImageTextConfig",

@@ -16,11 +16,13 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import Size, config
 from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.corpus.record import reference_of
+from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.config import ImagesSuiteConfig, ImageTasksConfig
-from mm_ldlm.families.images.decoding import ImageLimits, Pixels, UnusableImage, digest, read_image, reference_of
+from mm_ldlm.families.images.decoding import Pixels, digest, read_image
 
 _ROWS = 1024
 
@@ -46,7 +48,7 @@ class ImagesConfig:
         return self.height, self.width, self.channels
 
 
-def store_images(records: ShardStore, *, config: ImagesConfig, limits: ImageLimits, workspace: Path) -> Manifest:
+def store_images(records: ShardStore, *, config: ImagesConfig, workspace: Path) -> Manifest:
     """Fill the image store in `workspace`; a finished store of the same records and size is kept.
 
     Raises:
@@ -62,16 +64,14 @@ def store_images(records: ShardStore, *, config: ImagesConfig, limits: ImageLimi
         part = records.window(start, min(start + _ROWS, len(records)), columns=["id", "meta"])
         ids = part["id"].to_pylist()
         vectors_nP = np.stack([
-            _vector(records, name, meta, config, limits)
+            _vector(records, name, meta, config)
             for name, meta in zip(ids, part["meta"].to_pylist(), strict=True)
         ])  # fmt: skip
         writer.append(table(ids, vectors_nP, dtype="float32"))
     return writer.finish(fingerprints=made_by, meta={"dim": dim, "image_size": list(config.size)})
 
 
-def _vector(
-    records: ShardStore, name: str, meta: str | None, config: ImagesConfig, limits: ImageLimits
-) -> npt.NDArray[np.float32]:
+def _vector(records: ShardStore, name: str, meta: str | None, config: ImagesConfig) -> npt.NDArray[np.float32]:
     reference = reference_of(meta)
     if reference is None:
         raise StoreError(
@@ -79,8 +79,8 @@ def _vector(
             "images (digits, image_folder, webdataset), or an objective without them."
         )
     try:
-        pixels = read_image(reference, limits=limits)
-    except UnusableImage as error:
+        pixels = read_image(reference)
+    except Unusable as error:
         raise StoreError(f"record {name}: its image is no longer readable: {error.detail}. {_AGAIN}") from None
     if (found := digest(pixels)) != reference["digest"]:
         raise StoreError(

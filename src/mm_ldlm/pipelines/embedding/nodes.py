@@ -17,7 +17,6 @@ Parameters = Any  # a section of the parameters, parsed by the hook
 
 def embed_records(
     records: ShardStore,
-    vectors: ShardStore | None,
     encoder: Parameters,
     embedding: Parameters,
     objective: Parameters,
@@ -42,25 +41,23 @@ def embed_records(
             extract_with_first_host(encoder=chosen, config=config, workspace=latents_workspace)
         return not_needed("latents", "the first host commits them")
     if given_dim(chosen) is not None:
-        return given.take_over(records, vectors, encoder=chosen, config=config, workspace=latents_workspace)
+        return given.take_over(records, encoder=chosen, config=config, workspace=latents_workspace)
     return extract(records, encoder=chosen, config=config, workspace=latents_workspace)
 
 
 def store_images(
-    records: ShardStore, images: Parameters, ingestion: Parameters, objective: Parameters, images_workspace: Path
+    records: ShardStore, images: Parameters, objective: Parameters, images_workspace: Path
 ) -> Manifest | NotNeeded:
     """Store the pixels of the records' images, in order; do nothing for an objective without images."""
     if (elsewhere := made_by_first_host("images")) is not None:
         return elsewhere
     if "images" not in fields_of(objective):
         return not_needed("images", f"the objective '{objective.kind}' reads no images")
-    from mm_ldlm.data.corpus.config import IngestionConfig
     from mm_ldlm.families.images import store
 
     return store.store_images(
         records,
         config=parse(store.ImagesConfig, images, at="images"),
-        limits=parse(IngestionConfig, ingestion, at="ingestion").images,
         workspace=images_workspace,
     )
 

@@ -14,7 +14,6 @@ def create_pipeline() -> Pipeline:
                 nodes.embed_records,
                 inputs=[
                     "records",
-                    "vectors",
                     "params:encoder",
                     "params:embedding",
                     "params:objective",
@@ -25,7 +24,7 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 nodes.store_images,
-                inputs=["records", "params:images", "params:ingestion", "params:objective", "params:images_workspace"],
+                inputs=["records", "params:images", "params:objective", "params:images_workspace"],
                 outputs="images",
                 name="store_images",
             ),

@@ -19,9 +19,8 @@ def create_pipeline() -> Pipeline:
                     "params:seed",
                     "params:records_workspace",
                     "params:quarantine_ingestion_workspace",
-                    "params:vectors_workspace",
                 ],
-                outputs=["records", "quarantine_ingestion", "vectors", "preparation_report"],
+                outputs=["records", "quarantine_ingestion", "preparation_report"],
                 name="prepare_records",
             ),
             node(

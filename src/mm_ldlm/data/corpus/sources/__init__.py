@@ -1,9 +1,10 @@
-"""Sources of text: each yields rows and bad rows.
+"""Sources of text: each yields rows and damaged rows, with their location.
 
-To add a kind, add its keys in `config`, write its reader in a file of its own, and choose it in `registry`.
+`base` has the keys that every kind reads, the rows and the registry; `files` and `fields` read lines and named columns;
+every other file contains one or two kinds. Sources of images, of the older folder layout and of the starter corpus
+belong to families and extras, which register them.
 """
 
-from mm_ldlm.data.corpus.sources.base import BadRow, Row, Source
-from mm_ldlm.data.corpus.sources.config import SourceConfig
+from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, Source, SourceConfig, Unusable
 
-__all__ = ["BadRow", "Row", "Source", "SourceConfig"]
+__all__ = ["SOURCES", "BadRow", "Opening", "Row", "Source", "SourceConfig", "Unusable"]

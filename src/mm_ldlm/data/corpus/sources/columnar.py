@@ -1,8 +1,12 @@
-"""Parquet and Arrow files, read batch by batch."""
+"""Arrow and Parquet files: batches whose buffers are valid, a count of what the file contains, and their rows.
+
+A damaged offset makes Arrow read outside its buffers, which ends the process, so every column is validated before a
+value is read. A file may also end early between two batches, which readers do not notice; the number of batches is
+therefore counted from the messages of the file, and a stream must end with its end marker.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,93 +14,180 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_ldlm.data.corpus.sources.arrow_files import FAULTS, arrow_batches, parquet_batches
-from mm_ldlm.data.corpus.sources.base import BadRow, Row
-from mm_ldlm.data.corpus.sources.config import SourceConfig
-from mm_ldlm.data.corpus.sources.fields import Undecodable, Unreadable, refuse_duplicates, rows_of
-from mm_ldlm.data.corpus.sources.files import damaged, describe_files, find_files
-from mm_ldlm.extras.own_vectors.source import column_vectors
+from mm_ldlm.core.config import config
+from mm_ldlm.core.messages import reason_of
+from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable
+from mm_ldlm.data.corpus.sources.fields import ColumnsConfig, TableFilesConfig
+from mm_ldlm.data.corpus.sources.files import damaged
 
 BATCH_ROWS = 1024
+_MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_OLD_END = b"\x00\x00\x00\x00"
+"""End marker of streams before Arrow 0.15, which have no continuation bytes"""
+_FAULTS = (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError, ValueError)
+"""What pyarrow raises for a file that is damaged or of another type"""
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnarSource:
-    """Parquet files, Arrow files and Arrow streams, read batch by batch."""
+@config
+class ParquetConfig(TableFilesConfig):
+    """Parquet files."""
 
-    config: SourceConfig
+    kind: str = "parquet"
 
-    def rows(self) -> Iterator[Row | BadRow]:
-        for path in find_files(self.config):
-            number = 0
-            batches = _parquet(path, self.config) if self.config.kind == "parquet" else _arrow(path, self.config)
-            while True:
-                try:
-                    batch = next(batches, None)
-                except FAULTS as error:
-                    raise damaged(path, number, error) from None
-                if batch is None:
-                    break
-                yield from batch_rows(batch, config=self.config, file=str(path), start=number)
-                number += batch.num_rows
-
-    def describe(self) -> Any:
-        return describe_files(find_files(self.config))
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of one file."""
+        yield from rows_of_batches(_parquet(path, self), path, self, file=str(path), opening=opening)
 
 
-def batch_rows(
-    batch: pa.RecordBatch | pa.Table, *, config: SourceConfig, file: str, start: int, split: str | None = None
+@config
+class ArrowConfig(TableFilesConfig):
+    """Arrow files, Arrow streams and Feather files."""
+
+    kind: str = "arrow"
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of one file."""
+        yield from rows_of_batches(arrow_batches(path, self), path, self, file=str(path), opening=opening)
+
+
+def rows_of_batches(
+    batches: Iterator[pa.RecordBatch],
+    path: Path,
+    config: ColumnsConfig,
+    *,
+    file: str,
+    opening: Opening,
+    start: int = 0,
+    split: str | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a batch; its first row has number `start + 1` in the file."""
-    there = set(batch.schema.names)
-    columns = {
-        name: (column_vectors(batch.column(name)) if name == config.vector_column else None)
-        or _values(batch.column(name))
-        for name in config.read_columns if name in there
-    }  # fmt: skip
-    if any(column not in there for column in config.columns):  # the message lists all columns that there are
-        columns = {name: columns.get(name, [None] * batch.num_rows) for name in batch.schema.names}
-    names = list(columns)
-    for number in range(batch.num_rows):
-        fields = {name: columns[name][number] for name in names}
-        yield from rows_of(fields, config=config, file=file, line=start + number + 1, split=split)
+    """Yield the rows of the batches of a file; the first has number `start + 1`.
 
-
-def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    Raises:
+        SourceError: the file is damaged.
+    """
+    number = start
     try:
-        return list(column.to_pylist())
-    except Exception:  # text that is not UTF-8, dates that Python cannot represent, structs with two equal names, ...
-        return [_value(scalar) for scalar in column]
+        for batch in batches:
+            columns = {name: _valid(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+            for first in range(0, batch.num_rows, BATCH_ROWS):
+                cells = {
+                    name: _cells(column.slice(first, BATCH_ROWS), opening.max_row_bytes, name == config.vector_column)
+                    for name, column in columns.items()
+                }
+                for place in range(min(BATCH_ROWS, batch.num_rows - first)):
+                    number += 1
+                    fields = {name: values[place] for name, values in cells.items()}
+                    yield from config.rows_of(fields, file=file, line=number, split=split)
+    except _FAULTS as error:
+        raise damaged(path, number, error) from None
 
 
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
-            return Undecodable(scalar.as_buffer().to_pybytes())
-        return Unreadable(f"a {scalar.type} with bytes that are not valid UTF-8")
-    except Exception as error:
-        return Unreadable(f"{type(error).__name__}: {error}")
-
-
-def _parquet(path: Path, config: SourceConfig) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(path) as file:
-        names = _present(file.schema_arrow.names, config, path)
-    yield from parquet_batches(path, rows=BATCH_ROWS, columns=names or None)
-
-
-def _arrow(path: Path, config: SourceConfig) -> Iterator[pa.RecordBatch]:
-    schema, batches = arrow_batches(path)
-    names = _present(schema.names, config, path)
+def arrow_batches(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an Arrow file, or of a stream as the `datasets` library writes it, with the columns read."""
+    with pa.memory_map(str(path)) as source:
+        mapped = source.read_buffer()
+    if mapped.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC:
+        reader = pa.ipc.open_file(pa.BufferReader(mapped))
+        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(mapped.slice(8)))
+        found = sum(message.type == "record batch" for message in messages)
+        if found != reader.num_record_batches:
+            raise pa.ArrowInvalid(f"the footer lists {reader.num_record_batches} batches, the file contains {found}")
+        names = config.present(reader.schema.names, str(path))
+        batches: Iterator[pa.RecordBatch] = map(reader.get_batch, range(found))
+    else:
+        names = config.present(pa.ipc.open_stream(pa.BufferReader(mapped)).schema.names, str(path))
+        batches = _stream(mapped)
     for batch in batches:
-        batch = batch.select(names) if names else batch
-        for start in range(0, batch.num_rows, BATCH_ROWS):
-            yield batch.slice(start, BATCH_ROWS)
+        yield batch if names is None else batch.select(names)
 
 
-def _present(names: list[str], config: SourceConfig, path: Path) -> list[str]:
-    refuse_duplicates(names, config, str(path))
-    if any(column not in names for column in config.columns):
-        return []  # a column is missing: read all, so that the message can list the others
-    return [name for name in config.read_columns if name in names]
+def _stream(mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    source = pa.BufferReader(mapped)
+    batches = pa.ipc.open_stream(source)
+    read = source.tell()
+    for batch in batches:
+        read = source.tell()
+        yield batch
+    # What follows the last message, and not the last bytes: those of a batch may equal the marker.
+    if mapped.slice(read).to_pybytes() not in (_END, _OLD_END):
+        raise pa.ArrowInvalid(
+            "an end marker and nothing else must follow the last batch, so the file may be incomplete"
+        )
+
+
+def _parquet(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # The metadata of columns are not read here: damaged ones end the process instead of raising (pyarrow 25).
+        groups = sum(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
+        names, found = config.present(file.schema_arrow.names, str(path)), 0
+        for batch in file.iter_batches(BATCH_ROWS, columns=names):
+            found += batch.num_rows
+            yield batch
+        if {groups, found} != {file.metadata.num_rows}:
+            raise pa.ArrowInvalid(
+                f"the footer promises {file.metadata.num_rows} rows, the groups {groups}, found {found}"
+            )
+
+
+def _valid(column: pa.Array) -> pa.Array:
+    """Return a column, or the storage of an extension type, whose offsets and indices stay inside its buffers.
+
+    Text is not checked for UTF-8: its bytes are judged one value at a time by `_cells`.
+    """
+    column.validate()
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = _bytes_instead_of_text(column.type)
+    (column if kind in (None, column.type) else column.view(kind)).validate(full=True)
+    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
+
+
+def _bytes_instead_of_text(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type with bytes in place of text, at any depth; None for a type that cannot be viewed as such.
+
+    A view of an extension type, even inside a list, ends the process (pyarrow 25).
+    """
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_primitive(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return kind
+    if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        inner = [_bytes_instead_of_text(field.type) for field in fields]
+        if None not in inner:
+            made = [field.with_type(each) for field, each in zip(fields, inner, strict=True)]
+            if pa.types.is_struct(kind):
+                return pa.struct(made)
+            return pa.list_(made[0]) if pa.types.is_list(kind) else pa.large_list(made[0])
+    return None
+
+
+def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:
+    """Return the values of a column; a cell that is too large, or that Python cannot represent, is an `Unusable`."""
+    if pa.types.is_dictionary(column.type):
+        indices = column.indices.to_pylist()
+        values = {place: _cell(column.dictionary.slice(place, 1), max_bytes) for place in {*indices} - {None}}
+        return [values.get(place) for place in indices]
+    inner = getattr(column.type, "value_type", None)
+    if as_arrays and inner is not None and (pa.types.is_floating(inner) or pa.types.is_integer(inner)):
+        return [scalar.values.to_numpy(zero_copy_only=False) if scalar.is_valid else None for scalar in column]
+    if column.nbytes <= max_bytes:
+        try:
+            return list(column.to_pylist())
+        except Exception:  # text that is not UTF-8, dates that Python cannot represent, structs with two equal names
+            pass
+    return [_cell(column.slice(place, 1), max_bytes) for place in range(len(column))]
+
+
+def _cell(column: pa.Array, max_bytes: int) -> Any:
+    if column.nbytes > max_bytes:
+        return Unusable("oversized", f"a cell of {column.nbytes} bytes, at most {max_bytes} are read")
+    try:
+        return column[0].as_py()
+    except UnicodeDecodeError as error:
+        return Unusable("encoding", "a cell of type text whose bytes are not valid UTF-8", error.object)
+    except Exception as error:
+        return Unusable("wrong_type", f"a cell that Python cannot represent ({reason_of(error)})")

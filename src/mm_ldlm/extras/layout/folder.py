@@ -1,0 +1,168 @@
+"""The files of the older folder layout, in a directory or a .zip, and the rows that its lists or its names describe."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core.files import InputFile, check_name, inside, problem
+from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS
+from mm_ldlm.data.corpus.sources.delimited import parse_json
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+
+SUFFIXES = {"texts": ".txt", "tokens": ".npz", "latents": ".npy"}
+LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
+Item = dict[str, Any]
+"""One row, as in a list: `id`, `text` or `text_path`, `token_path`, `latent_path`, `meta`; each may be missing"""
+
+
+class Folder:
+    """The files of a layout; close it after use. Mode "w" writes a new folder or archive."""
+
+    def __init__(self, path: str | Path, mode: Literal["r", "w"] = "r") -> None:
+        self.path = Path(path)
+        self._zip: zipfile.ZipFile | None = None
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        if os.path.isdir(path) or (mode == "w" and self.path.suffix != ".zip"):
+            return
+        remedy = "Give a folder or a .zip of the folder layout."
+        file = InputFile(path, remedy=remedy, error=SourceError)
+        try:
+            self._zip = zipfile.ZipFile(path if mode == "w" else file.check(), mode)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            file.refuse("a folder or a .zip", f"another file, or a damaged one ({error})")
+        for member in self._zip.infolist():
+            name = PurePosixPath(member.filename.replace("\\", "/")).as_posix()
+            if name in self._members and not member.is_dir():
+                file.refuse("members of different names", f"two with the name {name}")
+            self._members[name] = member
+
+    def close(self) -> None:
+        """Finish an archive."""
+        if self._zip is not None:
+            self._zip.close()
+
+    def read(self, name: str | None, *, max_bytes: int | None = None) -> bytes:
+        """Read a file of the layout.
+
+        Raises:
+            Unusable: the file is missing, damaged or larger, or its name leads out of the folder.
+        """
+        if name is None:
+            raise Unusable("missing_column", "the list names no file")
+        try:
+            raw = self._read(name, -1 if max_bytes is None else max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Unusable("missing_file", f"{name!r:.200} does not exist") from None
+        except UnsafePathError as error:
+            raise Unusable("unsafe_path", error.detail) from None
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+            raise Unusable("unreadable_file", f"{name!r:.200}: {error}") from None
+        if max_bytes is not None and len(raw) > max_bytes:
+            raise Unusable("oversized", f"{name!r:.200} has more than {max_bytes} bytes", raw)
+        return raw
+
+    def _read(self, name: str, most: int) -> bytes:
+        if self._zip is None:
+            path = inside(self.path, name)
+            if os.path.lexists(path) and (fault := problem(path)) is not None:
+                raise UnsafePathError(self.path, name, fault)
+            with open(path, "rb") as file:
+                return file.read(most)
+        check_name(self.path, name)
+        if (member := self._members.get(name)) is None:
+            raise FileNotFoundError(name)
+        with self._zip.open(member) as opened:
+            return opened.read(most)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file."""
+        if self._zip is not None:
+            self._zip.writestr(name, data)
+            return
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    def names(self, below: str) -> list[str]:
+        """List everything below a folder, such as "texts", that is not a folder, sorted."""
+        if self._zip is not None:
+            return sorted(n for n, each in self._members.items() if n.startswith(f"{below}/") and not each.is_dir())
+        found = (self.path / below).rglob("*")
+        return sorted(path.relative_to(self.path).as_posix() for path in found if not path.is_dir())
+
+    def items(self) -> list[tuple[str, Item]]:
+        """List (split, row) in order, held-out splits first.
+
+        Raises:
+            SourceError: a list is not a JSON list of objects, or there is neither a list nor a text nor a token file.
+        """
+        named = [(split, LISTS[split]) for split in reversed(SPLITS)]
+        lists = [(split, self._list(name)) for split, name in named if self._exists(name)]
+        if lists:
+            return [(split, item) for split, items in lists for item in items]
+        part, key = ("texts", "text_path") if self.names("texts") else ("tokens", "token_path")
+        found = [
+            (SPLIT_WORDS[folder], {key: name})
+            for name in self.names(part)
+            if (folder := name.split("/")[1]) in SPLIT_WORDS and name.endswith(SUFFIXES[part])
+        ]
+        if not found:
+            raise SourceError(
+                f"{self.path}: expected {', '.join(LISTS.values())}, texts/<split>/*.txt or tokens/<split>/*.npz, "
+                "found none of them. Check that the path points to a folder layout."
+            )
+        return found
+
+    def _exists(self, name: str) -> bool:
+        return name in self._members if self._zip is not None else os.path.lexists(self.path / name)
+
+    def _list(self, name: str) -> list[Item]:
+        try:
+            found = parse_json(self.read(name))
+        except Unusable as error:
+            raise SourceError(f"{self.path}/{name}: cannot be read ({error.detail}). Write the list again.") from None
+        found = found.get("data", found) if isinstance(found, dict) else found
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise SourceError(
+                f"{self.path}/{name}: expected a JSON list of objects, found {type(found).__name__}. Write it again."
+            )
+        return found
+
+    def describe(self, parts: list[str]) -> str:
+        """Return a digest of the archive, or of the lists and the sizes of all texts.
+
+        Files of `parts` ("tokens", "latents") are described by size and time of modification, because they are small
+        and many, and other numbers have the same size.
+        """
+        if self._zip is not None:
+            return file_sha256(self.path)
+        lists = {name: file_sha256(self.path / name) for name in LISTS.values() if os.path.isfile(self.path / name)}
+        found = [(part, name, (self.path / name).lstat()) for part in ("texts", *parts) for name in self.names(part)]
+        return fingerprint(
+            [lists, [(name, stat.st_size, part != "texts" and stat.st_mtime_ns) for part, name, stat in found]]
+        )
+
+
+def paths_of(split: str, number: int) -> dict[str, str]:
+    """Return text_path, token_path and latent_path of row `number` of a split."""
+    stem = f"{split}/{number:08d}"
+    return {"text_path": f"texts/{stem}.txt", "token_path": f"tokens/{stem}.npz", "latent_path": f"latents/{stem}.npy"}
+
+
+def path_of(item: Item, part: Literal["tokens", "latents"]) -> str | None:
+    """Return the path of a part of a row: that of the list, or else that with the name of the row's other files."""
+    key = {"tokens": "token_path", "latents": "latent_path"}[part]
+    if item.get(key) is not None:
+        return str(item[key])
+    for other in ("text_path", "token_path", "latent_path"):
+        folder, _, name = (item.get(other) or "").partition("/")
+        if folder in SUFFIXES and name:
+            return f"{part}/{PurePosixPath(name).with_suffix(SUFFIXES[part])}"
+    return None

@@ -1,0 +1,249 @@
+"""Sources of captioned images: the digits of scikit-learn, image files with a caption file, and WebDataset tars."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.config import Bytes, config
+from mm_ldlm.core.errors import UnsafePathError
+from mm_ldlm.core.files import inside, problem
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
+from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
+from mm_ldlm.data.corpus.sources.files import FileSource, check_encoding, damaged, find_files, open_bytes
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.families.images.decoding import decode, digits, with_image
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CAPTIONS = (
+    "a {}", "the digit {}", "the number {}", "a handwritten {}", "a picture of a {}", "this is a {}",
+    "an image of the digit {}", "a small picture of the number {}", "somebody wrote the digit {}",
+)  # fmt: skip
+"""Forms of the captions of digits; each image has one of them, drawn by its digest and the seed"""
+IMAGES = ("png", "jpg", "jpeg", "webp", "bmp", "gif")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+
+
+@config
+class DigitsConfig(SourceConfig):
+    """The 8 × 8 digits that scikit-learn contains, with generated captions; the hash of an image decides its split."""
+
+    kind: str = "digits"
+
+    def open(self, opening: Opening) -> Source:
+        return DigitsSource(opening.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsSource:
+    """The digits in the order of scikit-learn."""
+
+    seed: int
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        for number, (pixels, label) in enumerate(zip(*digits(), strict=True)):
+            row = with_image(Row("", "digits", number + 1, meta={"label": NAMES[label]}), {"digits": number}, pixels)
+            form = random.Random(f"{self.seed} {row.describes}").choice(CAPTIONS)
+            yield row._replace(text=form.format(NAMES[label]))
+
+    def describe(self) -> Any:
+        images, labels = digits()
+        return {"seed": self.seed, "captions": CAPTIONS, "images": fingerprint([images.tolist(), labels])}
+
+
+@config
+class ImageFilesConfig(TableFilesConfig):
+    """Files with captions and their images; larger images go to quarantine before they are decoded.
+
+    Attributes:
+        max_bytes: bound on the size of the encoded image.
+        max_pixels: bound on height · width.
+    """
+
+    max_bytes: Bytes = 20_000_000
+    max_pixels: Bytes = 30_000_000
+
+    def with_image(self, row: Row, path: Path, data: bytes, reference: dict[str, Any]) -> Row:
+        """Return the row of a caption with its image; raises `Unusable`."""
+        if len(data) > self.max_bytes:
+            raise Unusable("oversized", f"more than {self.max_bytes} bytes of an image in {path}", row.text)
+        pixels = decode(data, max_pixels=self.max_pixels)
+        return with_image(row, {**reference, "bytes": len(data), "size": pixels.shape[:2]}, pixels)
+
+
+@config
+class ImageFolderConfig(ImageFilesConfig):
+    """Caption files `*.jsonl` or `*.csv`; the paths of the images are relative to the folder of the caption file.
+
+    An image outside that folder is not read.
+
+    Attributes:
+        encoding: any encoding of text in which ASCII characters are single bytes.
+        image_column: the column that contains the path of the image.
+    """
+
+    kind: str = "image_folder"
+    encoding: str = "utf-8"
+    image_column: str = "image"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_encoding(self.encoding)
+
+    def open(self, opening: Opening) -> Source:
+        return ImageFolderSource(self, opening)
+
+    def captions(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the captions of a file, with the path of the image in `meta`."""
+        kind = CsvConfig if ".csv" in path.suffixes else JsonlConfig
+        shared = {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(self)}
+        keys = {name: getattr(self, name) for name in shared - {"kind"}}
+        made: Any = kind(**{**keys, "meta_columns": (*self.meta_columns, self.image_column)})
+        yield from made.read(path, opening)
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of one caption file."""
+        for row in self.captions(path, opening):
+            try:
+                yield row if isinstance(row, BadRow) else self._captioned(row, path.parent)
+            except Unusable as error:
+                yield error.at(row.file, row.line)
+
+    def _captioned(self, row: Row, folder: Path) -> Row:
+        meta = {**row.meta}
+        name = meta.pop(self.image_column, None)
+        if not isinstance(name, str) or not name:
+            detail = f"column '{self.image_column}' contains {name!r:.80}, expected the path of an image"
+            raise Unusable("missing_column", detail, row.text)
+        try:
+            path = inside(folder, name)
+        except UnsafePathError as error:
+            raise Unusable("unsafe_path", f"image: {error.detail}", row.text) from None
+        if (fault := problem(path)) is not None:
+            raise Unusable("missing_file", f"image {name!r:.200} {fault}", row.text)
+        try:
+            with open(path, "rb") as file:
+                data = file.read(self.max_bytes + 1)
+        except OSError as error:
+            raise Unusable("unreadable_file", f"image {name!r:.200}: {error}", row.text) from None
+        return self.with_image(row._replace(meta=meta), path, data, {"file": str(path)})
+
+
+class ImageFolderSource(FileSource):
+    """The captions of all files with their images."""
+
+    def describe(self) -> Any:
+        """Describe the caption files by their content, and the images by name, size and time of modification."""
+        images = []
+        for path in find_files(self.config):
+            for row in self.config.captions(path, self.opening):
+                with contextlib.suppress(UnsafePathError, OSError, AttributeError):  # they go to quarantine
+                    name = row.meta.get(self.config.image_column)
+                    about = inside(path.parent, name).stat()
+                    images.append([name, about.st_size, about.st_mtime_ns])
+        return {"captions": super().describe(), "images": fingerprint(images)}
+
+
+@config
+class WebDatasetConfig(ImageFilesConfig):
+    """Uncompressed tars in the WebDataset layout: consecutive members of one key are one sample.
+
+    `0001.jpg` and `0001.txt` are a sample with one caption; `0001.json` contains the columns. Nothing is extracted:
+    members are read at their offsets, and their names are never used as paths.
+    """
+
+    kind: str = "webdataset"
+
+    def open(self, opening: Opening) -> Source:
+        return FileSource(self, opening)
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of one archive."""
+        samples = itertools.groupby(_members(path), key=_key)
+        for number, (key, members) in enumerate(samples, start=1):
+            try:
+                fields, reference, data = self._sample(path, list(members), opening.max_row_bytes)
+                for row in self.rows_of(fields, file=str(path), line=number):
+                    yield row if isinstance(row, BadRow) else self.with_image(row, path, data, reference)
+            except Unusable as error:
+                yield BadRow(str(path), number, error.reason, f"sample {key!r:.200}: {error.detail}")
+
+    def _sample(
+        self, path: Path, members: list[tarfile.TarInfo], max_row_bytes: int
+    ) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+        """Return the columns of a sample, the reference to its image, and the bytes of the image."""
+        by_kind = {member.name.rpartition("/")[2].partition(".")[2].lower(): member for member in members}
+        pictures = [kind for kind in by_kind if kind in IMAGES]
+        if len(by_kind) < len(members) or not all(each.isreg() and not each.issparse() for each in members):
+            raise Unusable("wrong_type", "expected regular files of different types")
+        if len(pictures) != 1:
+            raise Unusable(
+                "missing_file", f"expected one image ({', '.join(IMAGES)}), found {', '.join(by_kind)}"[:300]
+            )
+        fields: dict[str, Any] = {}
+        for kind in ("json", "txt"):
+            if (member := by_kind.get(kind)) is not None:
+                raw = _read(path, member, max_row_bytes)
+                try:
+                    found = json_object(raw) if kind == "json" else {self.columns[0]: raw.decode("utf-8")}
+                except UnicodeDecodeError as error:
+                    raise Unusable("encoding", f".{kind} is not UTF-8 ({error})") from None
+                if twice := fields.keys() & found.keys():
+                    raise Unusable("wrong_type", f"both .json and .txt contain {', '.join(sorted(twice))}")
+                fields |= found
+        image = by_kind[pictures[0]]
+        return fields, {"tar": str(path), "offset": image.offset_data}, _read(path, image, self.max_bytes)
+
+
+def _key(member: tarfile.TarInfo) -> str:
+    folder, _, name = member.name.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}".lstrip("/")
+
+
+def _members(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive that are not folders.
+
+    Raises:
+        SourceError: it is compressed or damaged, or something other than zeros follows the last member: `tarfile` takes
+            a damaged header for the end.
+    """
+    number = 0
+    try:
+        with open_bytes(path) as file:
+            if file.read(4).startswith(_COMPRESSED):
+                raise OSError("its members cannot be read at their offsets, because it is compressed: decompress it")
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                number += 1
+                if not member.isdir():
+                    yield member
+            end = archive.offset
+        with open(path, "rb") as file:
+            file.seek(end)
+            zeros = 0
+            while piece := file.read(1 << 20):
+                zeros += len(piece)
+                if piece.strip(b"\0"):
+                    raise OSError(f"the bytes after byte {end} are neither a member nor the end of the archive")
+        if zeros < tarfile.BLOCKSIZE:
+            raise OSError(f"it ends at byte {end + zeros} without its end marker, so members may be missing")
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
+        raise damaged(path, number, error) from None
+
+
+def _read(path: Path, member: tarfile.TarInfo, most: int) -> bytes:
+    if member.size > most:
+        raise Unusable("oversized", f"{member.name!r:.200} has {member.size} bytes, at most {most} are read")
+    with open(path, "rb") as file:
+        file.seek(member.offset_data)
+        data = file.read(member.size)
+    if len(data) != member.size:
+        raise Unusable("broken_image", f"{member.name!r:.200} has {len(data)} of its {member.size} bytes")
+    return data
