@@ -19,7 +19,7 @@ from mm_ldlm.core.files import problem
 from mm_ldlm.core.kinds import Kinds, Registry
 from mm_ldlm.core.messages import escape, nearest, shorten, show, summarise
 from mm_ldlm.data.encoders.base import given_dim, no_encoder
-from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
+from mm_ldlm.data.features import LATENTS, from_encoder
 from mm_ldlm.pipelines.sampling.tasks import TASKS, problems, task_of
 from mm_ldlm.sampling.lengths import refuse_long
 from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
@@ -159,10 +159,11 @@ def _vector_checks(typed: Mapping[str, Any]) -> list[str]:
         if not given and source.has_vectors
     ]
     reason = no_encoder(encoder)
-    needed = needed_stores(model=typed["model"], objective=typed["objective"]) & {"token_vectors", "token_states"}
+    computed = from_encoder(objective=typed["objective"], model=typed["model"])
+    needed = [name for name in computed if name != LATENTS]
     if reason is not None and needed:
         found.append(
-            f"parameter 'encoder.for_new_texts': the model or the objective reads {', '.join(sorted(needed))}, which "
+            f"parameter 'encoder.for_new_texts': the model or the objective reads {', '.join(needed)}, which "
             f"an encoder computes, but {reason} Otherwise set model.token_vectors to random, or choose another "
             "objective."
         )
@@ -198,8 +199,8 @@ def check_files(typed: Mapping[str, Any], *, read: Collection[str], runs: Path |
             if not _exists(name) and not re.fullmatch(r"[0-9a-f]{32}", name)
         ]
     if "embedding" in read and "encoder" in typed:
-        needed = needed_stores(model=typed["model"], objective=typed["objective"])
-        lacking = typed["encoder"].missing() if needed & FROM_ENCODER else None
+        computed = from_encoder(objective=typed["objective"], model=typed["model"])
+        lacking = typed["encoder"].missing() if computed else None
         missing += [lacking] if lacking else []
     missing += [
         f"parameter '{section}.engine.kind': {lacking}"

@@ -1,12 +1,13 @@
 """Validated dataset: a manifest that names the stores of a corpus with their fingerprints.
 
 The validation pipeline commits `dataset.json`; it is the only data input that training, sampling and evaluation need.
-It always names records, tokens, index and tokenizer. It names latents with their normaliser, token vectors or further
-fields only if the objective or the model uses them.
+It always names records, tokens, index and tokenizer. It names features with their normalisers (`data.features`) only if
+the objective or the model uses them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,28 +19,38 @@ import numpy.typing as npt
 from mm_ldlm.core.errors import FingerprintError, StoreError
 from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.features import FEATURES, Field, feature_of
 from mm_ldlm.data.index import split_column
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.needs import MADE_FROM
 from mm_ldlm.models.base import DataShape
 
 NAME = "dataset.json"
 FORMAT_VERSION = 1
 REQUIRED = ("records", "tokens", "index", "tokenizer")
 """Stores that every dataset has."""
-NORMALISERS = {"latents": "normaliser", "token_states": "state_normaliser", "images": "image_normaliser"}
-"""Store of vectors → the store of their normaliser; a dataset with the first also needs the second."""
-_FOLDERS: dict[str, type[TextTokenizer] | type[Normaliser]] = {
-    "tokenizer": TextTokenizer, **dict.fromkeys(NORMALISERS.values(), Normaliser)
-}  # fmt: skip
-_KINDS = {name: name for name in ("records", "tokens", "index", "latents")} | {"token_vectors": "latents"}
-"""Kind of the stores that the project itself reads"""
-_MADE_FROM = MADE_FROM | {"latents": "records", "token_vectors": "tokenizer"}
-"""The store that a store was made from, which distinguishes two of one kind: latents of texts, vectors of tokens"""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A store in `dataset.json`: its path relative to the file's folder, its kind and its fingerprint."""
+
+    path: str
+    kind: str
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """Contents of `dataset.json`; `encoder` is the fingerprint of the encoder of the latents."""
+
+    format_version: int
+    fingerprint: str
+    encoder: str | None
+    stores: dict[str, Entry]
 
 
 class Dataset:
@@ -53,11 +64,11 @@ class Dataset:
         fingerprints: by store name, and of the encoder ("encoder") where the dataset has latents.
     """
 
-    def __init__(self, directory: Path, stores: Mapping[str, Mapping[str, str]], *, encoder: str | None) -> None:
+    def __init__(self, directory: Path, stores: Mapping[str, Entry], *, encoder: str | None) -> None:
         self.directory = Path(directory)
-        self._stores = {name: dict(about) for name, about in stores.items()}
+        self._stores = dict(stores)
         self._opened: dict[str, Any] = {}
-        self.fingerprints = {name: about["fingerprint"] for name, about in self._stores.items()}
+        self.fingerprints = {name: entry.fingerprint for name, entry in stores.items()}
         if encoder:
             self.fingerprints["encoder"] = encoder
 
@@ -68,22 +79,15 @@ class Dataset:
         Raises:
             StoreError: it is missing, damaged, or of another format version.
         """
-        path = Path(directory) / NAME
-        found = InputFile(path, remedy="Run `kedro run --pipeline=validation`.").json(dict)
-        version = found.get("format_version")
-        if version != FORMAT_VERSION:
-            raise StoreError(f"{path}: expected format version {FORMAT_VERSION}, found {version!r}. Validate again.")
-        stores = found.get("stores")
-        if not isinstance(stores, dict) or not all(_is_entry(about) for about in stores.values()):
-            raise StoreError(f"{path}: 'stores' must map each name to its path, kind and fingerprint. Validate again.")
-        if missing := [name for name in REQUIRED if name not in stores]:
-            raise StoreError(f"{path}: names no {missing[0]} (it has {', '.join(stores)}). Validate again.")
-        dataset = cls(Path(directory), stores, encoder=found.get("encoder"))
-        if found.get("fingerprint") != dataset.fingerprint:
-            raise StoreError(
-                f"{path}: expected the fingerprint {dataset.fingerprint} of its stores, found "
-                f"{found.get('fingerprint')}: the file was edited. Validate again."
-            )
+        file = InputFile(Path(directory) / NAME, remedy="Run `kedro run --pipeline=validation`.")
+        found: Document = file.json(Document)
+        if found.format_version != FORMAT_VERSION:
+            file.refuse(f"format version {FORMAT_VERSION}", str(found.format_version))
+        if missing := [name for name in REQUIRED if name not in found.stores]:
+            file.refuse(f"the store of the {missing[0]}", f"only {', '.join(found.stores)}")
+        dataset = cls(Path(directory), found.stores, encoder=found.encoder)
+        if found.fingerprint != dataset.fingerprint:
+            file.refuse(f"the fingerprint {dataset.fingerprint} of its stores", f"{found.fingerprint}: it was edited")
         return dataset
 
     @property
@@ -112,7 +116,7 @@ class Dataset:
                 f"validated for an objective and a model that do not use {name}; with the parameters of one that does, "
                 "run `kedro run --pipelines=embedding,validation`."
             )
-        return Path(os.path.normpath(self.directory / self._stores[name]["path"]))
+        return Path(os.path.normpath(self.directory / self._stores[name].path))
 
     def require(self, name: str) -> Any:
         """Open a store and compare it with its fingerprint.
@@ -122,8 +126,8 @@ class Dataset:
             FingerprintError: the store changed after the dataset was committed.
         """
         if name not in self._opened:
-            opened = _open(name, self.folder(name), self._stores[name]["kind"])
-            found, committed = _fingerprint(opened), self._stores[name]["fingerprint"]
+            opened, committed = _open(self.folder(name), self._stores[name].kind), self.fingerprints[name]
+            found = opened.manifest.fingerprint if isinstance(opened, ShardStore) else opened.fingerprint
             if found != committed:
                 raise FingerprintError(
                     f"{self.folder(name)}: its fingerprint is {found}, but {self.directory / NAME} was committed with "
@@ -137,9 +141,6 @@ class Dataset:
         """Open every store and compare it with its fingerprint."""
         for name in self._stores:
             self.require(name)
-
-    def _optional(self, name: str) -> Any:
-        return self.require(name) if name in self else None
 
     @property
     def records(self) -> ShardStore:
@@ -161,29 +162,21 @@ class Dataset:
         tokenizer: TextTokenizer = self.require("tokenizer")
         return tokenizer
 
-    @property
-    def latents(self) -> LatentStore | None:
-        """Raw encoder vectors; None for a dataset without latents."""
-        store: LatentStore | None = self._optional("latents")
-        return store
+    # -- features -----------------------------------------------------------------------------------------------------
 
-    @property
-    def normaliser(self) -> Normaliser | None:
-        """Normaliser of the latents; None for a dataset without latents."""
-        normaliser: Normaliser | None = self._optional("normaliser")
+    def field(self, name: str) -> Field:
+        """Open the values of a feature for the batches of a training."""
+        return feature_of(name).field(self.require(name), self.tokens)
+
+    def normaliser(self, name: str) -> Normaliser | None:
+        """Return the normaliser of a feature; None if its values are not standardised."""
+        folder = feature_of(name).normaliser_folder
+        normaliser: Normaliser | None = None if folder is None else self.require(folder)
         return normaliser
 
-    @property
-    def images(self) -> LatentStore | None:
-        """Images as vectors of their pixels, 0 to 1; None for a dataset without images."""
-        store: LatentStore | None = self._optional("images")
-        return store
-
-    @property
-    def token_vectors(self) -> LatentStore | None:
-        """Encoder's vector of each token; None if the model does not initialise its embeddings from them."""
-        store: LatentStore | None = self._optional("token_vectors")
-        return store
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """Read all rows (rows, d) of a feature."""
+        return feature_of(name).values(self.require(name))
 
     # -- examples -----------------------------------------------------------------------------------------------------
 
@@ -198,15 +191,19 @@ class Dataset:
     @property
     def shape(self) -> DataShape:
         """Sizes of the data that a model is built for."""
-        latents, images = self.latents, self.images
+        fields = {
+            name: self.field(name).shape
+            for name in self.names if name in FEATURES and feature_of(name).normaliser_folder is not None
+        }  # fmt: skip
+        latents, states = fields.get("latents"), fields.get("token_states")
         return DataShape(
             vocab_size=self.tokenizer.vocab_size,
             pad_id=self.tokenizer.pad_id,
             mask_id=self.tokenizer.mask_id,
             max_length=self.tokenizer.max_length,
-            latent_dim=None if latents is None else latents.dim,
-            state_dim=self.require("state_normaliser").dim if "token_states" in self else None,
-            image_size=None if images is None else tuple(images.manifest.meta["image_size"]),
+            latent_dim=None if latents is None else latents[0],
+            state_dim=None if states is None else states[0],
+            image_size=fields.get("images"),  # type: ignore[arg-type]
         )
 
 
@@ -214,84 +211,61 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
     """Write `dataset.json` for the stores in these folders and return the dataset.
 
     Args:
-        stores: folder of each store by name: "records", "tokens", "index", "tokenizer" and, where used, "latents" with
-            "normaliser", "token_states" with "state_normaliser", "images" with "image_normaliser", "token_vectors",
-            "token_clusters", and any further shard store that an objective reads.
+        stores: folder of each store by name: "records", "tokens", "index", "tokenizer", and those of features and of
+            their normalisers.
 
     Raises:
         StoreError: a store is missing or damaged, or a required store is not named.
         FingerprintError: the stores were not made from one another.
     """
     directory = Path(directory)
-    if missing := [name for name in REQUIRED if name not in stores]:
-        raise StoreError(
-            f"{directory}: expected the stores {', '.join(REQUIRED)}, found no {missing[0]} among {list(stores)}."
-        )
-    for name, normaliser in NORMALISERS.items():
-        if name in stores and normaliser not in stores:
-            raise StoreError(f"{directory}: a dataset with {name} needs their normaliser. {_AGAIN}")
-    about, made_from = {}, {}
+    features = {name: feature_of(name) for name in stores if name in FEATURES}
+    required = {*REQUIRED, *(cls.normaliser_folder for cls in features.values() if cls.normaliser_folder)}
+    if missing := sorted(required - stores.keys()):
+        raise StoreError(f"{directory}: expected the store '{missing[0]}', found only {', '.join(stores)}. {_AGAIN}")
+    entries: dict[str, Entry] = {}
+    made_from: dict[str, dict[str, str]] = {}
     for name, folder in stores.items():
-        if name in _FOLDERS:
-            found, kind = _fingerprint(_FOLDERS[name].load(folder)), name
-        else:
-            manifest = Manifest.read(folder)
-            found, kind, made_from[name] = manifest.fingerprint, manifest.kind, manifest.fingerprints
-            _refuse_other_store(name, folder, manifest)
         path = Path(os.path.relpath(Path(folder).resolve(), directory.resolve())).as_posix()
-        about[name] = {"path": path, "kind": kind, "fingerprint": found}
+        if Manifest.exists(folder):
+            manifest = Manifest.read(folder)
+            expected = features[name].kind if name in features else name
+            if manifest.kind != expected:
+                raise StoreError(
+                    f"{folder}: expected a store of kind '{expected}', found '{manifest.kind}'. Name its folder."
+                )
+            entries[name], made_from[name] = Entry(path, manifest.kind, manifest.fingerprint), manifest.fingerprints
+        else:
+            kind = name if name in REQUIRED else _NORMALISER
+            entries[name] = Entry(path, kind, _open(Path(folder), kind).fingerprint)
     for name, ingredients in made_from.items():
         for other, wanted in ingredients.items():
-            if other in about and about[other]["fingerprint"] != wanted:
+            if other in entries and entries[other].fingerprint != wanted:
                 raise FingerprintError(
-                    f"{stores[name]}: the {name} were made with {other} {wanted}, but the {other} in {stores[other]} "
-                    f"have fingerprint {about[other]['fingerprint']}. {_AGAIN}"
+                    f"{stores[name]}: expected the {name} to be made with {other} {entries[other].fingerprint}, which "
+                    f"{stores[other]} contains, found {wanted}. {_AGAIN}"
                 )
-    for name, normaliser in NORMALISERS.items():
-        if name not in stores:
-            continue
-        is_latents = about[name]["kind"] == "latents"
-        dim = LatentStore.open(stores[name]).dim if is_latents else Manifest.read(stores[name]).meta.get("dim")
-        if dim != (fitted := Normaliser.load(stores[normaliser]).dim):
-            raise StoreError(f"{stores[normaliser]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}")
+    for name, cls in features.items():
+        if cls.normaliser_folder is not None:
+            dim = ShardStore.open(stores[name], cls.kind).fixed(cls.column).dim
+            if dim != (fitted := Normaliser.load(stores[cls.normaliser_folder]).dim):
+                raise StoreError(
+                    f"{stores[cls.normaliser_folder]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}"
+                )
     encoder = made_from.get("latents", {}).get("encoder")
-    dataset = Dataset(directory, about, encoder=encoder)
-    document = {"format_version": FORMAT_VERSION, "fingerprint": dataset.fingerprint, "encoder": encoder}
-    write_json(directory / NAME, {**document, "stores": about})
+    dataset = Dataset(directory, entries, encoder=encoder)
+    document = Document(FORMAT_VERSION, dataset.fingerprint, encoder, entries)
+    write_json(directory / NAME, dataclasses.asdict(document))
     return dataset
 
 
-def _refuse_other_store(name: str, folder: str | Path, manifest: Manifest) -> None:
-    """Raise StoreError if a folder contains another store than the one that it is named as."""
-    if manifest.kind != _KINDS.get(name, manifest.kind):
-        raise StoreError(
-            f"{folder}: expected the store of the {name}, of kind '{_KINDS[name]}', found one of kind "
-            f"'{manifest.kind}'. Name its folder."
-        )
-    source = _MADE_FROM.get(name)
-    if source is not None and source not in manifest.fingerprints:
-        raise StoreError(
-            f"{folder}: expected the store of the {name}, made from {source}, found one made from "
-            f"{', '.join(manifest.fingerprints) or 'nothing'}. Name its folder."
-        )
+_NORMALISER = "normaliser"
+"""Kind of the normalisers; earlier versions wrote their names, which end in it."""
 
 
-def values(store: ShardStore) -> npt.NDArray[Any]:
-    """All values of a store, (rows, d): the column `latent` of a store of vectors, else the column `value`."""
-    found: npt.NDArray[Any] = store.fixed("latent" if store.manifest.kind == "latents" else "value").take(slice(None))
-    return found
-
-
-def _open(name: str, folder: Path, kind: str) -> Any:
-    if name in _FOLDERS:
-        return _FOLDERS[name].load(folder)
+def _open(folder: Path, kind: str) -> Any:
+    if kind == "tokenizer":
+        return TextTokenizer.load(folder)
+    if kind.endswith(_NORMALISER):
+        return Normaliser.load(folder)
     return (LatentStore if kind == "latents" else ShardStore).open(folder, kind)
-
-
-def _fingerprint(opened: Any) -> str:
-    value: str = opened.manifest.fingerprint if isinstance(opened, ShardStore) else opened.fingerprint
-    return value
-
-
-def _is_entry(about: Any) -> bool:
-    return isinstance(about, dict) and all(isinstance(about.get(key), str) for key in ("path", "kind", "fingerprint"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -110,20 +109,6 @@ def latents_of(dataset: Dataset, rows: Rows) -> npt.NDArray[np.float32]:
     """Read raw latents (n, d) float32 of store rows; StoreError if the dataset has no latents."""
     found: npt.NDArray[np.float32] = dataset.require("latents").take(rows)
     return found
-
-
-def images_of(dataset: Dataset, rows: Rows) -> npt.NDArray[np.float32]:
-    """Read images (n, height, width, channels) of store rows, 0 to 1; StoreError if the dataset has no images."""
-    store = dataset.require("images")
-    found: npt.NDArray[np.float32] = store.take(rows).reshape(-1, *store.manifest.meta["image_size"])
-    return found
-
-
-def labels_of(dataset: Dataset, rows: Rows) -> list[str | None]:
-    """Read the label of each record of these store rows, `label` in its `meta`; None for a record without one."""
-    listed = dataset.records.take(rows).column("meta").to_pylist()
-    found = (json.loads(meta).get("label") if meta else None for meta in listed)
-    return [None if label is None else str(label) for label in found]
 
 
 def rows_of_ids(dataset: Dataset, ids: Sequence[str]) -> Rows:

@@ -19,9 +19,9 @@ from mm_ldlm.core.errors import CheckpointError, ConfigurationError, Fingerprint
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.dataset import values
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import parse_encoder
+from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
@@ -139,7 +139,10 @@ def build_root(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
         stores: folder with the stores that the objective is made from.
     """
     model_config, objective_config = kinds_of(config)
-    own = {name: torch.from_numpy(values(ShardStore.open(stores / name))) for name in objective_config.stores}
+    own = {
+        name: torch.from_numpy(feature_of(name).values(ShardStore.open(stores / name)))
+        for name in objective_config.stores
+    }
     objective = objective_config.build(config["shape"], **own)
     model = model_config.build(config["shape"], generator=torch.Generator().manual_seed(0))
     if isinstance(objective, BuildsOnModel):

@@ -12,18 +12,16 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
-from mm_ldlm.data.dataset import NORMALISERS, Dataset, values
-from mm_ldlm.families.ccdd import token_states
+from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.features import feature_of
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Ints, Source
 from mm_ldlm.training.spec import TrainingSpec
 
 
 def stores_of_fields(fields: Collection[str]) -> tuple[str, ...]:
-    """List the stores that the fields of a batch are read from: vectors with their normaliser, others by name."""
-    return tuple(
-        store for field in fields for store in ((field, NORMALISERS[field]) if field in NORMALISERS else (field,))
-    )
+    """List the stores that the fields of a batch are read from, each with its normaliser if it has one."""
+    return tuple(store for field in fields for store in (field, feature_of(field).normaliser_folder) if store)
 
 
 class StoreSource:
@@ -33,37 +31,16 @@ class StoreSource:
         self._rows, self.lengths = dataset.rows(split), dataset.lengths(split)
         self.pad_id = dataset.tokenizer.pad_id
         self._tokens = dataset.tokens.lists("input_ids")
-        self._columns = {name: dataset.require(name).fixed(_COLUMNS.get(name, "value")) for name in fields}
-        self._normalisers = {name: dataset.require(NORMALISERS[name]) for name in fields if name in NORMALISERS}
-        # Token states have one row for each token; those of other fields are the rows of the records.
-        per_token = "token_states" in fields
-        self._starts = token_states.starts(dataset.tokens.ints("length").take(slice(None))) if per_token else None
+        self._fields = {name: (dataset.field(name), dataset.normaliser(name)) for name in fields}
 
     def tokens(self, rows: Ints, *, length: int) -> Ints:
         return self._tokens.padded(self._rows[rows], pad=self.pad_id, length=length)
 
     def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        if name == "token_states":
-            return self._states(self._rows[rows])
-        return self._standardised(name, self._columns[name].take(self._rows[rows]))
-
-    def _states(self, records: Ints) -> npt.NDArray[np.float32]:
-        """Read the states of the tokens of these records, (n, L, d), padded with 0 to the longest of them."""
-        assert self._starts is not None
-        found_nd = self._columns["token_states"].take(token_states.rows_of_tokens(self._starts, records))
-        lengths = self._starts[records + 1] - self._starts[records]
-        out = np.zeros((len(records), int(lengths.max(initial=0)), found_nd.shape[1]), np.float32)
-        out[np.arange(out.shape[1]) < lengths[:, None]] = self._standardised("token_states", found_nd)
-        return out
-
-    def _standardised(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if name not in self._normalisers:
-            return values
-        return np.asarray(self._normalisers[name].standardise(values.astype(np.float32)), np.float32)
+        field, normaliser = self._fields[name]
+        return field.batch(self._rows[rows], normaliser=normaliser)
 
 
-_COLUMNS = {"latents": "latent", "images": "latent", "token_states": token_states.COLUMN}
-"""Column of a field's store, if it is not "value"."""
 _COUNTED_ROWS = 8192
 """Rows that are read at once while tokens are counted"""
 
@@ -102,7 +79,7 @@ class Data:
     validation: Source | None
     shape: DataShape
     folders: dict[str, Path]
-    """folders copied into every checkpoint: tokenizer, normaliser of latents or images, stores of the objective"""
+    """folders copied into every checkpoint: tokenizer, normalisers, stores of the objective"""
     token_vectors: npt.NDArray[np.float32] | None = None
     """(vocab_size, d): initial token embeddings, if they are not random"""
     stores: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
@@ -128,17 +105,14 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
     if not len(dataset.rows("train")):
         raise no_examples(dataset.directory)
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
-    carried = (
-        "tokenizer",
-        *(NORMALISERS[name] for name in ("latents", "images") if name in fields),
-        *spec.objective.stores,
-    )
-    vectors = dataset.require("token_vectors") if "token_vectors" in spec.model.stores else None
+    normalisers = [store for store in stores_of_fields(fields) if store not in fields]
+    carried = ("tokenizer", *normalisers, *spec.objective.stores)
+    starts_from_vectors = "token_vectors" in spec.model.stores
     return Data(
         train=StoreSource(dataset, "train", fields=fields),
         validation=validation,
         shape=spec.shape,
         folders={name: dataset.folder(name) for name in carried},
-        token_vectors=None if vectors is None else values(vectors),
-        stores={name: values(dataset.require(name)) for name in spec.objective.stores},
+        token_vectors=dataset.values("token_vectors") if starts_from_vectors else None,
+        stores={name: dataset.values(name) for name in spec.objective.stores},
     )

@@ -14,10 +14,9 @@ import torch
 
 from mm_ldlm.core.config import parse, parse_kind, to_dict
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.data.corpus.record import LABEL
-from mm_ldlm.data.dataset import Dataset, values
+from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.features import feature_of
 from mm_ldlm.distributed.launch import with_environment
-from mm_ldlm.families.classification.labels import refuse_other_labels
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan
@@ -54,9 +53,9 @@ def plan(
     stores = ("index", "tokens", *read, *typed_model.stores, *typed_objective.stores)
     for name in stores:
         dataset.require(name)
-    if "labels" in read:
-        refuse_other_labels(dataset.require("labels"), key=getattr(typed_objective, "label", LABEL))
-    own = {name: torch.from_numpy(values(dataset.require(name))) for name in typed_objective.stores}
+    for name in (*typed_objective.fields, *typed_objective.stores):
+        feature_of(name).refuse_other(dataset.require(name), objective=typed_objective)
+    own = {name: torch.from_numpy(dataset.values(name)) for name in typed_objective.stores}
     noise_ids = typed_objective.noise_ids(dataset.shape, **own)
     typed_training = parse(TrainingConfig, training, at="training")
     _refuse_other_vocabulary(typed_training, runs, dataset)

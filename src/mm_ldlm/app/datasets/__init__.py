@@ -6,6 +6,7 @@ of a run, tables whose columns may contain lists, and the table of samples. The 
 here computes.
 """
 
+from mm_ldlm.app.datasets.features import FeaturesDataset
 from mm_ldlm.app.datasets.folder import FolderDataset
 from mm_ldlm.app.datasets.run import RunDataset
 from mm_ldlm.app.datasets.samples import SamplesDataset
@@ -16,6 +17,7 @@ from mm_ldlm.app.datasets.validated import ValidatedDataset
 from mm_ldlm.app.datasets.workspace import WorkspaceDataset
 
 __all__ = [
+    "FeaturesDataset",
     "FolderDataset",
     "RunDataset",
     "SamplesDataset",

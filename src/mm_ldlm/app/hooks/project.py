@@ -78,9 +78,9 @@ class ProjectHooks:
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol, conf_catalog: Mapping[str, Any]) -> None:
-        """Add the parameter `{name}_workspace` of every store `{name}`: its folder, which a node fills."""
+        """Add the parameter `{name}_workspace` of every store, and of the features: its folder, which a node fills."""
         for name, entry in conf_catalog.items():
-            if str(entry.get("type")).endswith("StoreDataset"):
+            if str(entry.get("type")).endswith(("StoreDataset", "FeaturesDataset")):
                 catalog[f"params:{name}_workspace"] = WorkspaceDataset(filepath=entry["filepath"])
 
     @hook_impl

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.messages import duration, escape, shorten
-from mm_ldlm.data.store.needs import FROM_ENCODER, needed_stores
+from mm_ldlm.data.features import from_encoder
 
 _MEASURED = ("embedding", "training")
 """Pipelines that measure their own speed and show how long they take"""
@@ -46,7 +46,7 @@ def _details(pipeline: str, typed: Mapping[str, Any]) -> str:
         return _name(", ".join(dict.fromkeys(source.kind for source in typed["ingestion"].sources)))
     if pipeline == "embedding" and "encoder" in typed:
         encoder = typed["encoder"]
-        if {"model", "objective"} <= typed.keys() and not FROM_ENCODER & needed_stores(
+        if {"model", "objective"} <= typed.keys() and not from_encoder(
             model=typed["model"], objective=typed["objective"]
         ):
             return "needs no encoder"

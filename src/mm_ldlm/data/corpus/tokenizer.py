@@ -90,6 +90,9 @@ class TextTokenizer:
         fingerprint: digest of everything that decides the ids of a text.
     """
 
+    directory: Path | None = None
+    """where it was loaded from"""
+
     def __init__(self, base: Any, *, max_length: int, kept: npt.NDArray[np.int64] | None = None) -> None:
         self.base = base
         base.no_padding()
@@ -286,6 +289,7 @@ class TextTokenizer:
                 f"{directory}: expected a tokenizer with fingerprint {expected}, found "
                 f"{tokenizer.fingerprint}: tokenizer.json or vocabulary.json was changed. Run ingestion again."
             )
+        tokenizer.directory = directory
         return tokenizer
 
 

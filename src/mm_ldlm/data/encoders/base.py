@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.side import SideStore
+    from mm_ldlm.data.latents.config import ExtractConfig
+    from mm_ldlm.data.store import Manifest, ShardStore
 
 
 class LocatedEncoder(Protocol):
@@ -141,6 +143,10 @@ class GivenVectors(Protocol):
     @property
     def for_new_texts(self) -> EncoderConfig | None:
         """An encoder that can embed texts without a vector, or None."""
+        ...
+
+    def take_over(self, records: ShardStore, *, config: ExtractConfig, workspace: Path) -> Manifest:
+        """Fill the latent store of the records with their vectors and commit it."""
         ...
 
 

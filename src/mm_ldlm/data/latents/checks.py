@@ -16,8 +16,9 @@ import numpy.typing as npt
 from mm_ldlm.core.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, locate_encoder
+from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import alignment, statistics
-from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
+from mm_ldlm.data.latents.config import ValidationConfig
 from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.latents.spot_check import check_spots
 from mm_ldlm.data.store import ShardStore
@@ -39,39 +40,31 @@ class Outcome:
 
 
 def validate(
+    plan: Mapping[str, Feature],
+    inputs: Inputs,
     *,
-    records: ShardStore,
-    tokens: ShardStore,
-    latents: ShardStore | None,
-    images: ShardStore | None = None,
-    tokenizer: TextTokenizer,
     encoder: EncoderConfig,
-    extraction: ExtractConfig,
     config: ValidationConfig,
     evaluation_sets: Mapping[str, Sequence[str]],
     seed: int,
 ) -> Outcome:
-    """Check records, tokens and latents against each other, the tokenizer and the encoder.
+    """Check the stores against one another, the tokenizer and the encoder; `inputs` has the stores of all features.
 
-    `latents` is None for an objective without latents; the encoder is then neither located nor compared. `images` is
-    None for an objective without images.
+    Without latents, the encoder is neither located nor compared.
     """
-    found = Findings()
-    located = None
+    found, records, tokens = Findings(), inputs.records, inputs.tokens
+    latents, located = inputs.features.get("latents"), None
     if latents is not None:
         located = locate_encoder(encoder, expected=latents.manifest.fingerprints.get("encoder"))
-    stores = [store for store in (records, tokens, latents, images) if store is not None]
-    _check_fingerprints(found, records, tokens, latents, images, tokenizer=tokenizer, located=located)
-    readable = _check_bytes(found, *stores, checksums=config.verify_checksums)
-    has_vectors = (
-        latents is not None
-        and located is not None
-        and _check_shapes(found, latents, located=located, extraction=extraction)
-    )
+    stores = {"records": records, "tokens": tokens, **inputs.features}
+    _check_fingerprints(found, stores, tokenizer=inputs.tokenizer, located=located)
+    readable = _check_bytes(found, *stores.values(), checksums=config.verify_checksums)
+    has_vectors = latents is not None and located is not None and _check_shapes(found, latents, located=located)
     measured = None
     if readable:
-        alignment.check_ids(found, *stores)
-        alignment.check_tokens(found, tokens, tokenizer=tokenizer)
+        aligned = [inputs.features[name] for name, feature in plan.items() if feature.row_of == "record"]
+        alignment.check_ids(found, records, tokens, *aligned)
+        alignment.check_tokens(found, tokens, tokenizer=inputs.tokenizer)
         alignment.check_texts(found, records, evaluation_sets=evaluation_sets, on_leakage=config.on_leakage)
     if readable and has_vectors and latents is not None and located is not None:
         measured = statistics.measure(latents, plot_rows=config.plot_rows, seed=seed)
@@ -92,69 +85,53 @@ def validate(
                 "validation.max_quarantine_fraction."
             ),
         )
+    for name, feature in plan.items():  # records that a feature refuses do not count against the fraction
+        feature.check(found, inputs.features[name], records)
+    quarantined = len(found.failing)
     report = {
         "passed": not found.errors,
         "rows": len(records),
-        "valid": len(records) - len(failing),
-        "quarantined": len(failing),
+        "valid": len(records) - quarantined,
+        "quarantined": quarantined,
         "quarantine": {check: len(rows) for check, rows in sorted(found.rows.items())},
         "findings": found.plain(),
         "encoder": located.describe() if located is not None else None,
         "statistics": measured.summary() if measured is not None else {},
-        "fingerprints": {
-            name: store.manifest.fingerprint
-            for name, store in (("records", records), ("tokens", tokens), ("latents", latents), ("images", images))
-            if store is not None
-        },
+        "fingerprints": {name: store.manifest.fingerprint for name, store in stores.items()},
+        **found.facts,
     }
     return Outcome(report, found.rows, measured)
 
 
 def _check_fingerprints(
-    found: Findings,
-    records: ShardStore,
-    tokens: ShardStore,
-    latents: ShardStore | None,
-    images: ShardStore | None,
-    *,
-    tokenizer: TextTokenizer,
-    located: LocatedEncoder | None,
+    found: Findings, stores: Mapping[str, ShardStore], *, tokenizer: TextTokenizer, located: LocatedEncoder | None
 ) -> None:
     """Check that each store was made from the present other stores, encoder and tokenizer."""
-    wanted: list[tuple[ShardStore, str, str, str, str]] = [
-        (tokens, "records", records.manifest.fingerprint, "the ingestion pipeline", "the records"),
-        (tokens, "tokenizer", tokenizer.fingerprint, "the ingestion pipeline", "the tokenizer"),
-    ]
-    if latents is not None and located is not None:
-        wanted += [
-            (latents, "records", records.manifest.fingerprint, "the embedding pipeline", "the records"),
-            (
-                latents,
-                "encoder",
-                located.fingerprint,
-                "the embedding pipeline",
-                f"encoder '{located.name}' as configured",
-            ),
-        ]
-    if images is not None:
-        wanted.append((images, "records", records.manifest.fingerprint, "the embedding pipeline", "the records"))
-    for store, name, expected, pipeline, what in wanted:
-        stored = store.manifest.fingerprints.get(name)
-        if stored != expected:
-            made = store.manifest.meta.get("encoder", {})
-            by = (
-                f" ({made.get('name')}, revision {made.get('revision')}, dimension {made.get('dim')})"
-                if name == "encoder"
-                else ""
-            )
-            found.add(
-                "error",
-                name,
-                f"the {store.manifest.kind} in {store.directory} were made with {name} {stored}{by}, but {what} has "
-                f"fingerprint {expected}.",
-                count=len(store),
-                remedy=f"Restore the earlier settings, or remove the directory and run {pipeline} again.",
-            )
+    present = {name: store.manifest.fingerprint for name, store in stores.items()}
+    present["tokenizer"] = tokenizer.fingerprint
+    if located is not None:
+        present["encoder"] = located.fingerprint
+    for kind, store in stores.items():
+        pipeline = "ingestion" if kind == "tokens" else "embedding"
+        for name, stored in store.manifest.fingerprints.items():
+            expected = present.get(name, stored)
+            if stored != expected:
+                made = store.manifest.meta.get("encoder", {})
+                by = (
+                    f" ({made.get('name')}, revision {made.get('revision')}, dimension {made.get('dim')})"
+                    if name == "encoder"
+                    else ""
+                )
+                found.add(
+                    "error",
+                    name,
+                    f"the {kind} in {store.directory} were made with {name} {stored}{by}, but the present {name} has "
+                    f"fingerprint {expected}.",
+                    count=len(store),
+                    remedy=(
+                        f"Restore the earlier settings, or remove the directory and run the {pipeline} pipeline again."
+                    ),
+                )
 
 
 def _check_bytes(found: Findings, *stores: ShardStore, checksums: bool) -> bool:
@@ -201,20 +178,14 @@ def _shard_check(error: StoreError) -> str:
     return "truncated shard" if isinstance(error, TruncatedShardError) else "unreadable shard"
 
 
-def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncoder, extraction: ExtractConfig) -> bool:
-    """Check the dimension against encoder and manifest, and the stored type against the parameters.
-
-    Return whether the column holds vectors, so that they can be measured.
-    """
+def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncoder) -> bool:
+    """Check the dimension against encoder and manifest; return whether there are vectors to be measured."""
     try:
         column = latents.fixed("latent")
     except StoreError as error:
         found.add("error", "columns", str(error))
         return False
-    for what, expected in (
-        ("the encoder", located.dim),
-        ("the manifest", latents.manifest.meta.get("dim")),
-    ):
+    for what, expected in (("the encoder", located.dim), ("the manifest", latents.manifest.meta.get("dim"))):
         if expected is not None and expected != column.dim:
             found.add(
                 "error",
@@ -223,14 +194,6 @@ def _check_shapes(found: Findings, latents: ShardStore, *, located: LocatedEncod
                 count=len(latents),
                 remedy="Choose the encoder (and encoder.truncate_dim) of the stored vectors, or embed again.",
             )
-    if column.dtype.name != extraction.dtype:
-        found.add(
-            "error",
-            "dtype",
-            f"the vectors are stored as {column.dtype.name}, but embedding.dtype is {extraction.dtype}.",
-            count=len(latents),
-            remedy="Set embedding.dtype to the stored type, or embed again.",
-        )
     return True
 
 

@@ -1,4 +1,4 @@
-"""Parameters of the extraction, the token clusters and the validation of latents."""
+"""Parameters of the extraction and of the validation."""
 
 from __future__ import annotations
 
@@ -60,17 +60,6 @@ class ExtractConfig:
                 f"expected 1, because the engine {self.engine.kind} has nodes of its own, found {self.launch.nodes}",
                 "launch.nodes",
             )
-
-
-@config
-class TokenClustersConfig:
-    """Clusters of the vocabulary, for text processes that are made from them.
-
-    Attributes:
-        count: number of clusters; the HDLM paper uses 64 and 128 for vocabularies of 30,000 to 50,000 ids.
-    """
-
-    count: Rows = 64
 
 
 @config

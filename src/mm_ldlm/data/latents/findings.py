@@ -42,6 +42,8 @@ class Findings:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.rows: dict[str, npt.NDArray[np.int64]] = {}
+        self.facts: dict[str, Any] = {}
+        """further entries of the report"""
 
     def add(
         self,

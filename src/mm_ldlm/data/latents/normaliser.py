@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import Rows, config
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.core.files import InputFile, write_bytes, write_json
+from mm_ldlm.core.files import InputFile, inside, write_bytes, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -193,6 +193,36 @@ class Normaliser:
         import torch
 
         return torch.as_tensor(array, dtype=x.dtype, device=x.device)
+
+
+class Normalisers(dict[str, Normaliser]):
+    """Normalisers by the name of their folder.
+
+    Attributes:
+        directory: where they were loaded from.
+    """
+
+    directory: Path | None = None
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Folder of each normaliser, after loading."""
+        assert self.directory is not None
+        return {name: self.directory / name for name in self}
+
+    def save(self, directory: str | Path) -> None:
+        """Write each into a folder, then the list of the names."""
+        for name, normaliser in self.items():
+            normaliser.save(Path(directory) / name)
+        write_json(Path(directory) / "normalisers.json", list(self))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Normalisers:
+        """Read what `save` wrote; StoreError if it is missing or damaged."""
+        names = InputFile(Path(directory) / "normalisers.json", remedy="Run the validation pipeline.").json(list[str])
+        found = cls({name: Normaliser.load(inside(directory, name)) for name in names})
+        found.directory = Path(directory)
+        return found
 
 
 def norms(standard_nd: npt.NDArray[Any]) -> Matrix:

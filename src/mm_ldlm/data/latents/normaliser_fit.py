@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.data.latents.normaliser import Matrix, Normaliser, NormaliserConfig, norms
+from mm_ldlm.data.features import Feature
+from mm_ldlm.data.index import split_column
+from mm_ldlm.data.latents.normaliser import Matrix, Normaliser, NormaliserConfig, Normalisers, norms
 from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store.columns import FixedColumn
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +30,31 @@ _NORMAL_IQR = 1.3489795003921634  # of a unit normal
 _READ_ROWS = 16_384
 
 
-def fit(
-    latents: ShardStore,
-    *,
-    rows: npt.NDArray[np.int64],
-    config: NormaliserConfig,
-    unit_norm: bool,
-    column: str = "latent",
-) -> Normaliser:
-    """Fit a normaliser on these rows of a store of vectors (those of the training split).
+def fit_all(
+    plan: Mapping[str, Feature], stores: Mapping[str, ShardStore], *, tokens: ShardStore, index: ShardStore
+) -> Normalisers:
+    """Fit the normalisers of the features that have one, on the valid training examples.
+
+    The ranges of those with one row for each record are those of the validation split.
+    """
+    found = Normalisers()
+    train, validation = (split_column(index, split, "row") for split in ("train", "validation"))
+    for name, feature in plan.items():
+        if feature.normaliser_folder is None:
+            continue
+        field = feature.field(stores[name], tokens)
+        fitted = fit(
+            field.column, rows=field.rows(train), config=feature.standardisation,
+            unit_norm=feature.unit_norm(stores[name]),
+        )  # fmt: skip
+        if feature.row_of == "record":
+            fitted = calibrated(fitted, field.column, rows=validation)
+        found[feature.normaliser_folder] = fitted
+    return found
+
+
+def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool) -> Normaliser:
+    """Fit a normaliser on these rows of a column of vectors (those of the training split).
 
     The numbers do not depend on the number of threads, which changes the order of the sums in a product of matrices.
 
@@ -49,43 +68,36 @@ def fit(
         )
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(limits=1):
-        return _fit(latents, rows, config, unit_norm, column)
-
-
-def _fit(
-    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool, column: str
-) -> Normaliser:
-    if config.kind == "robust":
-        return _fit_robust(latents, rows, config, unit_norm, column)
-    mean_d, moments = _moments(_pieces(latents, rows, column), full=config.kind == "whitening")
     count = len(rows)
-    if config.kind == "whitening":
-        return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
-    std = np.sqrt(moments / max(count - 1, 1))
-    if config.kind == "one_scale":
-        return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
-    return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
+    with threadpool_limits(limits=1):
+        if config.kind == "robust":
+            return _fit_robust(column, rows, config, unit_norm)
+        mean_d, moments = _moments(_pieces(column, rows), full=config.kind == "whitening")
+        if config.kind == "whitening":
+            return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
+        std = np.sqrt(moments / max(count - 1, 1))
+        if config.kind == "one_scale":
+            return _one_scale(mean_d, std, rows=count, unit_norm=unit_norm)
+        return _per_dimension("standard", mean_d, std, rows=count, unit_norm=unit_norm)
 
 
-def calibrated(normaliser: Normaliser, latents: ShardStore, *, rows: npt.NDArray[np.int64]) -> Normaliser:
+def calibrated(normaliser: Normaliser, column: FixedColumn, *, rows: npt.NDArray[np.int64]) -> Normaliser:
     """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are any."""
     if not len(rows):
         return normaliser
-    found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(latents, rows, "latent")])
+    found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(column, rows)])
     low, high = np.quantile(found, TYPICAL_QUANTILES)
     return dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
 
 
-def _pieces(latents: ShardStore, rows: npt.NDArray[np.int64], name: str) -> Iterator[Matrix]:
-    column = latents.fixed(name)
+def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
     rows = np.sort(rows)
     for start in range(0, len(rows), _READ_ROWS):
         piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
         if not np.isfinite(piece).all():
             bad = rows[start + int(np.flatnonzero(~np.isfinite(piece).all(1))[0])]
             raise StoreError(
-                f"{latents.directory}: row {bad} contains a number that is not finite. Validate before fitting."
+                f"{column.store.directory}: row {bad} contains a number that is not finite. Validate before fitting."
             )
         yield piece
 
@@ -112,12 +124,12 @@ def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
 
 
 def _fit_robust(
-    latents: ShardStore, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool, column: str
+    column: FixedColumn, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool
 ) -> Normaliser:
     chosen = (
         rows if len(rows) <= config.robust_rows else rows[np.linspace(0, len(rows) - 1, config.robust_rows).astype(int)]
     )
-    values = np.concatenate(list(_pieces(latents, chosen, column)))
+    values = np.concatenate(list(_pieces(column, chosen)))
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
     return _per_dimension("robust", median, (high - low) / _NORMAL_IQR, rows=len(rows), unit_norm=unit_norm)
 

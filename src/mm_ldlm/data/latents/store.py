@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.features import Feature
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.store.columns import Rows
 
@@ -31,6 +34,26 @@ def table(ids: list[str], vectors_nd: npt.NDArray[Any], *, dtype: StoredType) ->
     return pa.Table.from_arrays(
         [pa.array(ids, pa.string()), pa.FixedSizeListArray.from_arrays(flat, dim)], schema=schema(dim, dtype)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Latents(Feature):
+    """The encoder's vector of each record."""
+
+    normaliser: NormaliserConfig
+
+    name = kind = KIND
+    column = "latent"
+    from_encoder = True
+    normaliser_folder = "normaliser"
+
+    @property
+    def standardisation(self) -> NormaliserConfig:
+        return self.normaliser
+
+    @classmethod
+    def unit_norm(cls, store: ShardStore) -> bool:
+        return bool(store.manifest.meta["encoder"]["normalised"])
 
 
 class LatentStore(ShardStore):

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.encoders import EncoderConfig, load_encoder, locate_encoder
+from mm_ldlm.data.encoders.base import EncoderConfig
+from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.store import Manifest, ShardStore
-from mm_ldlm.data.store.writer import write_shard
+from mm_ldlm.data.store import Manifest, ShardStore, write_shard
 
 
-def embed_vocabulary(tokenizer: TextTokenizer, *, encoder: EncoderConfig, workspace: Path) -> Manifest:
-    """Write a store of kind "latents" with one row per token id, in the order of the ids.
+@dataclasses.dataclass(frozen=True)
+class TokenVectors(Feature):
+    """One vector per token id, in the order of the ids.
 
-    Each token is encoded by itself, as plain text (word pieces without their continuation prefix). An intact store of
+    Each token is encoded by itself, as plain text (word pieces without their continuation prefix). A finished store of
     the same tokenizer and encoder is kept, so that its bytes do not change if the encoder repeats vectors only
     approximately.
-
-    Raises:
-        EncoderError: The vector of a token is not finite, or the encoder changed in between.
     """
-    earlier = Manifest.read(workspace) if Manifest.exists(workspace) else None
-    located = locate_encoder(encoder, expected=earlier.fingerprints.get("encoder") if earlier else None)
-    made_from = {"tokenizer": tokenizer.fingerprint, "encoder": located.fingerprint}
-    if earlier and earlier.fingerprints == made_from and _is_intact(workspace, earlier):
-        return earlier
-    tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
-    loaded = load_encoder(encoder, located=located)
-    vectors_Vd = loaded.encode([token.removeprefix("##").replace("▁", " ").strip() or token for token in tokens])
-    if not np.isfinite(vectors_Vd).all():
-        bad = tokens[int(np.flatnonzero(~np.isfinite(vectors_Vd).all(1))[0])]
-        raise EncoderError(
-            f"expected finite token vectors, found NaN or infinity for the token {bad!r}. Set model.token_vectors to "
-            "'random', or encode in float32."
-        )
-    loaded.verify()
-    shard = write_shard(workspace, "part-00000.arrow", latent_store.table(tokens, vectors_Vd, dtype="float32"))
-    return Manifest(
-        kind=latent_store.KIND, rows=len(tokens), shards=(shard,),
-        fingerprints=made_from,
-        meta={"dim": int(vectors_Vd.shape[1])},
-    )  # fmt: skip
 
+    encoder: EncoderConfig
 
-def _is_intact(workspace: Path, manifest: Manifest) -> bool:
-    """Return whether every shard exists and has the recorded checksum."""
-    paths = [workspace / shard.name for shard in manifest.shards]
-    return all(path.is_file() for path in paths) and not ShardStore(workspace, manifest).damaged_shards()
+    name = "token_vectors"
+    kind = latent_store.KIND
+    column = "latent"
+    row_of = "id"
+    from_encoder = True
+
+    def make(self, inputs: Inputs, workspace: Path) -> Manifest:
+        """Encode every token.
+
+        Raises:
+            EncoderError: The vector of a token is not finite, or the encoder changed in between.
+        """
+        tokenizer = inputs.tokenizer
+        earlier = Manifest.read(workspace).fingerprints.get("encoder") if Manifest.exists(workspace) else None
+        located = self.encoder.locate(expected=earlier)
+        made_from = {"tokenizer": tokenizer.fingerprint, "encoder": located.fingerprint}
+        if (kept := ShardStore.finished(workspace, made_from)) is not None:
+            return kept
+        tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+        loaded = self.encoder.load(located, device=None)
+        vectors_Vd = loaded.encode([token.removeprefix("##").replace("▁", " ").strip() or token for token in tokens])
+        if not np.isfinite(vectors_Vd).all():
+            bad = tokens[int(np.flatnonzero(~np.isfinite(vectors_Vd).all(1))[0])]
+            raise EncoderError(
+                f"expected finite token vectors, found NaN or infinity for the token {bad!r}. Set model.token_vectors "
+                "to 'random', or encode in float32."
+            )
+        loaded.verify()
+        shard = write_shard(workspace, "part-00000.arrow", latent_store.table(tokens, vectors_Vd, dtype="float32"))
+        manifest = Manifest(
+            kind=self.kind, rows=len(tokens), shards=(shard,), fingerprints=made_from,
+            meta={"dim": int(vectors_Vd.shape[1])},
+        )  # fmt: skip
+        manifest.write(workspace)
+        return manifest

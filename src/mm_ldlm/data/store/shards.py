@@ -14,7 +14,7 @@ import itertools
 import mmap
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,6 +107,22 @@ class ShardStore:
         if wrong:
             more = f" ({len(wrong) - 1} more shards are wrong)" if len(wrong) > 1 else ""
             raise type(wrong[0])(f"{wrong[0]}{more}. {REMEDY}")
+
+    @classmethod
+    def finished(cls, directory: str | Path, fingerprints: Mapping[str, str]) -> Manifest | None:
+        """Return the manifest of a finished store that was made from these inputs; None if there is none.
+
+        None as well if a shard is missing or its checksum differs.
+        """
+        if not Manifest.exists(directory):
+            return None
+        manifest = Manifest.read(directory)
+        if manifest.fingerprints != fingerprints:
+            return None
+        try:
+            return None if cls.open(directory).damaged_shards() else manifest
+        except StoreError:
+            return None
 
     def verify(self) -> None:
         """Read every byte and compare checksums.

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.features import LATENTS, planned
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.needs import needed_stores
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 
 PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of every session."""
-DATA = {"ingestion": ("records", "tokens"), "embedding": ("latents", "token_vectors", "token_states", "images")}
-"""Pipelines that a session starts with where one of these stores is missing."""
 PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards."""
 _NO_RESULT = ("comparison", "export", "reporting", "tracking", "results")
@@ -130,8 +128,13 @@ def sessions_of(
                     folder=place.as_posix(),
                     paths={name: (project / paths[name]).as_posix() for name in PATHS},
                     stores={
-                        pipeline: [(project / paths[name]).as_posix() for name in names if _reads(typed, name)]
-                        for pipeline, names in DATA.items()
+                        "ingestion": [(project / paths[name]).as_posix() for name in ("records", "tokens")],
+                        "embedding": [
+                            (
+                                project / (paths[name] if name == LATENTS else f"{paths['features']}/{feature.folder}")
+                            ).as_posix()
+                            for name, feature in planned({**typed, "seed": parameters["seed"]}).items()
+                        ],
                     },
                 )
             )
@@ -198,8 +201,3 @@ def _joined(one: Any, two: Any, *, at: str) -> Any:
 def _shared(params: Mapping[str, Any]) -> dict[str, Any]:
     """The `--params` of the current run that hold for its members: not those of the comparison itself."""
     return {key: value for key, value in params.items() if key not in ("comparison", "results")}
-
-
-def _reads(typed: Mapping[str, Any], store: str) -> bool:
-    needed = needed_stores(model=typed["model"], objective=typed["objective"])
-    return store in DATA["ingestion"] or store in needed

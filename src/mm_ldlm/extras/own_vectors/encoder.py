@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ from mm_ldlm.data.encoders.base import Encoder, GivenVectors, load_encoder, no_e
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.own_vectors.store import VectorStore
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.latents.config import ExtractConfig
+    from mm_ldlm.data.store import Manifest, ShardStore
 
 
 @config
@@ -57,6 +61,12 @@ class PrecomputedEncoderConfig:
                 f"'{self.for_new_texts.name}' of dimension {other}",
                 "for_new_texts", "dim",
             )  # fmt: skip
+
+    def take_over(self, records: ShardStore, *, config: ExtractConfig, workspace: Path) -> Manifest:
+        """Make the latents of the vectors that the sources contained (`own_vectors.latents.take_over`)."""
+        from mm_ldlm.extras.own_vectors.latents import take_over
+
+        return take_over(records, encoder=self, config=config, workspace=workspace)
 
     @property
     def given_dim(self) -> int:

@@ -4,5 +4,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {"ccdd": "mm_ldlm.families.ccdd.objective:CcddObjectiveConfig"},
     "models": {"ccdd": "mm_ldlm.families.ccdd.model:CcddConfig"},
     "text_samplers": {"joint_states": "mm_ldlm.families.ccdd.sampler:JointStatesConfig"},
-    "sections": {"token_states": "mm_ldlm.families.ccdd.token_states:TokenStatesConfig"},
+    "features": {"token_states": "mm_ldlm.families.ccdd.token_states:TokenStates"},
+    "sections": {"ccdd": "mm_ldlm.families.ccdd.token_states:CcddSection"},
 }

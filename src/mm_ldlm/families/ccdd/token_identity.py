@@ -122,7 +122,7 @@ def _draw(dataset: Dataset, split: str, count: int, seed: int) -> tuple[Floats, 
     starts = token_states.starts(dataset.tokens.ints("length").take(slice(None)))
     lengths = starts[records + 1] - starts[records]
     records = np.sort(records[: int(np.searchsorted(np.cumsum(lengths), count)) + 1])
-    rows = token_states.rows_of_tokens(starts, records)
-    raw_nd = dataset.require("token_states").fixed(token_states.COLUMN).take(rows)
+    field = dataset.field("token_states")
+    raw_nd = field.column.take(field.rows(records))
     ids, _ = dataset.tokens.lists("input_ids").take(records)
     return dataset.require("state_normaliser").standardise(raw_nd.astype(np.float64)), ids.astype(np.int64)

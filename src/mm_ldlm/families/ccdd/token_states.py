@@ -25,6 +25,8 @@ from mm_ldlm.core.errors import EncoderError, FingerprintError
 from mm_ldlm.core.files import InputFile, remove_temporaries, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders import EncoderConfig, TokenEncoder, load_encoder, locate_encoder
+from mm_ldlm.data.features import Feature, Field, Inputs, standardised
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER
 from mm_ldlm.data.latents.store import StoredType
 from mm_ldlm.data.latents.worker import fixed_threads
@@ -42,8 +44,8 @@ _RECORDS_AT_ONCE = 1024
 
 
 @config
-class TokenStatesConfig:
-    """Parameters of the extraction of token states; `EncoderConfig` chooses the encoder.
+class CcddSection:
+    """Parameters of the token states; `EncoderConfig` chooses the encoder.
 
     Attributes:
         dtype: data type of the stored states.
@@ -69,22 +71,63 @@ def rows_of_tokens(starts_n: npt.NDArray[np.int64], records: npt.NDArray[np.int6
     return np.repeat(starts_n[records], lengths) + steps
 
 
-def embed_tokens(
-    records: ShardStore,
-    tokens: ShardStore,
-    tokenizer: TextTokenizer,
-    *,
-    encoder: EncoderConfig,
-    config: TokenStatesConfig,
-    workspace: Path,
-) -> Manifest:
-    """Fill `workspace` with the state of every token of `records` and commit it, keeping finished shards.
+class TokenField(Field):
+    """States of the tokens of records; row `starts[i] + j` of the store is token j of record i."""
 
-    Raises:
-        FingerprintError: the workspace contains states of other records, tokens, parameters or of another encoder.
-        EncoderError: the encoder has no output at each token, divides a text into other tokens than the project's
-            tokenizer, or returned numbers that are not finite.
-    """
+    def __init__(self, store: ShardStore, tokens: ShardStore) -> None:
+        super().__init__(store, column=COLUMN)
+        self._starts = starts(tokens.ints("length").take(slice(None)))
+
+    def rows(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return rows_of_tokens(self._starts, records)
+
+    def batch(self, records: npt.NDArray[np.int64], *, normaliser: Normaliser | None = None) -> npt.NDArray[Any]:
+        """Read the states of the tokens of these records, (n, L, d), padded with 0 to the longest of them."""
+        found_nd = standardised(self.column.take(self.rows(records)), normaliser)
+        lengths = self._starts[records + 1] - self._starts[records]
+        out = np.zeros((len(records), int(lengths.max(initial=0)), found_nd.shape[1]), np.float32)
+        out[np.arange(out.shape[1]) < lengths[:, None]] = found_nd
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStates(Feature):
+    """The encoder's output at every token of every record."""
+
+    ccdd: CcddSection
+    encoder: EncoderConfig
+
+    name = kind = "token_states"
+    column = COLUMN
+    row_of = "token"
+    from_encoder = True
+    normaliser_folder = "state_normaliser"
+
+    @property
+    def variant(self) -> str:
+        return self.ccdd.dtype
+
+    @property
+    def standardisation(self) -> NormaliserConfig:
+        return NormaliserConfig(kind="standard")
+
+    @classmethod
+    def field(cls, store: ShardStore, tokens: ShardStore) -> Field:
+        return TokenField(store, tokens)
+
+    def make(self, inputs: Inputs, workspace: Path) -> Manifest:
+        """Compute the states, keeping finished shards.
+
+        Raises:
+            FingerprintError: the workspace contains states of other records, tokens, parameters or of another encoder.
+            EncoderError: the encoder has no output at each token, divides a text into other tokens than the project's
+                tokenizer, or returned numbers that are not finite.
+        """
+        return embed_tokens(inputs, encoder=self.encoder, config=self.ccdd, workspace=workspace)
+
+
+def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection, workspace: Path) -> Manifest:
+    records, tokens, tokenizer = inputs.records, inputs.tokens, inputs.tokenizer
     workspace.mkdir(parents=True, exist_ok=True)
     located = locate_encoder(encoder)
     made_by = {
@@ -115,7 +158,7 @@ def embed_tokens(
                 if not np.isfinite(stored).all():
                     raise EncoderError(
                         f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for "
-                        f"tokens of the records {first} to {last - 1}. Check these texts, or set token_states.dtype to "
+                        f"tokens of the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to "
                         "'float32'."
                     )
                 done[number] = write_shard(workspace, shard_name(number), _table(stored))

@@ -5,6 +5,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "classification": "mm_ldlm.families.classification.objective:ClassificationConfig",
         "pairwise_classification": "mm_ldlm.families.classification.pairs:PairwiseClassificationConfig",
     },
+    "features": {
+        "labels": "mm_ldlm.families.classification.labels:Labels",
+        "label_names": "mm_ldlm.families.classification.labels:LabelNames",
+        "pair_tokens": "mm_ldlm.families.classification.labels:PairTokens",
+    },
     "models": {"latent_mlp": "mm_ldlm.families.classification.latent_mlp:LatentMLPConfig"},
     "sections": {"classification": "mm_ldlm.families.classification.suite:ClassificationSection"},
     "suites": {"classification": "mm_ldlm.families.classification.suite:Classification"},

@@ -13,7 +13,7 @@ from mm_ldlm.core.config import InvalidValue, PositiveFloat, Repeats, Rows, Rows
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.sentences import Rows as StoreRows
-from mm_ldlm.data.sentences import latents_of, read_sentences, sample_rows, split_rows
+from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.config import Bins
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 from mm_ldlm.families.classification.metrics import measure
@@ -122,7 +122,7 @@ def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
         return np.asarray(model.classify_latents(held.latents).probabilities)
     second = None
     if model.capabilities.classifies == "pairs":
-        ids_nL = dataset.require("pair_tokens").fixed("value").take(rows)
+        ids_nL = dataset.field("pair_tokens").batch(rows)
         second = [[int(i) for i in row if i != dataset.tokenizer.pad_id] for row in ids_nL]
     return np.asarray(model.classify_tokens(held.tokens, held.texts, second=second).probabilities)
 
@@ -155,8 +155,7 @@ def logistic_regression(
     from sklearn.linear_model import LogisticRegression
 
     def standardised(of: StoreRows) -> npt.NDArray[np.float32]:
-        assert dataset.normaliser is not None
-        return np.asarray(dataset.normaliser.standardise(latents_of(dataset, of)), np.float32)
+        return dataset.field("latents").batch(of, normaliser=dataset.normaliser("latents"))
 
     train_md, true_m = standardised(train), labels_of(dataset, train, names)
     validation = sample_rows(dataset.rows("validation"), config.examples, seed=seed)

@@ -2,5 +2,6 @@
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "text_processes": {"hdlm": "mm_ldlm.families.hdlm.process:HdlmConfig"},
-    "sections": {"token_clusters": "mm_ldlm.data.latents.config:TokenClustersConfig"},
+    "features": {"token_clusters": "mm_ldlm.families.hdlm.token_clusters:TokenClusters"},
+    "sections": {"hdlm": "mm_ldlm.families.hdlm.token_clusters:HdlmSection"},
 }

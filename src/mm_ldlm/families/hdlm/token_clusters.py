@@ -1,57 +1,79 @@
-"""Token clusters: words grouped by the direction of their encoder vectors, the coarse scale of hierarchical diffusion.
-
-The store has one row for each token id, in the order of the ids: the column `id` is the token, the column `value` its
-cluster (−1 for [PAD] and [MASK], which are no words).
-"""
+"""Group words by the direction of their encoder vectors, for the coarse scale of hierarchical diffusion."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy.cluster.vq import kmeans2
 
+from mm_ldlm.core.config import Rows, config
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.latents.config import TokenClustersConfig
-from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import Manifest, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
 
-KIND = "token_clusters"
 SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), 1))])
 ITERATIONS = 100
 """Of Lloyd's algorithm; the assignment of some thousand words settles before."""
 
 
-def cluster_vocabulary(
-    tokenizer: TextTokenizer, token_vectors: LatentStore, *, config: TokenClustersConfig, seed: int, workspace: Path
-) -> Manifest:
-    """Write and commit the clusters of a tokenizer's words; a function of the vectors, the count and the seed.
+@config
+class HdlmSection:
+    """Clusters of the vocabulary, for text processes that are made from them.
 
-    Raises:
-        FingerprintError: the vectors belong to another tokenizer.
-        ConfigurationError: there are fewer different words than clusters.
+    Attributes:
+        clusters: number of clusters; the HDLM paper uses 64 and 128 for vocabularies of 30,000 to 50,000 ids.
     """
-    token_vectors.manifest.require(directory=token_vectors.directory, tokenizer=tokenizer.fingerprint)
-    words = [i for i in range(tokenizer.vocab_size) if i not in (tokenizer.pad_id, tokenizer.mask_id)]
-    cluster_V1 = np.full((tokenizer.vocab_size, 1), -1, np.int32)
-    cluster_V1[words, 0] = cluster(token_vectors.take(words), count=config.count, seed=seed)
-    writer = StoreWriter(workspace, kind=KIND, schema=SCHEMA)
-    values = pa.FixedSizeListArray.from_arrays(pa.array(cluster_V1.reshape(-1), pa.int32()), 1)
-    names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
-    writer.append(pa.Table.from_arrays([pa.array(names, pa.string()), values], schema=SCHEMA))
-    return writer.finish(
-        fingerprints={
-            "tokenizer": tokenizer.fingerprint,
-            "token_vectors": token_vectors.manifest.fingerprint,
-            "parameters": fingerprint({"config": config, "seed": seed}),
-        },
-        meta={"clusters": int(cluster_V1.max()) + 1, "sizes": np.bincount(cluster_V1[words, 0]).tolist()},
-    )
+
+    clusters: Rows = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenClusters(Feature):
+    """One row for each token id, in the order of the ids: the column `id` is the token, the column `value` its cluster.
+
+    The cluster is −1 for [PAD] and [MASK], which are not words.
+    """
+
+    hdlm: HdlmSection
+    seed: int
+
+    name = kind = "token_clusters"
+    row_of = "id"
+    made_from = ("token_vectors",)
+
+    @property
+    def variant(self) -> str:
+        return f"{self.hdlm.clusters}-{self.seed}"
+
+    def make(self, inputs: Inputs, workspace: Path) -> Manifest:
+        """Write the clusters of the tokenizer's words, a function of their vectors, the count and the seed.
+
+        Raises:
+            FingerprintError: the vectors belong to another tokenizer.
+            ConfigurationError: there are fewer different words than clusters.
+        """
+        tokenizer, vectors = inputs.tokenizer, inputs.features["token_vectors"]
+        vectors.manifest.require(directory=vectors.directory, tokenizer=tokenizer.fingerprint)
+        words = [i for i in range(tokenizer.vocab_size) if i not in (tokenizer.pad_id, tokenizer.mask_id)]
+        cluster_V1 = np.full((tokenizer.vocab_size, 1), -1, np.int32)
+        words_nd = vectors.fixed("latent").take(words)
+        cluster_V1[words, 0] = cluster(words_nd, count=self.hdlm.clusters, seed=self.seed)
+        writer = StoreWriter(workspace, kind=self.kind, schema=SCHEMA)
+        names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+        writer.append({"id": names, "value": list(cluster_V1)})
+        return writer.finish(
+            fingerprints={
+                "tokenizer": tokenizer.fingerprint,
+                "token_vectors": vectors.manifest.fingerprint,
+                "parameters": fingerprint({"clusters": self.hdlm.clusters, "seed": self.seed}),
+            },
+            meta={"clusters": int(cluster_V1.max()) + 1, "sizes": np.bincount(cluster_V1[words, 0]).tolist()},
+        )
 
 
 def cluster(vectors_nd: npt.NDArray[np.float32], *, count: int, seed: int) -> npt.NDArray[np.int32]:
@@ -63,12 +85,14 @@ def cluster(vectors_nd: npt.NDArray[np.float32], *, count: int, seed: int) -> np
     Raises:
         ConfigurationError: fewer than `count` vectors differ.
     """
+    from scipy.cluster.vq import kmeans2
+
     norm_n1 = np.linalg.norm(vectors_nd.astype(np.float64), axis=1, keepdims=True)
     direction_nd = vectors_nd / np.where(norm_n1 > 0, norm_n1, 1)
     different = len(np.unique(direction_nd, axis=0))
     if count > different:
         raise ConfigurationError(
-            f"parameter 'token_clusters.count': expected at most {different}, the words with different vectors, found "
+            f"parameter 'hdlm.clusters': expected at most {different}, the words with different vectors, found "
             f"{count}. Lower it, or use a larger vocabulary."
         )
     with warnings.catch_warnings():  # of an empty cluster

@@ -14,10 +14,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "image_mmdit": "mm_ldlm.families.images.model:ImageMMDiTConfig",
         "image_mmdit_continuous": "mm_ldlm.families.images.model:ContinuousImageMMDiTConfig",
     },
-    "sections": {
-        "images": "mm_ldlm.families.images.store:ImagesConfig",
-        "image_normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
-    },
+    "features": {"images": "mm_ldlm.families.images.store:Images"},
+    "sections": {"images": "mm_ldlm.families.images.store:ImagesConfig"},
     "suites": {"images": "mm_ldlm.families.images.suite:ImagesSuite"},
     "requests": {"images": "mm_ldlm.families.images.requests:images"},
     "tasks": {

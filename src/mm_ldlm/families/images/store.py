@@ -7,7 +7,8 @@ H height, W width, C channels, P = H · W · C values of an image.
 
 from __future__ import annotations
 
-from dataclasses import field
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from mm_ldlm.core.config import Size, config
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.corpus.record import reference_of
 from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.features import Feature, Field, Inputs
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -29,46 +32,70 @@ _ROWS = 1024
 
 @config
 class ImagesConfig:
-    """Size of the stored images, and parameters of their samples.
+    """Size of the stored images, their standardisation, and parameters of their samples.
 
     Attributes:
         channels: 1 (grey) or 3 (RGB).
+        normaliser: with one scale for all pixels, because those that hardly vary would be scaled up to noise.
         sampling: the tasks of the sampling pipeline on images.
         evaluation: the suite that scores them.
     """
 
-    height: Size
-    width: Size
-    channels: Literal[1, 3]
-    sampling: ImageTasksConfig = field(default_factory=ImageTasksConfig)
-    evaluation: ImagesSuiteConfig = field(default_factory=ImagesSuiteConfig)
+    height: Size = 32
+    width: Size = 32
+    channels: Literal[1, 3] = 3
+    normaliser: NormaliserConfig = NormaliserConfig(kind="one_scale")
+    sampling: ImageTasksConfig = ImageTasksConfig()
+    evaluation: ImagesSuiteConfig = ImagesSuiteConfig()
 
     @property
     def size(self) -> tuple[int, int, int]:
         return self.height, self.width, self.channels
 
 
-def store_images(records: ShardStore, *, config: ImagesConfig, workspace: Path) -> Manifest:
-    """Fill the image store in `workspace`; a finished store of the same records and size is kept.
+@dataclasses.dataclass(frozen=True)
+class Images(Feature):
+    """The pixels of each record's image."""
 
-    Raises:
-        StoreError: a record has no image, or its image changed after ingestion.
-    """
-    made_by = {"records": records.manifest.fingerprint, "image_size": fingerprint(list(config.size))}
-    if Manifest.exists(workspace) and (found := Manifest.read(workspace)).fingerprints == made_by:
-        ShardStore(workspace, found).check_files()
-        return found
-    dim = config.height * config.width * config.channels
-    writer = StoreWriter(workspace, kind=KIND, schema=schema(dim, "float32"))
-    for start in range(0, len(records), _ROWS):
-        part = records.window(start, min(start + _ROWS, len(records)), columns=["id", "meta"])
-        ids = part["id"].to_pylist()
-        vectors_nP = np.stack([
-            _vector(records, name, meta, config)
-            for name, meta in zip(ids, part["meta"].to_pylist(), strict=True)
-        ])  # fmt: skip
-        writer.append(table(ids, vectors_nP, dtype="float32"))
-    return writer.finish(fingerprints=made_by, meta={"dim": dim, "image_size": list(config.size)})
+    images: ImagesConfig
+
+    name = "images"
+    kind = KIND
+    column = "latent"
+    normaliser_folder = "image_normaliser"
+
+    @property
+    def variant(self) -> str:
+        return "x".join(map(str, self.images.size))
+
+    @property
+    def standardisation(self) -> NormaliserConfig:
+        return self.images.normaliser
+
+    @classmethod
+    def field(cls, store: ShardStore, tokens: ShardStore) -> Field:
+        return Field(store, column=cls.column, shape=tuple(store.manifest.meta["image_size"]))
+
+    def make(self, inputs: Inputs, workspace: Path) -> Manifest:
+        """Read, resize and store the images.
+
+        Raises:
+            StoreError: a record has no image, or its image changed after ingestion.
+        """
+        records, size = inputs.records, self.images.size
+        made_by = {"records": records.manifest.fingerprint, "image_size": fingerprint(list(size))}
+        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+            return kept
+        writer = StoreWriter(workspace, kind=KIND, schema=schema(math.prod(size), "float32"))
+        for start in range(0, len(records), _ROWS):
+            part = records.window(start, min(start + _ROWS, len(records)), columns=["id", "meta"])
+            ids = part["id"].to_pylist()
+            vectors_nP = np.stack([
+                _vector(records, name, meta, self.images)
+                for name, meta in zip(ids, part["meta"].to_pylist(), strict=True)
+            ])  # fmt: skip
+            writer.append(table(ids, vectors_nP, dtype="float32"))
+        return writer.finish(fingerprints=made_by, meta={"dim": math.prod(size), "image_size": list(size)})
 
 
 def _vector(records: ShardStore, name: str, meta: str | None, config: ImagesConfig) -> npt.NDArray[np.float32]:

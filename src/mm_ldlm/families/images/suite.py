@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.data import Dataset, sentences
+from mm_ldlm.data.corpus.record import LABEL, label_text, meta_value
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 
 if TYPE_CHECKING:
@@ -52,15 +53,15 @@ class ImagesSuite(Suite):
             sentences.sample_rows(sentences.split_rows(dataset, split), own.classifier_rows, seed=given.seed)
             for split in ("train", "test")
         )
-        train_nP, labels = pixels_of(dataset, train), sentences.labels_of(dataset, train)
+        train_nP, labels = pixels_of(dataset, train), _labels(dataset, train)
         names = sorted({label for label in labels if label is not None})
-        size = tuple(dataset.require("images").manifest.meta["image_size"])
+        size = dataset.field("images").shape
         found: Metrics = {"size": list(size), "labels": names}
         classifier = Classifier(train_nP, labels) if len(names) > 1 else None
         if classifier is None:
             found["left_out"] = ["the records of the training split have no labels (meta_columns: [label])"]
         else:
-            hits_n = classifier.hits(pixels_of(dataset, test), sentences.labels_of(dataset, test))
+            hits_n = classifier.hits(pixels_of(dataset, test), _labels(dataset, test))
             found["classifier"] = {"trained_on": sum(label is not None for label in labels), "real_images": len(hits_n)}
             if len(hits_n):
                 found["classifier"]["real_accuracy"] = bootstrap.proportion(hits_n)
@@ -75,7 +76,7 @@ class ImagesSuite(Suite):
                     "real": bootstrap.mean(_nearest(real_nP, train_nP)),
                 },
             }
-            if classifier and len(hits_n := classifier.hits(images_nP, sentences.labels_of(dataset, rows))):
+            if classifier and len(hits_n := classifier.hits(images_nP, _labels(dataset, rows))):
                 entry["accuracy"] = bootstrap.proportion(hits_n)
             entry["pictures"] = pictures(images_nP, drawn["source"], size, count=own.pictures)
             found["caption_to_image"] = entry
@@ -90,7 +91,7 @@ class ImagesSuite(Suite):
                 "exact_match": bootstrap.proportion(exact),
                 "attested": bootstrap.proportion([text.lower() in training for text in texts]),
             }
-            pairs = zip(texts, sentences.labels_of(dataset, rows), strict=True)
+            pairs = zip(texts, _labels(dataset, rows), strict=True)
             if hits := [label_in(text, names) == label for text, label in pairs if label]:
                 entry["accuracy"] = bootstrap.proportion(hits)
             entry["pictures"] = pictures(pixels_of(dataset, rows[: own.pictures]), texts, size, count=own.pictures)
@@ -173,7 +174,12 @@ def png(pixels_HWC: Vectors) -> str:
 
 def pixels_of(dataset: Dataset, rows: npt.NDArray[np.int64]) -> Vectors:
     """Read the images (n, P) of store rows, 0 to 1."""
-    return sentences.images_of(dataset, rows).reshape(len(rows), -1)
+    return np.asarray(dataset.field("images").batch(rows), np.float32)
+
+
+def _labels(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str | None]:
+    """Read the label of each of these records; None for a record without one."""
+    return [label_text(meta_value(meta, LABEL)) for meta in dataset.records.take(rows).column("meta").to_pylist()]
 
 
 def _nearest(images_nP: Vectors, others_mP: Vectors) -> npt.NDArray[np.float64]:

@@ -55,10 +55,11 @@ class ImageToCaption(ImageTask):
         return Writes("images.sampling.caption", sampler, True, "images.sampling.length", self.own.length, True)
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        from mm_ldlm.data.sentences import images_of, rows_of_ids
+        from mm_ldlm.data.sentences import rows_of_ids
 
         held = held_out(self.sampling, dataset, seed)
-        pixels = images_of(dataset, rows_of_ids(dataset, list(held.ids)))
+        field = dataset.field("images")
+        pixels = field.batch(rows_of_ids(dataset, list(held.ids))).reshape(len(held), *field.shape)
         made = model.images.caption(pixels, sampler=self.own.caption, length=self.own.length, seed=seed)
         return [text_rows(made, id=list(held.ids), source=list(held.texts))]
 

@@ -1,4 +1,4 @@
-"""`embedding`: records → latents and images, tokens of the vocabulary → token vectors.
+"""`embedding`: records → latents, and the features that the objective and the model read.
 
-The work is done in `mm_ldlm.data.latents`.
+The work is done in `mm_ldlm.data.latents` and `mm_ldlm.data.features`.
 """

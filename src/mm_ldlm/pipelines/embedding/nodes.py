@@ -1,107 +1,59 @@
-"""Nodes of `embedding`: encoder vectors of records and tokens, and pixels, where the configuration uses them."""
+"""Nodes of `embedding`: encoder vectors of the records, and the features that the objective and the model read."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.pipelines.needs import fields_of, made_by_first_host, not_needed, wanted
+from mm_ldlm.data.store import NOT_NEEDED
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.encoders import EncoderConfig
+    from mm_ldlm.data.latents.config import ExtractConfig
     from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
+    from mm_ldlm.objectives.base import ObjectiveConfig
 
-Parameters = Any  # a section of the parameters, parsed by the hook
+log = logging.getLogger(__name__)
 
 
 def embed_records(
     records: ShardStore,
-    encoder: Parameters,
-    embedding: Parameters,
-    objective: Parameters,
-    latents_workspace: Path,
+    encoder: EncoderConfig,
+    embedding: ExtractConfig,
+    objective: ObjectiveConfig,
+    workspace: Path,
 ) -> Manifest | NotNeeded:
     """Embed every record in order, continuing an interrupted run, or take over the vectors of the sources.
 
     Do nothing for an objective without latents. Of several hosts, the first commits the store that all of them fill.
     """
-    if "latents" not in fields_of(objective):
-        return not_needed("latents", f"the objective '{objective.kind}' reads no latents")
-    from mm_ldlm.data.encoders import given_dim, parse_encoder
-    from mm_ldlm.data.latents.config import ExtractConfig
+    if "latents" not in objective.fields:
+        log.info("latents (not needed): the objective '%s' reads none", objective.kind)
+        return NOT_NEEDED
+    from mm_ldlm.data.encoders.base import GivenVectors
     from mm_ldlm.data.latents.extract import extract, extract_with_first_host
     from mm_ldlm.distributed.environment import hosts
-    from mm_ldlm.extras.own_vectors import latents as given
 
-    chosen = parse_encoder(encoder)
-    config = parse(ExtractConfig, embedding, at="embedding")
-    if not hosts().is_first:
-        if given_dim(chosen) is None:
-            extract_with_first_host(encoder=chosen, config=config, workspace=latents_workspace)
-        return not_needed("latents", "the first host commits them")
-    if given_dim(chosen) is not None:
-        return given.take_over(records, encoder=chosen, config=config, workspace=latents_workspace)
-    return extract(records, encoder=chosen, config=config, workspace=latents_workspace)
-
-
-def store_images(
-    records: ShardStore, images: Parameters, objective: Parameters, images_workspace: Path
-) -> Manifest | NotNeeded:
-    """Store the pixels of the records' images, in order; do nothing for an objective without images."""
-    if (elsewhere := made_by_first_host("images")) is not None:
-        return elsewhere
-    if "images" not in fields_of(objective):
-        return not_needed("images", f"the objective '{objective.kind}' reads no images")
-    from mm_ldlm.families.images import store
-
-    return store.store_images(
-        records,
-        config=parse(store.ImagesConfig, images, at="images"),
-        workspace=images_workspace,
-    )
+    is_first, given = hosts().is_first, isinstance(encoder, GivenVectors)
+    if not is_first:
+        if not given:
+            extract_with_first_host(encoder=encoder, config=embedding, workspace=workspace)
+        log.info("latents: the first host commits them")
+        return NOT_NEEDED
+    if isinstance(encoder, GivenVectors):
+        return encoder.take_over(records, config=embedding, workspace=workspace)
+    return extract(records, encoder=encoder, config=embedding, workspace=workspace)
 
 
-def embed_vocabulary(
-    tokenizer: TextTokenizer,
-    encoder: Parameters,
-    model: Parameters,
-    objective: Parameters,
-    token_vectors_workspace: Path,
-) -> Manifest | NotNeeded:
-    """Embed every token, for a model whose token embeddings are initialised from the vectors, or for clusters."""
-    if (elsewhere := made_by_first_host("token vectors")) is not None:
-        return elsewhere
-    if "token_vectors" not in wanted(model=model, objective=objective):
-        return not_needed("token vectors", "neither the model nor the objective starts from them")
-    from mm_ldlm.data.encoders import parse_encoder
-    from mm_ldlm.data.latents import token_vectors
+def make_features(
+    records: ShardStore, tokens: ShardStore, tokenizer: TextTokenizer, workspace: Path, **sections: Any
+) -> NotNeeded:
+    """Make the stores of all features that the objective and the model read, except the latents."""
+    from mm_ldlm.data.features import Inputs, make_all, planned
+    from mm_ldlm.distributed.environment import hosts
 
-    return token_vectors.embed_vocabulary(tokenizer, encoder=parse_encoder(encoder), workspace=token_vectors_workspace)
-
-
-def embed_tokens(
-    records: ShardStore,
-    tokens: ShardStore,
-    tokenizer: TextTokenizer,
-    encoder: Parameters,
-    token_states: Parameters,
-    objective: Parameters,
-    token_states_workspace: Path,
-) -> Manifest | NotNeeded:
-    """Compute the encoder's output at every token, for an objective that reads token states."""
-    if (elsewhere := made_by_first_host("token states")) is not None:
-        return elsewhere
-    if "token_states" not in fields_of(objective):
-        return not_needed("token states", f"the objective '{objective.kind}' reads none")
-    from mm_ldlm.data.encoders import parse_encoder
-    from mm_ldlm.families.ccdd import token_states as states
-
-    return states.embed_tokens(
-        records,
-        tokens,
-        tokenizer,
-        encoder=parse_encoder(encoder),
-        config=parse(states.TokenStatesConfig, token_states, at="token_states"),
-        workspace=token_states_workspace,
-    )
+    if hosts().is_first:
+        make_all(planned(sections), Inputs(records, tokens, tokenizer, {}), folder=workspace)
+    return NOT_NEEDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.data.features import sections
 from mm_ldlm.pipelines.embedding import nodes
 
 
@@ -23,36 +24,16 @@ def create_pipeline() -> Pipeline:
                 name="embed_records",
             ),
             node(
-                nodes.store_images,
-                inputs=["records", "params:images", "params:objective", "params:images_workspace"],
-                outputs="images",
-                name="store_images",
-            ),
-            node(
-                nodes.embed_vocabulary,
-                inputs=[
-                    "tokenizer_files",
-                    "params:encoder",
-                    "params:model",
-                    "params:objective",
-                    "params:token_vectors_workspace",
-                ],
-                outputs="token_vectors",
-                name="embed_vocabulary",
-            ),
-            node(
-                nodes.embed_tokens,
-                inputs=[
-                    "records",
-                    "tokens",
-                    "tokenizer_files",
-                    "params:encoder",
-                    "params:token_states",
-                    "params:objective",
-                    "params:token_states_workspace",
-                ],
-                outputs="token_states",
-                name="embed_tokens",
+                nodes.make_features,
+                inputs={
+                    "records": "records",
+                    "tokens": "tokens",
+                    "tokenizer": "tokenizer_files",
+                    "workspace": "params:features_workspace",
+                    **{section: f"params:{section}" for section in sections()},
+                },
+                outputs="features",
+                name="make_features",
             ),
         ],
         tags="embedding",

@@ -1,4 +1,4 @@
-"""`validation`: records, tokens, latents → report, quarantine, plots, index, normaliser, and a dataset that names them.
+"""`validation`: stores → report, quarantine, plots, index, normalisers, and a dataset that names them.
 
-The work is done in `mm_ldlm.data.latents.checks` and `mm_ldlm.data`.
+The work is done in `mm_ldlm.data.latents` and `mm_ldlm.data`.
 """

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.data.features import sections
 from mm_ldlm.pipelines.validation import nodes
 
 
 def create_pipeline() -> Pipeline:
+    parameters = {section: f"params:{section}" for section in sections()}
+    stores = {name: name for name in ("records", "tokens", "latents", "features")}
     return Pipeline(
         [
             node(
                 nodes.validate_data,
-                inputs=[
-                    "records",
-                    "tokens",
-                    "latents",
-                    "images",
-                    "tokenizer_files",
-                    "params:encoder",
-                    "params:embedding",
-                    "params:validation",
-                    "params:objective",
-                    "params:evaluation",
-                    "params:seed",
-                    "params:quarantine_validation_workspace",
-                ],
+                inputs={
+                    **stores,
+                    "tokenizer": "tokenizer_files",
+                    "validation": "params:validation",
+                    "evaluation": "params:evaluation",
+                    "workspace": "params:quarantine_validation_workspace",
+                    **parameters,
+                    "encoder": "params:encoder",
+                    "seed": "params:seed",
+                },
                 outputs={
                     "report": "validation_report",
                     "quarantine": "quarantine_validation",
@@ -48,67 +47,20 @@ def create_pipeline() -> Pipeline:
                 name="index_valid_examples",
             ),
             node(
-                nodes.fit_normaliser,
-                inputs=["latents", "index", "params:objective", "params:normaliser"],
-                outputs="normaliser",
-                name="fit_normaliser",
-            ),
-            node(
-                nodes.fit_state_normaliser,
-                inputs=["token_states", "tokens", "index", "params:objective"],
-                outputs="state_normaliser",
-                name="fit_state_normaliser",
-            ),
-            node(
-                nodes.fit_image_normaliser,
-                inputs=["images", "index", "params:objective", "params:image_normaliser"],
-                outputs="image_normaliser",
-                name="fit_image_normaliser",
-            ),
-            node(
-                nodes.cluster_vocabulary,
-                inputs=[
-                    "tokenizer_files",
-                    "token_vectors",
-                    "params:objective",
-                    "params:token_clusters",
-                    "params:seed",
-                    "params:token_clusters_workspace",
-                ],
-                outputs="token_clusters",
-                name="cluster_vocabulary",
-            ),
-            node(
-                nodes.index_labels,
-                inputs=[
-                    "records",
-                    "index",
-                    "tokenizer_files",
-                    "params:objective",
-                    *(f"params:{name}_workspace" for name in nodes.LABEL_STORES),
-                ],
-                outputs={name: name for name in nodes.LABEL_STORES},
-                name="index_labels",
+                nodes.fit_normalisers,
+                inputs={name: name for name in ("tokens", "latents", "features", "index")} | parameters,
+                outputs="normalisers",
+                name="fit_normalisers",
             ),
             node(
                 nodes.commit_dataset,
-                inputs=[
-                    "records",
-                    "tokens",
-                    "index",
-                    "tokenizer_files",
-                    "latents",
-                    "normaliser",
-                    "images",
-                    "image_normaliser",
-                    "token_vectors",
-                    "token_clusters",
-                    "token_states",
-                    "state_normaliser",
-                    *nodes.LABEL_STORES,
-                    "params:objective",
-                    "params:model",
-                ],
+                inputs={
+                    **stores,
+                    "index": "index",
+                    "tokenizer": "tokenizer_files",
+                    "normalisers": "normalisers",
+                    **parameters,
+                },
                 outputs="dataset",
                 name="commit_dataset",
             ),

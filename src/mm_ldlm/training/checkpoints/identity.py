@@ -21,7 +21,7 @@ def identity_of(*, model: Any, shape: DataShape, objective: Any, fingerprints: M
         "shape": to_dict(shape),
         **{name: fingerprints.get(name, "") for name in ("tokenizer", "normaliser", "encoder")},
         **{name: fingerprints.get(name, "") for name in objective.stores},
-        **{name: fingerprints[name] for name in ("image_normaliser",) if name in fingerprints},
+        **{name: fingerprints[name] for name in fingerprints if name.endswith("_normaliser")},
         "objective": {"kind": objective.kind, **objective.identity},
     }
 
