@@ -79,8 +79,8 @@ bench: $(BENCH) ## run every benchmark and write benchmarks/results.json (ARGS=s
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Without an installation: a GPU host needs only torch, numpy, pyarrow, safetensors and tokenizers.
-gpu-check: ## check a machine with a GPU and write data/gpu_check (ARGS='--only NAME ...', '--device cpu')
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m mm_ldlm.extras.gpu_check $(ARGS)
+gpu-check: ## check a machine with a GPU and write data/gpu_check (ARGS='-k ranks' for some of the tests)
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest tests/gpu -m gpu $(ARGS)
 
 viz: $(STAMP) ## show the pipelines in the browser (ENV=..., ARGS=...)
 	$(BIN)/kedro viz run --env=$(ENV) $(ARGS)

@@ -92,9 +92,9 @@ def _parts(root: Path) -> tuple[Any, Any]:
 
 def bare_step(parts: Any) -> float:
     """CPU seconds of the next step of: forward, backward, AdamW. Its batches are made before."""
-    from mm_ldlm.training.losses import total
+    from mm_ldlm.training.stepper import total
 
-    state, stepper = parts.state, parts.stepper
+    state, stepper, optimization = parts.learner.state, parts.stepper, parts.learner.optimization
     planned = next(parts.loader.plan.from_(state.epoch, state.batch_in_epoch))
     micros = parts.loader.make(planned)
     started = time.process_time()
@@ -102,8 +102,8 @@ def bare_step(parts: Any) -> float:
         generator = stepper.generator(batch, state.draw)
         kind = stepper.objective.kind(generator, step=state.step)
         total(stepper.parallel.module(batch, generator, kind, state.step), stepper.objective, batch).backward()
-    parts.optimization.step()
-    parts.optimization.drop_gradients()
+    optimization.step()
+    optimization.drop_gradients()
     state.step += 1
     state.draw += 1
     state.epoch, state.batch_in_epoch = planned.epoch, planned.index + 1
@@ -128,14 +128,15 @@ def _take_turns(full: Any, bare: Any, steps: int) -> Turns:
     from mm_ldlm.training import loop
 
     full.preview = turns = Turns(bare)
-    loop.run(full, pause_at=full.state.step + steps)
+    state = full.learner.state
+    last = state.step + steps - 1
+    full.stop_requested = lambda: state.step >= last
+    loop.train(full)
     return turns
 
 
 def run() -> list[dict[str, Any]]:
     """Overhead of the loop in per cent of a bare step, and the fraction of time spent waiting for data."""
-    import dataclasses
-
     import numpy as np
     import torch
 
@@ -143,12 +144,11 @@ def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         full, bare = _parts(root)
-        no_ema = dataclasses.replace(full.ema.config, enabled=False)
-        full.ema.config, full.ema.values = no_ema, {}  # the average is part of training, not of watching it
-        full.checkpointer.save = lambda line: None
+        full.learner.ema.values = {}  # the average is part of training, not of watching it
+        full.checkpointer.save = lambda line: []
         _take_turns(full, bare, 10)
         turns = _take_turns(full, bare, STEPS)
-        waited = full.loader.waited / max(full.state.seconds, 1e-9)
+        waited = full.loader.waited / max(full.learner.state.seconds, 1e-9)
     whole, step = np.array(turns.loop_seconds), np.array(turns.bare_seconds)
     ratio = float(whole.sum() / step.sum())
     rounds = whole.reshape(-1, ROUND).sum(1) / step.reshape(-1, ROUND).sum(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from mm_ldlm.training.tracker import Tracker
+from mm_ldlm.training.jsonl import Tracker
 
 ZERO_STEPS = 3
 """Steps in a row with a gradient norm of exactly 0"""

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import queue
-import threading
 import time
 from collections.abc import Collection, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.config import BatchConfig
 
@@ -180,61 +180,36 @@ class Loader:
     """
 
     def __init__(
-        self, plan: BatchPlan, source: Source, *, fields: Collection[str], rank: int, world: int, fill: bool,
-        pin: bool = False,
-    ) -> None:  # fmt: skip
-        self.plan, self.source, self.fields = plan, source, fields
-        self.rank, self.world, self.fill, self.pin = rank, world, fill, pin
+        self, plan: BatchPlan, source: Source, fields: Collection[str], process: Process, *, fill: bool
+    ) -> None:
+        self.plan, self.source, self.fields, self.process, self.fill = plan, source, fields, process, fill
         self.waited = 0.0
 
     def make(self, planned: Planned) -> list[Batch]:
+        """Read this rank's micro-batches of a global batch."""
         batches = deal(
-            planned, self.source, fields=self.fields, rank=self.rank, world=self.world,
+            planned, self.source, fields=self.fields, rank=self.process.rank, world=self.process.world,
             accumulation=self.plan.config.accumulation, fill=self.fill,
         )  # fmt: skip
-        return [batch.pinned() for batch in batches] if self.pin else batches
+        return [batch.pinned() for batch in batches] if self.process.device.type == "cuda" else batches
 
     def from_(self, epoch: int, index: int) -> Generator[tuple[Planned, list[Batch]]]:
         """Yield (plan, micro-batches) without end. Close the iterator to end its thread."""
-        ahead = self.plan.config.prefetch
-        if ahead == 0:
-            for planned in self.plan.from_(epoch, index):
-                before = time.perf_counter()
-                batches = self.make(planned)
-                self.waited += time.perf_counter() - before
-                yield planned, batches
-            return
-        ready: queue.Queue[tuple[Planned, list[Batch]] | BaseException] = queue.Queue(ahead)
-        stop = threading.Event()
+        plans = self.plan.from_(epoch, index)
 
-        def hand_on(item: tuple[Planned, list[Batch]] | BaseException) -> bool:
-            """Put an item into the queue; return False if the consumer closed the iterator instead of taking it."""
-            while not stop.is_set():
-                try:
-                    ready.put(item, timeout=0.2)
-                    return True
-                except queue.Full:
-                    continue
-            return False
+        def produce() -> tuple[Planned, list[Batch]]:
+            planned = next(plans)
+            return planned, self.make(planned)
 
-        def produce() -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+            ahead = [thread.submit(produce) for _ in range(self.plan.config.prefetch)]
             try:
-                for planned in self.plan.from_(epoch, index):
-                    if not hand_on((planned, self.make(planned))):
-                        return
-            except BaseException as error:  # passed to the consumer, which raises it
-                hand_on(error)
-
-        thread = threading.Thread(target=produce, name="batches", daemon=True)
-        thread.start()
-        try:
-            while True:
-                before = time.perf_counter()
-                found = ready.get()
-                self.waited += time.perf_counter() - before
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
-        finally:
-            stop.set()
-            thread.join(timeout=5)
+                while True:
+                    before = time.perf_counter()
+                    found = ahead.pop(0).result() if ahead else produce()
+                    self.waited += time.perf_counter() - before
+                    if self.plan.config.prefetch:
+                        ahead.append(thread.submit(produce))
+                    yield found
+            finally:
+                thread.shutdown(cancel_futures=True)

@@ -1,61 +1,57 @@
-"""Checkpointing of a run: when it is saved, what is saved, and how it is restored."""
+"""Checkpoints of a run: when they are saved, their contents, and their restoration."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.core.messages import show
 from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.folder import Contents
-from mm_ldlm.training.checkpoints.identity import differences, refuse_other
-from mm_ldlm.training.checkpoints.weights import (
-    load_parameters,
-    load_tensors,
-    persistent_buffers,
-    refuse_non_finite,
-    saved_tensors,
-)
-from mm_ldlm.training.checkpoints.writer import Writer
-from mm_ldlm.training.config import CheckpointConfig
-from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.guard import Guard
-from mm_ldlm.training.optimizer import Optimization
-from mm_ldlm.training.state import TrainingState, random_states, restore_random_states
-from mm_ldlm.training.tracker import Tracker
+from mm_ldlm.training.checkpoints.identity import differences, identity_of, refuse_other
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
+from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.learner import Learner
+from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.state import random_states, restore_random_states
 
 
 class Checkpointer:
-    """Checkpointer of a run: the trainable root, its EMA, optimizer, guard, counters and random states.
+    """Saves and restores the learner of a run, with the random states of the ranks.
 
-    Args:
+    Attributes:
+        directory: folder of the checkpoints.
         identity: properties that a checkpoint must share with the run that loads it: model, data shape, tokenizer,
             normaliser, encoder, and those that the objective adds.
         session: properties that may differ between two sessions of a run; differences are logged.
         folders: folders copied into every checkpoint, so that the run folder suffices for sampling.
+        failed: error of the last checkpoint, or None.
     """
 
     def __init__(
-        self, directory: Path, config: CheckpointConfig, *, root: torch.nn.Module, ema: Ema, optimization: Optimization,
-        guard: Guard, state: TrainingState, scaler: Any, process: Process, identity: dict[str, Any],
-        session: dict[str, Any], folders: dict[str, Path], tracker: Tracker,
+        self, learner: Learner, spec: TrainingSpec, process: Process, tracker: Tracker, *, root: Path,
+        folders: dict[str, Path],
     ) -> None:  # fmt: skip
-        self.directory, self.config, self.identity, self.session = directory, config, identity, session
-        self.root, self.ema, self.optimization, self.guard, self.state = root, ema, optimization, guard, state
-        self.scaler, self.process, self.folders, self.tracker = scaler, process, folders, tracker
+        self.learner, self.config, self.process, self.tracker = learner, spec.training.checkpoint, process, tracker
+        self.directory, self.folders = root / spec.name / CHECKPOINTS, folders
+        self.identity = identity_of(
+            model=spec.model, shape=spec.shape, objective=spec.objective, fingerprints=spec.fingerprints
+        )
+        data = {name: value for name, value in spec.fingerprints.items() if name not in ("tokenizer", "normaliser")}
+        self.session = {
+            "seed": spec.seed, "world": process.world, "max_steps": spec.training.steps, "torch": torch.__version__,
+            "batch": to_dict(spec.training.batch), "optimizer": to_dict(spec.training.optimizer),
+            "objective": to_dict(spec.objective), "precision": to_dict(spec.training.precision), "data": data,
+        }  # fmt: skip
+        self.failed: CheckpointError | None = None
         self._last_time = time.monotonic()
-        self._writer = Writer(
-            directory, keep_last=config.keep_last, keep_every=config.keep_every, background=config.background,
-            report=self._report,
-        )  # fmt: skip
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
 
     # -- when -------------------------------------------------------------------------------------------------------
 
@@ -69,150 +65,92 @@ class Checkpointer:
 
     # -- save -------------------------------------------------------------------------------------------------------
 
-    def save(self, line: dict[str, float]) -> None:
-        """Take a snapshot of the run and write it. Every rank must call this; rank 0 writes.
+    def save(self, line: dict[str, float]) -> list[str]:
+        """Save a checkpoint, in the background if configured. Every rank must call this; rank 0 writes.
 
-        `line` contains the metrics of this step, which determine `best`.
+        Returns the names of tensors that are not finite; then nothing is saved.
+
+        Args:
+            line: metrics of this step, which determine `best`.
         """
         self._last_time = time.monotonic()
+        tensors, non_finite = self.learner.snapshot(keep=self.process.is_main)
+        gathered = collectives.gather((random_states(self.process.device), non_finite))
+        if found := next((names for _, names in gathered if names), None):  # all ranks decide together
+            return found
         best = self._is_best(line)
-        tensors = {
-            "model.safetensors": _snapshot(saved_tensors(self.root)),
-            "optimizer.safetensors": _snapshot(self.optimization.tensors()),
-        }
-        if self.ema.values:
-            tensors["ema.safetensors"] = _snapshot(self._averages())
-        ranks = _random_states_of_all(self.process.device)
-        if not self.process.is_main:
-            return
-        for rank, states in enumerate(ranks):
-            tensors[f"rng_state_rank{rank}.safetensors"] = states
-        document = {
-            "state": self.state.to_dict(),
-            "guard": self.guard.to_dict(),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "identity": self.identity,
-            "session": self.session,
-            "metrics": {name: value for name, value in line.items() if value == value and abs(value) != float("inf")},
-        }
-        documents = {"training_state.json": document, "optimizer.json": self.optimization.describe()}
-        self._writer.save(self.state.step, Contents(tensors, documents, self.folders), best=best)
+        if self.process.is_main:
+            tensors |= {f"rng_state_rank{rank}.safetensors": states for rank, (states, _) in enumerate(gathered)}
+            metrics = {name: value for name, value in line.items() if value == value and abs(value) != float("inf")}
+            state = {**self.learner.numbers(), "identity": self.identity, "session": self.session, "metrics": metrics}
+            documents = {"training_state.json": state, "optimizer.json": self.learner.optimization.describe()}
+            contents = folder.Contents(tensors, documents, self.folders)
+            self.wait()
+            self._writing = self._writer.submit(self._write, self.learner.state.step, contents, best)
+            if not self.config.background:
+                self.wait()
+        return []
 
-    def _averages(self) -> dict[str, Tensor]:
-        """The averages, with the buffers that inference needs beside them."""
-        return {**self.ema.values, **persistent_buffers(self.root)}
+    def wait(self) -> None:
+        """Wait until the current checkpoint is written or has failed."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, step: int, contents: folder.Contents, best: bool) -> None:
+        started = time.perf_counter()
+        try:
+            path = folder.write(self.directory, step, contents)
+            folder.point(self.directory, "latest", path)
+            if best:
+                folder.point(self.directory, "best", path)
+            folder.apply_retention(self.directory, last=self.config.keep_last, every=self.config.keep_every)
+            self.failed = None
+            seconds = round(time.perf_counter() - started, 3)
+            self.tracker.event(step, "checkpoint", seconds=seconds, folder=path.name)
+        except (CheckpointError, OSError) as error:
+            self.failed = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
+            self.tracker.event(step, "checkpoint_failed", reason=str(error))
 
     def _is_best(self, line: dict[str, float]) -> bool:
         """Return whether the metric of `best` is the best so far; `state.best` stores its value."""
-        name, best = self.config.best_metric, self.state.best
+        name, best = self.config.best_metric, self.learner.state.best
         if name is None or not line:
             return False
         if name not in line:
             reason = f"no {name!r} among {sorted(line)}"
-            self.tracker.event(self.state.step, "best_unknown", reason=reason)
+            self.tracker.event(self.learner.state.step, "best_unknown", reason=reason)
             return False
         value = line[name]
         if best is not None and not (value < best if self.config.best_is == "min" else value > best):
             return False
-        self.state.best = value
+        self.learner.state.best = value
         return True
 
-    def wait(self) -> None:
-        self._writer.wait()
-
-    def failed(self) -> CheckpointError | None:
-        """Return the error of the last checkpoint, or None if it did not fail."""
-        return self._writer.failed
-
-    def latest(self) -> str:
-        self.wait()
-        try:
-            name = folder.pointer(self.directory, "latest")
-        except CheckpointError as error:
-            return str(error)
-        return "none yet" if name is None else str(self.directory / name)
-
-    def _report(self, step: int, seconds: float, error: CheckpointError | None) -> None:
-        if error is None:
-            self.tracker.event(step, "checkpoint", seconds=round(seconds, 3), folder=folder.name_of(step))
-        else:
-            self.tracker.event(step, "checkpoint_failed", reason=str(error))
-
     # -- restore ----------------------------------------------------------------------------------------------------
-
-    def newest(self) -> Path | None:
-        """Find the newest complete checkpoint of this run; damaged ones are reported and skipped."""
-        path, damaged = folder.newest_whole(self.directory)
-        for text in damaged:
-            self.tracker.event(0, "checkpoint_damaged", reason=text)
-        return path
 
     def restore(self, path: Path | None = None) -> int:
         """Load a checkpoint (by default the newest of the run) on every rank; return its step.
 
         Raises:
-            CheckpointError: there is no checkpoint, it belongs to another model, tokenizer, normaliser or encoder, or
-                its weights are not finite.
+            CheckpointError: there is no checkpoint, it is damaged, it belongs to another model, tokenizer, normaliser
+                or encoder, or its contents are not finite.
         """
         self.wait()
         collectives.barrier()  # rank 0 may just have finished writing
-        path = path or self.newest()
+        path = path or latest(self.directory)
         if path is None:
-            raise CheckpointError(f"{self.directory}: expected a complete checkpoint to restore, found none.")
+            raise CheckpointError(f"{self.directory}: expected a checkpoint to restore, found none.")
+        folder.check(path)
         document = folder.document(path, "training_state.json")
-        remedy = (
-            "Restore these values, choose another checkpoint, or start from the beginning with training.resume=never."
-        )
-        refuse_other(self.identity, document.get("identity"), path, remedy=remedy)
-        weights = {"model.safetensors": folder.tensors(path, "model.safetensors")}
-        if self.ema.values:
-            weights["ema.safetensors"] = folder.tensors(path, "ema.safetensors")
-        learned = dict(self.root.named_parameters()).keys()
-        for name, tensors in weights.items():
-            refuse_non_finite(
-                {key: value for key, value in tensors.items() if key in learned}, path / name,
-                remedy="Remove this checkpoint, so that the run continues from the one before, or lower "
-                "training.optimizer.lr and start again.",
-            )  # fmt: skip
-        load_parameters(self.root, weights["model.safetensors"], path)
-        if self.ema.values:
-            load_tensors(self._averages(), weights["ema.safetensors"], path / "ema.safetensors")
-        try:
-            found = self._restore_state(path, document)
-        except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: the state of the optimizer, the random generators or the guard cannot be restored "
-                f"({type(error).__name__}: {show(str(error), 200)}). Choose another checkpoint."
-            ) from None
-        if differing := differences(document["session"], self.session):
-            self.tracker.event(found.step, "resume_differs", fields=differing)
-        return found.step
-
-    def _restore_state(self, path: Path, document: dict[str, Any]) -> TrainingState:
-        """Load all but the weights; return the counters of the run."""
-        self.optimization.load(folder.tensors(path, "optimizer.safetensors"), _placed_like)
-        if self.scaler is not None and document["scaler"]:
-            self.scaler.load_state_dict(document["scaler"])
-        self.guard.load(document["guard"])
-        found = TrainingState.from_dict(document["state"])
-        for name, value in found.to_dict().items():
-            setattr(self.state, name, value)
-        own = path / f"rng_state_rank{self.process.rank}.safetensors"
-        if own.is_file():
-            restore_random_states(folder.tensors(path, own.name), self.process.device)
-        return found
-
-
-def _placed_like(parameter: Tensor, value: Tensor) -> Tensor:
-    made = torch.empty_like(parameter, dtype=value.dtype)
-    assign(made, value)
-    return made
-
-
-def _snapshot(tensors: Any) -> dict[str, Tensor]:
-    """Copy tensors (unsharded) to the CPU, so that later steps do not change them."""
-    return {name: full(value.detach()).to("cpu", copy=True) for name, value in tensors.items()}
-
-
-def _random_states_of_all(device: torch.device) -> list[dict[str, Tensor]]:
-    return collectives.gather(random_states(device))
+        refuse_other(
+            self.identity, document.get("identity"), path,
+            remedy="Restore these values, name another checkpoint, or start anew (training.resume=never).",
+        )  # fmt: skip
+        tensors = {name: folder.tensors(path, name) for name in self.learner.tensors()}
+        self.learner.load(tensors, document, path)
+        states = path / f"rng_state_rank{self.process.rank}.safetensors"
+        if states.is_file():
+            restore_random_states(folder.tensors(path, states.name), self.process.device)
+        if differing := differences(document.get("session") or {}, self.session):
+            self.tracker.event(self.learner.state.step, "resume_differs", fields=differing)
+        return self.learner.state.step

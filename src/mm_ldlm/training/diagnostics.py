@@ -1,13 +1,16 @@
-"""Diagnostics of the model at an interval: norms, ratios, zeros, attention logits, activations.
+"""Diagnostics of the model at an interval: norms, ratios, zeros, attention logits, activations, FLOPs.
 
 All statistics of a step are collected on the device and read once. Names in the log: `grad_norm/PART`,
 `param_norm/PART`, `update_ratio/PART`, `grad_zeros/PART`, `grad_nonfinite/PART`, `attention_logit_max/BLOCK`,
-`activation_rms/BLOCK`.
+`activation_rms/BLOCK`. On request the statistics of the gradient of every parameter are appended to `gradients.jsonl`
+in the run folder, one line for each diagnosed step: {"step": …, "parameters": {name: {norm, mean, std, …}}}.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mm_ldlm.distributed.parallel import full
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.freezing import FreezingSnapshot, verify_parameter_freezing
 from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.training.gradients import append, gradient_statistics
+from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.jsonl import JsonlTracker
+from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.stepper import Stepper
+
+GRADIENTS = "gradients.jsonl"
+STATISTICS = ("norm", "mean", "std", "largest", "zeros", "nonfinite")
+"""Norm, mean, standard deviation and largest absolute value of the entries; fractions that are 0 and not finite"""
 
 
 def part_of(name: str, tag: str) -> str:
@@ -33,67 +43,59 @@ def part_of(name: str, tag: str) -> str:
 
 
 class Diagnostics:
-    """Diagnostics of every `every`-th step; other steps have no overhead.
+    """Diagnostics of every `diagnose_every`-th step; other steps have no overhead.
 
-    Args:
-        root: the trainable root.
-        compiled: whether the model is compiled. Hooks would recompile its graph, so attention, activations and FLOPs
-            are not measured then.
-        scaler: the GradScaler of fp16, otherwise None.
-        gradients: folder in which the statistics of the gradient of every parameter are written; None: not computed.
-        writes: whether this rank writes them.
+    Hooks would recompile the graph of a compiled model, so attention, activations and FLOPs are not measured then.
+
+    Attributes:
+        flops_per_token: FLOPs of forward and backward pass per padded token, mean over the kinds of steps; 0 while
+            unknown.
     """
 
-    def __init__(
-        self, every: int, root: TrainableRoot, *, compiled: bool, scaler: Any, device: torch.device,
-        gradients: Path | None = None, writes: bool = True,
-    ) -> None:  # fmt: skip
-        self.every, self.root, self.compiled, self.scaler, self.device = every, root, compiled, scaler, device
-        self.gradients, self.writes = gradients, writes
-        self._by_parameter: tuple[list[str], Tensor] | None = None
+    def __init__(self, learner: Learner, config: TrainingConfig, process: Process, *, directory: Path) -> None:
+        self.root, self.scaler = learner.root, learner.optimization.scaler
+        self.config, self.process, self.directory = config, process, directory
         self.flops_per_token = 0.0
-        """FLOPs of forward and backward pass per padded token, mean over the kinds of steps; 0 while unknown"""
         self._line: dict[str, float] = {}
-        self._held: list[tuple[str, nn.Parameter, Tensor]] = []
-        self._hooks: list[Any] = []
-        self._seen: dict[str, Tensor] = {}
         self._numbers: dict[str, Tensor] = {}
+        self._held: list[tuple[str, nn.Parameter, Tensor]] = []
+        self._gradients: dict[str, Tensor] = {}
+        self._hooks: list[Any] = []
         self._freezing: FreezingSnapshot | None = None
+
+    def due(self, step: int) -> bool:
+        """Return whether the step after `step` finished ones is diagnosed: every n-th step, and the first."""
+        every = self.config.diagnose_every
+        return every > 0 and ((step + 1) % every == 0 or step == 0)
 
     def new_epoch(self) -> None:
         """Reset the peak of memory; on a CPU it is the peak since the start of the process and cannot be reset."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-    def due(self, step: int) -> bool:
-        """Return whether the step after `step` finished ones is diagnosed: every `every`-th step, and the first."""
-        return self.every > 0 and ((step + 1) % self.every == 0 or step == 0)
+        if self.process.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.process.device)
 
     # -- one detailed step ------------------------------------------------------------------------------------------
 
-    def arm(self) -> None:
-        """Start to observe attention and blocks; call before the forward pass."""
-        if self.compiled:
+    def before_step(self, stepper: Stepper, batch: Batch) -> None:
+        """Count the FLOPs, once per session, and start to observe attention and blocks."""
+        if self.config.precision.compile:
             return
+        if not self.flops_per_token:
+            self._count_flops(stepper, batch)
         for name, module in self.root.named_modules():
-            name = name.removeprefix("model.")
             if isinstance(module, Attention):
                 self._hooks.append(module.register_forward_hook(self._attention(name)))
         for number, block in enumerate(getattr(self.root.model, "blocks", ())):
             self._hooks.append(block.register_forward_hook(self._activation(number)))
 
-    def count_flops(self, stepper: Stepper, batch: Batch) -> None:
+    def _count_flops(self, stepper: Stepper, batch: Batch) -> None:
         """Count the FLOPs of one extra forward pass of each kind of step; a whole step takes three times as many.
 
-        The extra passes run once per session, because the counter makes torch decompose some operations, with other
-        rounding.
+        The counter makes torch decompose some operations, with other rounding, so the passes are extra ones.
         """
-        if self.compiled:
-            return
         kinds = stepper.objective.kinds
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             for kind in kinds:
-                stepper.losses(batch.to(self.device), kind=kind, draw=0, step=0)
+                stepper.losses(batch.to(self.process.device), kind=kind, draw=0, step=0)
         self.flops_per_token = 3.0 * counter.get_total_flops() / (len(kinds) * batch.tokens_BL.numel())
 
     def before_update(self) -> None:
@@ -104,30 +106,28 @@ class Diagnostics:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        scale = float(self.scaler.get_scale())
         groups: dict[str, list[nn.Parameter]] = {}
         for name, part_tag, parameter in tagged_parameters(self.root):
             if parameter.requires_grad:
                 groups.setdefault(part_of(name, part_tag.name), []).append(parameter)
-        self._numbers, self._held = {}, []
         seen: list[Tensor] = []
         for part, parameters in groups.items():
-            with_grad = [p for p in parameters if p.grad is not None]
-            self._numbers[f"param_norm/{part}"] = _norm([p.detach() for p in parameters])
-            if not with_grad:
+            self._numbers[f"param_norm/{part}"] = nn.utils.get_total_norm([p.detach() for p in parameters])
+            if not (with_grad := [p for p in parameters if p.grad is not None]):
                 continue
             grads = [_local(p.grad) for p in with_grad]
-            self._numbers[f"grad_norm/{part}"] = _norm([p.grad for p in with_grad]) / scale
-            seen += grads
-            count = sum(g.numel() for g in grads)
-            self._numbers[f"grad_zeros/{part}"] = torch.stack([(g == 0).sum() for g in grads]).sum().double() / count
+            self._numbers[f"grad_norm/{part}"] = _norm_of_gradients(with_grad) / scale
+            zeros = torch.stack([(g == 0).sum() for g in grads]).sum().double()
+            self._numbers[f"grad_zeros/{part}"] = zeros / sum(g.numel() for g in grads)
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
             self._held += [(part, p, p.detach().clone()) for p in with_grad]
-        if self.scaler is not None:
+            seen += grads
+        if self.scaler.is_enabled():
             self._line["fp16_scale"] = scale
             self._numbers["fp16_underflow"] = underflow(seen)
-        if self.gradients is not None:
-            self._by_parameter = gradient_statistics(self.root, scale=scale)
+        if self.config.parameter_gradients:
+            self._gradients = gradient_statistics(self.root, scale=scale)
 
     def after_update(self, step: int, *, applied: bool) -> None:
         """Collect the update ratios after the optimizer step, then read all statistics at once.
@@ -137,27 +137,23 @@ class Diagnostics:
         Args:
             step: number of this step, counted from 1.
         """
-        if applied:
-            moved: dict[str, list[Tensor]] = {}
-            for part, parameter, before in self._held:
-                moved.setdefault(part, []).append(parameter.detach() - before)
-            for part, differences in moved.items():
-                self._numbers[f"update_ratio/{part}"] = _norm(differences) / self._numbers[f"param_norm/{part}"]
-        self._held = []
-        numbers = {**self._numbers, **self._seen}
-        self._numbers, self._seen = {}, {}
-        values = torch.stack([_whole(value).double() for value in numbers.values()]).tolist()
-        found = zip(numbers, values, strict=True)
+        moved: dict[str, list[Tensor]] = {}
+        for part, parameter, before in self._held if applied else ():
+            moved.setdefault(part, []).append(parameter.detach() - before)
+        for part, differences in moved.items():
+            norm = nn.utils.get_total_norm(differences)
+            self._numbers[f"update_ratio/{part}"] = norm / self._numbers[f"param_norm/{part}"]
+        values = torch.stack([full(value).double() for value in self._numbers.values()]).tolist()
+        found = zip(self._numbers, values, strict=True)
         self._line |= {name: x for name, x in found if math.isfinite(x) or not name.startswith("update_ratio/")}
-        if self.gradients is not None and self._by_parameter is not None and self.writes:
-            names, rows = self._by_parameter
-            append(self.gradients, step, names, rows.tolist())
-        self._by_parameter = None
-        if self.device.type == "cuda":
-            self._line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        if self._gradients and self.process.is_main:
+            with contextlib.closing(JsonlTracker(self.directory / GRADIENTS)) as log:
+                named = {name: dict(zip(STATISTICS, x.tolist(), strict=True)) for name, x in self._gradients.items()}
+                log.metrics(step, {"parameters": named})
+        self._numbers, self._held, self._gradients = {}, [], {}
+        if self.process.device.type == "cuda":
+            self._line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.process.device) / 2**30
         else:
-            import resource
-
             self._line["memory_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def take(self) -> dict[str, float]:
@@ -166,7 +162,7 @@ class Diagnostics:
         return line
 
     def _attention(self, name: str) -> Any:
-        key = f"attention_logit_max/{name.removesuffix('.attention').replace('blocks.', 'block')}"
+        block = name.removeprefix("model.").removesuffix(".attention").replace("blocks.", "block")
 
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             with torch.no_grad():
@@ -174,7 +170,7 @@ class Diagnostics:
                 logits = (q.float() @ k.float().mT).abs() / math.sqrt(q.shape[-1])
                 if key_mask is not None:
                     logits = logits.masked_fill(~key_mask, 0.0)
-                self._note(key, logits.amax())
+                self._note(f"attention_logit_max/{block}", logits.amax())
 
         return hook
 
@@ -188,7 +184,7 @@ class Diagnostics:
         return hook
 
     def _note(self, key: str, value: Tensor) -> None:
-        self._seen[key] = torch.maximum(self._seen[key], value) if key in self._seen else value
+        self._numbers[key] = torch.maximum(self._numbers.get(key, value), value)
 
     # -- freezing ---------------------------------------------------------------------------------------------------
 
@@ -209,6 +205,23 @@ class Diagnostics:
             verify_parameter_freezing(self.root, self._freezing, check_gradients=False)
 
 
+def gradient_statistics(module: nn.Module, *, scale: float) -> dict[str, Tensor]:
+    """Compute `STATISTICS` (6,) float64 of the gradient of every parameter that has one. Every rank must call this.
+
+    Args:
+        scale: divisor of the gradients, the loss scale of fp16.
+    """
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            grad = full(parameter.grad.detach()).double() / scale
+            found[name] = torch.stack(
+                [grad.norm(), grad.mean(), grad.std(correction=0), grad.abs().amax(), (grad == 0).double().mean(),
+                 (~torch.isfinite(grad)).double().mean()]
+            )  # fmt: skip
+    return found
+
+
 def underflow(grads: list[Tensor]) -> Tensor:
     """Compute the fraction (0-D) of entries that are exactly 0, without the rows of tokens that did not occur."""
     zeros, entries = [], []
@@ -220,13 +233,8 @@ def underflow(grads: list[Tensor]) -> Tensor:
     return torch.stack(zeros).sum().double() / torch.stack(entries).sum().clamp(min=1)
 
 
-def _norm(tensors: list[Any]) -> Tensor:
-    return nn.utils.get_total_norm(tensors)
-
-
-def _whole(value: Tensor) -> Tensor:
-    whole: Any = getattr(value, "full_tensor", None)
-    return value if whole is None else whole()
+def _norm_of_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def _local(value: Any) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -31,24 +34,17 @@ class Ema:
                 1 - decay,
             )
 
-    def swapped(self) -> _Swap:
-        """Return a context in which the root has the averaged weights."""
-        return _Swap(self)
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Give the root the averaged weights until the block ends."""
+        held = {name: self.parameters[name].detach().clone() for name in self.values}
+        try:
+            self._assign(self.values)
+            yield
+        finally:
+            self._assign(held)
 
-
-class _Swap:
-    def __init__(self, ema: Ema) -> None:
-        self.ema = ema
-        self.held: dict[str, Tensor] = {}
-
-    def __enter__(self) -> None:
-        with torch.no_grad():
-            for name, value in self.ema.values.items():
-                p = self.ema.parameters[name]
-                self.held[name] = p.detach().clone()
-                p.copy_(value)
-
-    def __exit__(self, *unused: object) -> None:
-        with torch.no_grad():
-            for name, value in self.held.items():
-                self.ema.parameters[name].copy_(value)
+    @torch.no_grad()
+    def _assign(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.parameters[name].copy_(value)

@@ -19,6 +19,7 @@ Action = Literal["apply", "skip", "rollback", "stop"]
 
 OVERFLOWS = 24
 """Number of fp16 overflows in a row that the loss scale can explain: it starts at 2¹⁶ and halves each time."""
+_COUNTS = ("consecutive_skips", "consecutive_spikes", "consecutive_overflows", "rollbacks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Guard:
         self.consecutive_spikes += 1
         if self.consecutive_spikes >= self.config.spike_patience:
             self.consecutive_spikes = 0
-            return self._give_up(f"{self.config.spike_patience} spikes in a row: {reason}", spike=True)
+            return self.give_up(f"{self.config.spike_patience} spikes in a row: {reason}", spike=True)
         if self.config.spike_action == "skip":
             self.consecutive_skips += 1
             return self._escalate(reason, spike=True)
@@ -91,16 +92,16 @@ class Guard:
         if self.consecutive_skips < self.config.max_consecutive_skips:
             return Verdict("skip", reason, spike=spike, non_finite=non_finite)
         reason = f"{self.consecutive_skips} steps skipped in a row, the last because {reason}"
-        return self._give_up(reason, spike=spike, non_finite=non_finite)
+        return self.give_up(reason, spike=spike, non_finite=non_finite)
 
-    def _give_up(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+    def give_up(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+        """Decide to roll back, or to stop after the last roll-back."""
         if self.rollbacks >= self.config.max_rollbacks:
             return Verdict("stop", f"{reason}; already rolled back {self.rollbacks} times", spike, non_finite)
         return Verdict("rollback", reason, spike, non_finite)
 
-    def rolled_back(self) -> None:
+    def forget(self) -> None:
         """Reset counts and windows after a roll-back; the number of roll-backs is kept."""
-        self.rollbacks += 1
         self.consecutive_skips = self.consecutive_spikes = self.consecutive_overflows = 0
         self._windows.clear()
 
@@ -118,20 +119,12 @@ class Guard:
         window.append(value)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "consecutive_skips": self.consecutive_skips,
-            "consecutive_spikes": self.consecutive_spikes,
-            "consecutive_overflows": self.consecutive_overflows,
-            "rollbacks": self.rollbacks,
-            "windows": {name: list(window) for name, window in self._windows.items()},
-        }
+        windows = {name: list(window) for name, window in self._windows.items()}
+        return {name: getattr(self, name) for name in _COUNTS} | {"windows": windows}
 
     def load(self, found: dict[str, Any]) -> None:
-        self.consecutive_skips = found["consecutive_skips"]
-        self.consecutive_spikes = found["consecutive_spikes"]
-        self.consecutive_overflows = found.get("consecutive_overflows", 0)  # older checkpoints have none
-        self.rollbacks = found["rollbacks"]
-        self._windows = {
-            name: collections.deque(values, maxlen=self.config.spike_window)
-            for name, values in found["windows"].items()
-        }
+        for name in _COUNTS:
+            setattr(self, name, int(found.get(name, 0)))  # older checkpoints have no overflows
+        size = self.config.spike_window
+        windows = {name: map(float, values) for name, values in found["windows"].items()}
+        self._windows = {name: collections.deque(values, maxlen=size) for name, values in windows.items()}

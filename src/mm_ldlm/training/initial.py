@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Size, Tensor
 
+from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.core.kinds import Registry
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -23,7 +24,8 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
-from mm_ldlm.training.tracker import Tracker
+from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.spec import TrainingSpec
 
 Build = Callable[[DataShape], TrainableRoot]
 """Builds the trainable root of a run for data of another shape"""
@@ -90,20 +92,18 @@ class Vocabularies:
 def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
     """Raise CheckpointError unless the checkpoint's rows belong to the same tokens as those of this run.
 
-    A checkpoint of another trainer (`model.pt`) has no tokenizer of this project, so that nothing can be compared;
-    one that this project exported has it.
+    A checkpoint of another trainer may have no tokenizer of this project, so that nothing can be compared.
     """
     if _reader(path) is not None:
         source = path if path.is_dir() else path.parent
-        if (
-            not (source / TOKENIZER).is_dir()
-            or TextTokenizer.load(source / TOKENIZER).fingerprint == tokenizer.fingerprint
-        ):
+        if not (source / TOKENIZER).is_dir():
             return
+        fingerprint: Any = TextTokenizer.load(source / TOKENIZER).fingerprint
     else:
         source = _find(path)
-        if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
-            return
+        fingerprint = _identity(source).get(TOKENIZER)
+    if fingerprint == tokenizer.fingerprint:
+        return
     found = ""
     if (source / TOKENIZER).is_dir():
         other = TextTokenizer.load(source / TOKENIZER)
@@ -133,23 +133,20 @@ def common_tokens(theirs: TextTokenizer, ours: TextTokenizer) -> tuple[Tensor, T
 
 
 def initialise(
-    root: TrainableRoot, path: Path, *, vocabulary: str, tokenizer: Path | None, shape: DataShape, build: Build,
-    tracker: Tracker, options: Mapping[str, Any],
-) -> None:  # fmt: skip
+    root: TrainableRoot, path: Path, *, spec: TrainingSpec, tokenizer: Path | None, build: Build, tracker: Tracker
+) -> None:
     """Initialise the root with the weights of a checkpoint (the EMA weights if it has them).
 
     Parameters of the objective keep their initial values if the checkpoint has none of them. Its buffers are not taken
     from the checkpoint: they depend on the data and the steps of this run.
 
     Args:
-        vocabulary: "same", or "by_token" to remap the parameters that are indexed by tokens.
         tokenizer: folder of this run's tokenizer; None (data in memory) compares nothing.
-        options: configuration of the model, with its kind; the formats of other trainers need some of its values.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model or vocabulary, or contains values that are not finite.
     """
-    if (foreign := weights_of(path, options=options)) is not None:
+    if (foreign := weights_of(path, options=to_dict(spec.model))) is not None:
         shapes = {name.removeprefix("model."): value.shape for name, value in root.named_parameters()}
         found, note = foreign.fitted(shapes)
         values, source = root_names(found), foreign.file
@@ -158,21 +155,20 @@ def initialise(
         source = _find(path)
         name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
         values = folder.tensors(source, name)
-    values = {name: value for name, value in values.items() if name not in persistent_buffers(root)}
-    targets: dict[str, Tensor] = dict(root.named_parameters())
-    own = {name for name in targets if name.startswith("objective.")}
-    if own and not own & set(values):
-        targets = {name: p for name, p in targets.items() if name not in own}
-        own = set()
-    if not own:
-        values = {name: value for name, value in values.items() if not name.startswith("objective.")}
-    refuse_non_finite(values, source, remedy="Choose another checkpoint for training.init_from.")
+    own = {name for name in values if name.startswith("objective.")} & dict(root.named_parameters()).keys()
+    targets = {name: p for name, p in root.named_parameters() if own or not name.startswith("objective.")}
+    buffers = persistent_buffers(root).keys()
+    values = {
+        name: value for name, value in values.items()
+        if name not in buffers and (own or not name.startswith("objective."))
+    }  # fmt: skip
+    refuse_non_finite(values, source, remedy="Name another checkpoint in training.init_from.")
     if tokenizer is not None:
         mine = TextTokenizer.load(tokenizer)
-        if vocabulary == "same":
+        if spec.training.init_vocabulary == "same":
             refuse_other_vocabulary(path, mine)
         else:
-            both = _vocabularies(source, mine, shape)
+            both = _vocabularies(source, mine, spec.shape)
             values = remap(values, targets, both, build=build, source=source)
             tracker.event(
                 0, "init_vocabulary", kept=len(both.ours), new=mine.vocab_size - len(both.ours), source=str(source)

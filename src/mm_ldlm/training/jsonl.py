@@ -1,4 +1,4 @@
-"""The JSONL log: one JSON object per line, appended and flushed, so that other processes can follow it.
+"""The log of a run: one JSON object per line, appended and flushed, so that other processes can follow it.
 
 Lines with the key "event" are events; all others are metrics. After a resume or a rollback, steps repeat: the last line
 of a step is valid, and lines after the step that a run went back to are not (`read_metrics`). JSON has no NaN:
@@ -13,10 +13,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import InputFile, refuse_other
+
+
+class Tracker(Protocol):
+    """Receives the metrics and events of a training."""
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def event(self, step: int, kind: str, **words: Any) -> None:
+        """Record an event: a skipped step, a checkpoint, a rollback."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Records nothing; used on every rank but the first."""
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        return None
+
+    def event(self, step: int, kind: str, **words: Any) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
 
 
 class JsonlTracker:
@@ -25,9 +50,9 @@ class JsonlTracker:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         refuse_other(path)
-        _end_with_newline(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "ab+")  # noqa: SIM115
         self._lock = threading.Lock()
+        self._remove_half_line()
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         self._write({"step": step, **values})
@@ -42,19 +67,29 @@ class JsonlTracker:
     def _write(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
         with self._lock:
-            self._file.write(text + "\n")
+            self._file.write(text.encode("utf-8") + b"\n")
             self._file.flush()
+
+    def _remove_half_line(self) -> None:
+        """Remove the incomplete last line that a killed writer may have left."""
+        self._file.seek(0)
+        data = self._file.read()
+        self._file.truncate(data.rfind(b"\n") + 1)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read every complete line of a log, in order.
 
     Raises:
-        StoreError: it is no file, or a line is not a JSON object.
+        StoreError: it is not a file, or a line is not a JSON object.
     """
-    with open(InputFile(path, remedy="Name the folder of a run.").check(), "rb") as file:
-        lines = [(number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") and line.strip()]
-    return [_object(path, number, line) for number, line in lines]
+    InputFile(path, remedy="Train the run, or choose another one.").check()
+    found = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n") and line.strip():
+                found.append(_object(path, number, line))
+    return found
 
 
 def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -93,34 +128,27 @@ def number(value: Any) -> float | None:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value) if isinstance(value, str) else None
 
 
-def follow(
-    path: Path, *, stop: Callable[[], bool], interval: float = 0.5, from_start: bool = False
-) -> Iterator[list[dict[str, Any]]]:
+def follow(path: Path, *, stop: Callable[[], bool], interval: float = 0.5) -> Iterator[list[dict[str, Any]]]:
     """Yield new lines in batches as they are written, and an empty batch every `interval` seconds without new lines.
 
     The iterator ends when `stop()` is true and all lines written until then were yielded. The file need not exist yet.
     """
-    position = 0 if from_start or not path.exists() else path.stat().st_size
+    position = path.stat().st_size if path.exists() else 0
     while True:
         stopping = stop()
-        lines, position = _read_from(path, position)
+        data = b""
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(min(position, file.seek(0, 2)))  # a new run of the same name begins a shorter file
+                position, data = file.tell(), file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        position += len(data)
+        lines = [json.loads(line) for line in data.splitlines() if line.strip()]
         yield lines
         if stopping and not lines:
             return
         if not lines:
             time.sleep(interval)
-
-
-def _read_from(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    try:
-        with open(path, "rb") as file:
-            position = min(position, file.seek(0, 2))  # a new run of the same name begins a shorter file
-            file.seek(position)
-            data = file.read()
-    except FileNotFoundError:
-        return [], position
-    whole = data[: data.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines() if line.strip()], position + len(whole)
 
 
 def _plain(value: Any) -> Any:
@@ -131,16 +159,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value
-
-
-def _end_with_newline(path: Path) -> None:
-    """Remove the incomplete last line that a killed writer may have left."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with open(path, "rb+") as file:
-        file.seek(-1, 2)
-        if file.read(1) == b"\n":
-            return
-        file.seek(0)
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)

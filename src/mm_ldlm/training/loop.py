@@ -18,20 +18,23 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
+from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.diagnosis import diagnose
 from mm_ldlm.training.diagnostics import Diagnostics
-from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.guard import Guard, Verdict
-from mm_ldlm.training.losses import Averages, Tally
-from mm_ldlm.training.optimizer import Optimization
+from mm_ldlm.training.guard import Verdict
+from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.preview import Preview
-from mm_ldlm.training.state import TrainingState
-from mm_ldlm.training.stepper import Stepper
+from mm_ldlm.training.stepper import Averages, Stepper, Tally
 from mm_ldlm.training.throughput import Throughput
-from mm_ldlm.training.tracker import Tracker
 
-Ending = Literal["finished", "stopped", "paused"]
+Ending = Literal["finished", "stopped"]
+
+
+def never() -> bool:
+    """Return that nobody asked the training to stop."""
+    return False
 
 
 @dataclasses.dataclass
@@ -40,150 +43,125 @@ class Run:
 
     config: TrainingConfig
     process: Process
+    learner: Learner
     stepper: Stepper
-    optimization: Optimization
-    ema: Ema
     loader: Loader
-    state: TrainingState
-    guard: Guard
     checkpointer: Checkpointer
     tracker: Tracker
     diagnostics: Diagnostics
     throughput: Throughput
     alerts: Alerts
-    stop_requested: Callable[[], bool]
-    """whether this process received a signal to end (SIGTERM, SIGINT)"""
     validate: Callable[[int], dict[str, float]] | None = None
     """step → validation losses"""
     preview: Preview | None = None
     """writes a sentence at intervals of time, on the first rank"""
+    stop_requested: Callable[[], bool] = never
+    """whether this process received a signal to end (SIGTERM, SIGINT)"""
 
 
-def run(parts: Run, *, pause_at: int | None = None) -> Ending:
-    """Train until `max_steps` (finished), a signal or `max_minutes` (stopped, finished), or `pause_at` steps (paused).
+def train(run: Run) -> Ending:
+    """Train until the last step or `max_minutes` (finished), or a signal (stopped).
 
     Raises:
         TrainingDiverged: the guard stopped training; the message contains the diagnosis.
     """
-    config, state = parts.config, parts.state
-    last_step = config.steps if pause_at is None else min(pause_at, config.steps)
-    averages, throughput, scaler = Averages(), parts.throughput, parts.stepper.scaler
-    parts.stepper.parallel.module.train()
-    parts.tracker.event(state.step, "trains", **parts.diagnostics.watch_freezing())
-    batches = parts.loader.from_(state.epoch, state.batch_in_epoch)
-    ended_early: Literal["", "stop", "minutes"] = ""
-    diagnosis = ""
+    config, learner, throughput = run.config, run.learner, run.throughput
+    state, optimization = learner.state, learner.optimization
+    averages, diagnosis, ended_early = Averages(), "", ""
+    run.stepper.parallel.module.train()
+    run.tracker.event(state.step, "trains", **run.diagnostics.watch_freezing())
+    batches = run.loader.from_(state.epoch, state.batch_in_epoch)
     try:
-        while state.step < last_step:
+        while state.step < config.steps and not ended_early:
             planned, micros = next(batches)
 
             # -- forward and backward --------------------------------------------------------------------------------
-            lr = parts.optimization.set_lr(state.step, scale=state.lr_scale)
-            detailed = parts.diagnostics.due(state.step)
+            lr = optimization.set_lr(state.step, scale=state.lr_scale)
+            detailed = run.diagnostics.due(state.step)
             if detailed:
-                if not parts.diagnostics.flops_per_token:
-                    parts.diagnostics.count_flops(parts.stepper, micros[0])
-                parts.diagnostics.arm()
-            kind, tally = parts.stepper.forward_backward(micros, draw=state.draw, step=state.step)
+                run.diagnostics.before_step(run.stepper, micros[0])
+            kind, tally = run.stepper.forward_backward(micros, draw=state.draw, step=state.step)
             if detailed:
-                parts.diagnostics.before_update()
+                run.diagnostics.before_update()
+            optimization.unscale()
 
             # -- one all-reduce, one read: from here on every rank has the same numbers --------------------------------
-            if scaler is not None:
-                for optimizer in parts.optimization.optimizers.values():
-                    scaler.unscale_(optimizer)
-            found = agree(parts, tally, out_of_time=throughput.out_of_time())
-            verdict = parts.guard.judge(
+            found = agree(run, tally)
+            verdict = learner.guard.judge(
                 kind=kind, loss=found.loss, grad_norm=found.grad_norm, bad_ranks=found.bad_ranks,
-                overflow=scaler is not None,
+                overflow=optimization.scaler.is_enabled(),
             )  # fmt: skip
 
             # -- update, or none ---------------------------------------------------------------------------------------
             if verdict.action == "apply":
-                clipped = parts.optimization.clip(found.grad_norm)
-                parts.optimization.step(scaler)
-                parts.ema.update(state.ema_updates)
+                clipped = optimization.clip(found.grad_norm)
+                optimization.step()
+                learner.ema.update(state.ema_updates)
                 state.ema_updates += 1
                 averages.add(kind, found.loss, found.losses)
-                if warning := parts.stepper.observe(found.losses, step=state.step):
-                    parts.tracker.event(state.step, "objective_warning", reason=warning)
                 throughput.applied(found.grad_norm, clipped)
-                parts.alerts.stepped(state.step, kind=kind, loss=found.loss, grad_norm=found.grad_norm)
+                run.alerts.stepped(state.step, kind=kind, loss=found.loss, grad_norm=found.grad_norm)
+                if warning := run.stepper.observe(found.losses, step=state.step):
+                    run.tracker.event(state.step, "objective_warning", reason=warning)
                 if verdict.spike:
-                    parts.tracker.event(
-                        state.step, "spike", reason=verdict.reason, epoch=planned.epoch, batch=planned.index
-                    )
-            elif verdict.non_finite and parts.guard.consecutive_skips == 1:
+                    place = {"epoch": planned.epoch, "batch": planned.index}
+                    run.tracker.event(state.step, "spike", reason=verdict.reason, **place)
+            elif verdict.non_finite and learner.guard.consecutive_skips == 1:
                 diagnosis = diagnose(
-                    parts.stepper, parts.optimization, micros, kind=kind, step=state.step, draw=state.draw,
-                    reason=verdict.reason, directory=parts.checkpointer.directory.parent, tracker=parts.tracker,
+                    run.stepper, optimization, micros, kind=kind, step=state.step, draw=state.draw,
+                    reason=verdict.reason, directory=run.checkpointer.directory.parent, tracker=run.tracker,
                 )  # fmt: skip
             if detailed:
-                parts.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
-            if scaler is not None:
-                scaler.update()
-            parts.optimization.drop_gradients()
+                run.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
+            optimization.finish()
 
             # -- count -------------------------------------------------------------------------------------------------
-            state.step += 1
-            state.draw += 1
             if planned.epoch != state.epoch:
-                parts.diagnostics.new_epoch()
-            state.epoch, state.batch_in_epoch = planned.epoch, planned.index + 1
-            state.examples += len(planned.examples)
-            state.tokens += planned.tokens
+                run.diagnostics.new_epoch()
+            state.drawn(planned)
             throughput.stepped(planned)
             if verdict.action != "apply":
-                skipped(parts, planned, verdict)
-            if verdict.action == "stop":
-                raise TrainingDiverged(divergence_message(parts, verdict, diagnosis))
-            if verdict.action == "rollback":
-                roll_back(parts, verdict)
+                skipped(run, planned, verdict)
+            if verdict.action in ("rollback", "stop"):
+                roll_back(run, verdict, diagnosis)
                 averages.take()
                 continue
 
             # -- at intervals ------------------------------------------------------------------------------------------
             done = state.step >= config.steps
-            line: dict[str, float] = {}
-            if parts.validate is not None and (done or state.step % config.validate_every == 0):
-                line = {f"validation/{name}": value for name, value in parts.validate(state.step).items()}
-            if line or done or detailed or state.step % config.log_every == 0:
-                line |= averages.take() | throughput.line(lr, flops_per_token=parts.diagnostics.flops_per_token)
-                if detailed:
-                    line |= parts.diagnostics.take()
-                    parts.alerts.diagnosed(state.step, line)
-                parts.tracker.metrics(
-                    state.step, {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind, **line}
-                )
-            if estimate := throughput.estimate():
-                parts.tracker.event(state.step, "estimate", **estimate)
-            if (
-                done
-                or found.stop
-                or found.out_of_time
-                or state.step == last_step
-                or parts.checkpointer.due(state.step, found.minutes)
-            ):
-                throughput.count_seconds()
-                parts.diagnostics.verify_freezing()
-                parts.checkpointer.save(line)
-            if parts.preview is not None:
-                parts.preview(state.step, last=done)
             if found.stop or found.out_of_time:
-                ended_early = "stop" if found.stop else "minutes"
-                break
+                ended_early = "stop requested" if found.stop else f"max_minutes ({config.max_minutes}) have passed"
+            line: dict[str, float] = {}
+            if run.validate is not None and (done or state.step % config.validate_every == 0):
+                line = {f"validation/{name}": value for name, value in run.validate(state.step).items()}
+            if line or done or detailed or state.step % config.log_every == 0:
+                line |= averages.take() | throughput.line(lr, flops_per_token=run.diagnostics.flops_per_token)
+                if detailed:
+                    line |= run.diagnostics.take()
+                    run.alerts.diagnosed(state.step, line)
+                where = {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind}
+                run.tracker.metrics(state.step, {**where, **line})
+            if estimate := throughput.estimate():
+                run.tracker.event(state.step, "estimate", **estimate)
+            if done or ended_early or run.checkpointer.due(state.step, found.minutes):
+                throughput.count_seconds()
+                run.diagnostics.verify_freezing()
+                if bad := run.checkpointer.save(line):
+                    reason = f"after the update {len(bad)} tensors are not finite, the first of them {bad[0]}"
+                    roll_back(run, learner.guard.give_up(reason, non_finite=True), diagnosis)
+                    ended_early = ""
+                    continue
+            if run.preview is not None:
+                run.preview(state.step, last=done)
     finally:
         batches.close()
         throughput.count_seconds()
-        parts.checkpointer.wait()
+        run.checkpointer.wait()
     if ended_early:
-        reasons = {"stop": "stop requested", "minutes": f"max_minutes ({config.max_minutes}) have passed"}
-        parts.tracker.event(state.step, "ended_early", reason=reasons[ended_early])
-    if found_failure := parts.checkpointer.failed():
-        raise found_failure
-    if state.step >= config.steps or ended_early == "minutes":
-        return "finished"
-    return "stopped" if ended_early else "paused"
+        run.tracker.event(state.step, "ended_early", reason=ended_early)
+    if run.checkpointer.failed is not None:
+        raise run.checkpointer.failed
+    return "stopped" if ended_early == "stop requested" and state.step < config.steps else "finished"
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------
@@ -203,20 +181,17 @@ class Agreed:
     """whether a checkpoint is due by the time of rank 0"""
 
 
-def agree(parts: Run, tally: Tally, *, out_of_time: bool) -> Agreed:
+def agree(run: Run, tally: Tally) -> Agreed:
     """All-reduce losses, counts and flags as one small float64 tensor, and read it once."""
-    process = parts.process
-    numbers = tally.tensor()
-    norm = parts.optimization.norm()
-    flags = torch.zeros(3 + process.world, dtype=torch.float64)
-    flags[0] = float(parts.stop_requested())
-    flags[1] = float(process.is_main and out_of_time)
-    flags[2] = float(process.is_main and parts.checkpointer.minutes_over())
-    flags = flags.to(numbers.device, non_blocking=True)
-    flags[3 + process.rank] = (~torch.isfinite(numbers[0])).double()
-    together = torch.cat([flags, norm.detach().double().reshape(1) / process.world, numbers])
-    read: list[float] = collectives.sum_(together).tolist()
-    world = process.world
+    process, world = run.process, run.process.world
+    flags = torch.zeros(3 + world, dtype=torch.float64)
+    flags[0] = float(run.stop_requested())
+    flags[1] = float(process.is_main and run.throughput.out_of_time())
+    flags[2] = float(process.is_main and run.checkpointer.minutes_over())
+    flags = flags.to(tally.numbers.device, non_blocking=True)
+    flags[3 + process.rank] = (~torch.isfinite(tally.numbers[0])).double()
+    norm = run.learner.optimization.norm().detach().double().reshape(1)
+    read: list[float] = collectives.sum_(torch.cat([flags, norm / world, tally.numbers])).tolist()
     loss, losses = tally.split(read[4 + world :])
     return Agreed(
         loss=loss,
@@ -232,33 +207,37 @@ def agree(parts: Run, tally: Tally, *, out_of_time: bool) -> Agreed:
 # -- when a step is refused --------------------------------------------------------------------------------------------
 
 
-def skipped(parts: Run, planned: Planned, verdict: Verdict) -> None:
-    parts.state.skipped += 1
-    parts.tracker.event(
-        parts.state.step - 1, "skip", reason=verdict.reason, epoch=planned.epoch, batch=planned.index,
-        examples=planned.examples[:64].tolist(), consecutive=parts.guard.consecutive_skips,
+def skipped(run: Run, planned: Planned, verdict: Verdict) -> None:
+    state = run.learner.state
+    state.skipped += 1
+    run.tracker.event(
+        state.step - 1, "skip", reason=verdict.reason, epoch=planned.epoch, batch=planned.index,
+        examples=planned.examples[:64].tolist(), consecutive=run.learner.guard.consecutive_skips,
     )  # fmt: skip
 
 
-def roll_back(parts: Run, verdict: Verdict) -> None:
-    """Restore weights, optimizer and step of the last checkpoint, lower the learning rate, and continue the data."""
-    state = parts.state
+def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
+    """Restore weights, optimizer and step of the last checkpoint, lower the learning rate, and continue the data.
+
+    Raises:
+        TrainingDiverged: the verdict is to stop, or there is no checkpoint yet.
+    """
+    state, guard = run.learner.state, run.learner.guard
+    run.checkpointer.wait()
+    collectives.barrier()  # every rank sees the checkpoint that rank 0 has just finished
+    last = latest(run.checkpointer.directory)
+    if verdict.action == "stop" or last is None:
+        diagnosis = diagnosis or "No single first cause was found: the values were finite but too large."
+        raise TrainingDiverged(
+            f"training diverged at step {state.step}: {verdict.reason}. {diagnosis} Lower training.optimizer.lr or "
+            "clip, lengthen the warm-up, or inspect the examples of the skip events in the log. The last good "
+            f"checkpoint is kept: {last or 'none yet'}."
+        )
     before = dataclasses.replace(state)
-    step = parts.checkpointer.restore()
+    step = run.checkpointer.restore(last)
     state.draw, state.epoch, state.batch_in_epoch = before.draw, before.epoch, before.batch_in_epoch
     state.skipped, state.seconds = before.skipped, before.seconds
-    state.rollbacks = before.rollbacks + 1
-    state.lr_scale = before.lr_scale * parts.config.guard.rollback_lr_factor
-    parts.guard.rollbacks = before.rollbacks
-    parts.guard.rolled_back()
-    parts.tracker.event(before.step, "rollback", to_step=step, lr_scale=state.lr_scale, reason=verdict.reason)
-
-
-def divergence_message(parts: Run, verdict: Verdict, diagnosis: str) -> str:
-    """Describe the divergence, its diagnosis and the remedy."""
-    diagnosis = diagnosis or "No single first cause was found: the values were finite but too large."
-    return (
-        f"training diverged at step {parts.state.step}: {verdict.reason}.\n{diagnosis}\n"
-        "Lower training.optimizer.lr or clip, lengthen the warm-up, or inspect the examples of the skip events in the "
-        f"log. The last good checkpoint is kept: {parts.checkpointer.latest()}."
-    )
+    state.rollbacks = guard.rollbacks = before.rollbacks + 1
+    state.lr_scale = before.lr_scale * run.config.guard.rollback_lr_factor
+    guard.forget()
+    run.tracker.event(before.step, "rollback", to_step=step, lr_scale=state.lr_scale, reason=verdict.reason)

@@ -1,14 +1,27 @@
-"""Optimizers of the trainable root: AdamW, and Muon for the matrices of the blocks."""
+"""Optimizers of the trainable root: AdamW, and Muon for the matrices of the blocks; their learning-rate schedule."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.distributed.parallel import full
 from mm_ldlm.training.config import OptimizerConfig
-from mm_ldlm.training.learning_rate import learning_rate_factor
+
+
+def learning_rate_factor(config: OptimizerConfig, *, step: int, max_steps: int) -> float:
+    """Compute the factor of the learning rate, between 0 and 1, for the update of `step` (counted from 0)."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    done = min((step - config.warmup_steps) / max(max_steps - config.warmup_steps, 1), 1.0)
+    fall = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * fall
 
 
 def decays(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -16,82 +29,82 @@ def decays(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and name == "weight" and not isinstance(module, nn.Embedding)
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(root: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Group (name, parameter) by optimizer and decay; every trainable parameter is in exactly one group."""
-    matrices: list[tuple[str, nn.Parameter]] = []
-    decayed: list[tuple[str, nn.Parameter]] = []
-    plain: list[tuple[str, nn.Parameter]] = []
-    blocks = {id(p) for module_name, module in model.named_modules() if isinstance(module, nn.ModuleList)
+    blocks = {id(p) for module in root.modules() if isinstance(module, nn.ModuleList)
               for p in module.parameters() if p.ndim == 2}  # fmt: skip
+    groups: tuple[dict[str, Any], ...] = (
+        {"optimizer": "muon", "params": [], "weight_decay": config.weight_decay, "base_lr": config.muon_lr},
+        {"optimizer": "adamw", "params": [], "weight_decay": config.weight_decay, "base_lr": config.lr},
+        {"optimizer": "adamw", "params": [], "weight_decay": 0.0, "base_lr": config.lr},
+    )
+    muon, decayed, plain = groups
     seen: set[int] = set()
-    for module_name, module in model.named_modules():
+    for module_name, module in root.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            full = f"{module_name}.{name}" if module_name else name
-            if not decays(module, name, parameter):
-                plain.append((full, parameter))
-            elif config.name == "muon" and id(parameter) in blocks:
-                matrices.append((full, parameter))
-            else:
-                decayed.append((full, parameter))
-    groups = [
-        {"kind": "muon", "params": matrices, "weight_decay": config.weight_decay, "base_lr": config.muon_lr},
-        {"kind": "adamw", "params": decayed, "weight_decay": config.weight_decay, "base_lr": config.lr},
-        {"kind": "adamw", "params": plain, "weight_decay": 0.0, "base_lr": config.lr},
-    ]
+            matrix = config.name == "muon" and id(parameter) in blocks
+            group = plain if not decays(module, name, parameter) else muon if matrix else decayed
+            group["params"].append((f"{module_name}.{name}".removeprefix("."), parameter))
     return [group for group in groups if group["params"]]
 
 
 class Optimization:
-    """Optimizers of one trainable root, used together."""
+    """Optimizers of one trainable root, used together.
 
-    def __init__(self, root: nn.Module, config: OptimizerConfig, *, max_steps: int) -> None:
-        self.config, self.max_steps = config, max_steps
+    `scaler` scales the gradients of fp16, and does nothing otherwise.
+    """
+
+    def __init__(
+        self, root: nn.Module, config: OptimizerConfig, *, max_steps: int, scaler: torch.amp.GradScaler
+    ) -> None:
+        self.config, self.max_steps, self.scaler = config, max_steps, scaler
         self.groups = parameter_groups(root, config)
-        self.names = {id(p): name for group in self.groups for name, p in group["params"]}
-        self.parameters: list[nn.Parameter] = [p for group in self.groups for _, p in group["params"]]
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        for kind in ("adamw", "muon"):
-            made = [
-                {
-                    "params": [p for _, p in group["params"]],
-                    "weight_decay": group["weight_decay"],
-                    "lr": group["base_lr"],
-                }
+        self.named: dict[str, nn.Parameter] = {name: p for group in self.groups for name, p in group["params"]}
+        self.parameters = list(self.named.values())
+        sharded = any(hasattr(p, "full_tensor") for p in self.parameters)
+        made = {
+            name: [
+                {"params": [p for _, p in group["params"]], "lr": group["base_lr"]}
+                | {key: group[key] for key in ("weight_decay", "base_lr")}
                 for group in self.groups
-                if group["kind"] == kind
+                if group["optimizer"] == name
             ]
-            if made and kind == "adamw":
-                sharded = any(hasattr(p, "full_tensor") for p in self.parameters)
-                self.optimizers[kind] = torch.optim.AdamW(
-                    made, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0, fused=not sharded or None,
-                    foreach=True if sharded else None,
-                )  # fmt: skip
-            elif made:
-                self.optimizers[kind] = torch.optim.Muon(
-                    made, lr=config.muon_lr, momentum=config.muon_momentum, weight_decay=0.0,
-                    adjust_lr_fn="match_rms_adamw",
-                )  # fmt: skip
-        self._base = {kind: [g["base_lr"] for g in self.groups if g["kind"] == kind] for kind in self.optimizers}
+            for name in ("adamw", "muon")
+        }
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        if made["adamw"]:
+            self.optimizers["adamw"] = torch.optim.AdamW(
+                made["adamw"], lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0,
+                fused=not sharded or None, foreach=True if sharded else None,
+            )  # fmt: skip
+        if made["muon"]:
+            self.optimizers["muon"] = torch.optim.Muon(
+                made["muon"], lr=config.muon_lr, momentum=config.muon_momentum, weight_decay=0.0,
+                adjust_lr_fn="match_rms_adamw",
+            )  # fmt: skip
 
     def set_lr(self, step: int, *, scale: float) -> float:
         """Set the learning rate of every group for the update of `step`; return that of AdamW."""
         factor = learning_rate_factor(self.config, step=step, max_steps=self.max_steps) * scale
-        for kind, optimizer in self.optimizers.items():
-            for group, base in zip(optimizer.param_groups, self._base[kind], strict=True):
-                group["lr"] = base * factor
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
         return self.config.lr * factor
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale of the loss."""
+        for optimizer in self.optimizers.values():
+            self.scaler.unscale_(optimizer)
 
     def norm(self) -> Tensor:
         """Compute the global gradient norm (0-D, on the device), over all shards of sharded parameters."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if not grads:
             return torch.zeros((), device=self.parameters[0].device)
-        found = nn.utils.get_total_norm(grads)
-        whole: Any = getattr(found, "full_tensor", None)
-        return found if whole is None else whole()
+        return full(nn.utils.get_total_norm(grads))
 
     def clip(self, norm: float) -> bool:
         """Clip the gradients to the configured norm; return whether that was necessary."""
@@ -100,12 +113,14 @@ class Optimization:
         torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], self.config.clip / (norm + 1e-6))
         return True
 
-    def step(self, scaler: Any = None) -> None:
+    def step(self) -> None:
         for optimizer in self.optimizers.values():
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
+            self.scaler.step(optimizer)
+
+    def finish(self) -> None:
+        """End a step, also one without an update: adapt the scale, and drop the gradients."""
+        self.scaler.update()
+        self.drop_gradients()
 
     def drop_gradients(self) -> None:
         for optimizer in self.optimizers.values():
@@ -114,41 +129,39 @@ class Optimization:
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the optimizer state as tensors by `kind/parameter/entry`."""
+        """Return the optimizer state as tensors by `optimizer/parameter/entry`."""
+        names = {id(p): name for name, p in self.named.items()}
         return {
-            f"{kind}/{self.names[id(p)]}/{entry}": value
+            f"{kind}/{names[id(p)]}/{entry}": value
             for kind, optimizer in self.optimizers.items()
             for p, held in optimizer.state.items()
             for entry, value in held.items()
             if isinstance(value, Tensor)
         }
 
-    def load(self, tensors: dict[str, Tensor], assign: Any) -> None:
+    def load(self, tensors: Mapping[str, Tensor], assign: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Restore the state of `tensors()`; `assign(like, value)` makes a tensor placed like the parameter.
 
         Raises:
             KeyError: there is no such optimizer or parameter.
             ValueError: a parameter has a part of the entries that others of its optimizer have.
         """
-        by_name = {name: p for group in self.groups for name, p in group["params"]}
         for optimizer in self.optimizers.values():
             optimizer.state.clear()
         for key, value in tensors.items():
             kind, rest = key.split("/", 1)
             name, entry = rest.rsplit("/", 1)
-            p = by_name[name]
+            p = self.named[name]
             self.optimizers[kind].state[p][entry] = value.clone() if value.ndim == 0 else assign(p, value)
         for kind, optimizer in self.optimizers.items():
-            entries = {entry for held in optimizer.state.values() for entry in held}
-            for p, held in optimizer.state.items():
-                if lacking := sorted(entries - set(held)):
-                    raise ValueError(f"the state of {self.names[id(p)]} in {kind} lacks {', '.join(lacking)}")
+            if len({frozenset(held) for held in optimizer.state.values()}) > 1:
+                raise ValueError(f"the parameters of {kind} have states with different entries")
 
     def describe(self) -> list[dict[str, Any]]:
-        """Describe each parameter group, for the sanity table and the log."""
+        """Describe each parameter group, for the sanity table and the checkpoints."""
         return [
             {
-                "optimizer": group["kind"], "lr": group["base_lr"], "weight_decay": group["weight_decay"],
+                "optimizer": group["optimizer"], "lr": group["base_lr"], "weight_decay": group["weight_decay"],
                 "tensors": len(group["params"]), "elements": sum(p.numel() for _, p in group["params"]),
             }
             for group in self.groups

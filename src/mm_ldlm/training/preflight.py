@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mm_ldlm.core.errors import ConfigurationError, PreflightError, StoreError
-from mm_ldlm.core.files import InputFile, write_text
+from mm_ldlm.core.errors import PreflightError
+from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.batches import BatchPlan, Planned, deal
-from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.config import PrecisionConfig, TrainingConfig
-from mm_ldlm.training.data import Data
+from mm_ldlm.training.batches import Planned
+from mm_ldlm.training.checkpoints.reference import latest
+from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.loop import Run
-from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.stepper import Stepper
+
+_GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,29 +38,24 @@ class Check:
         return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n    → {self.remedy}")
 
 
-def preflight(parts: Run, spec: TrainingSpec, data: Data, directory: Path) -> list[Check]:
-    """Run all checks on all ranks together and log the table.
+def preflight(run: Run) -> list[Check]:
+    """Run all checks on all ranks together and log the table. Nothing is resumed yet.
 
     Raises:
         PreflightError: a check failed on a rank; the message contains the whole table.
     """
-    process, plan = parts.process, parts.loader.plan
-    # Nothing is resumed yet, so the steps that are done are those of the newest checkpoint.
-    done = max((folder.step_of(path) for path in folder.all_in(directory / "checkpoints")), default=0)
     checks = [
-        device(process, parts.config.precision),
-        versions(process),
-        all_reduce(process),
-        configuration(directory, spec),
-        shared_folder(process, directory),
-        disk(parts.stepper, parts.config, directory, averaged=bool(parts.ema.values), done=done),
-        data_shape(data, parts.stepper.objective.fields),
-        batches(plan, process, epoch=parts.state.epoch),
+        device(run.process, run.config.precision),
+        versions(run.process),
+        processes(run.process),
+        shared_folder(run.process, run.checkpointer.directory.parent),
+        disk(run),
+        batches(run),
     ]
     checks = _agreed(checks)
     if all(check.ok for check in checks):
-        checks += _agreed([dry_step(parts.stepper, plan, data, filled=parts.config.precision.compile)])
-    parts.tracker.event(parts.state.step, "preflight", checks=[str(check) for check in checks])
+        checks += _agreed([dry_step(run)])
+    run.tracker.event(run.learner.state.step, "preflight", checks=[str(check) for check in checks])
     if not all(check.ok for check in checks):
         table = "\n".join(str(check) for check in checks)
         raise PreflightError(f"the run cannot start as configured:\n{table}")
@@ -69,200 +63,121 @@ def preflight(parts: Run, spec: TrainingSpec, data: Data, directory: Path) -> li
 
 
 def device(process: Process, precision: PrecisionConfig) -> Check:
-    chosen = process.device
-    if chosen.type == "cuda":
-        free, whole = torch.cuda.mem_get_info(chosen)
-        name = torch.cuda.get_device_name(chosen)
-        found = f"{chosen} {name}, {free / 2**30:.1f} of {whole / 2**30:.1f} GiB free"
-        local = process.rank_info.local_world
-        if local > torch.cuda.device_count():
-            return Check(
-                "device", f"{local} processes on {torch.cuda.device_count()} GPUs",
-                "lower training.launch.processes to the number of GPUs on this host",
-            )  # fmt: skip
-        if precision.autocast == "bf16" and not torch.cuda.is_bf16_supported():
-            return Check("device", f"{name} has no bf16", "set training.precision.autocast to fp16 or fp32")
-        return Check("device", found)
-    if precision.autocast == "fp16":
-        return Check("device", "fp16 on a CPU", "set training.precision.autocast to fp32 (or bf16)")
-    threads = torch.get_num_threads()
-    return Check("device", f"CPU, {threads} thread{'s' if threads > 1 else ''} per rank")
+    if process.device.type != "cuda":
+        remedy = "set training.precision.autocast to fp32 (or bf16)" if precision.autocast == "fp16" else ""
+        return Check("device", f"CPU, {torch.get_num_threads()} thread(s) per rank, {precision.autocast}", remedy)
+    free, total = torch.cuda.mem_get_info(process.device)
+    gpus, local = torch.cuda.device_count(), process.rank_info.local_world
+    name = f"{process.device} {torch.cuda.get_device_name(process.device)}"
+    found = f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {local} process(es) on {gpus} GPU(s)"
+    if local > gpus:
+        return Check("device", found, "lower training.launch.processes to the number of GPUs on this host")
+    if precision.autocast == "bf16" and not torch.cuda.is_bf16_supported():
+        return Check("device", f"{found}, without bf16", "set training.precision.autocast to fp16 or fp32")
+    return Check("device", found)
 
 
 def versions(process: Process) -> Check:
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if process.device.type == "cuda" else "none"
-    mine = f"torch {torch.__version__}, NCCL {nccl}"
-    everyone = collectives.gather(mine)
-    if len(set(everyone)) > 1:
-        seen = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(everyone))
-        return Check("versions", seen, "install the same versions on every host (constraints file)")
-    return Check("versions", mine)
+    seen = collectives.gather(f"torch {torch.__version__}, NCCL {nccl}")
+    remedy = "" if len(set(seen)) == 1 else "install the same versions on every host (constraints file)"
+    return Check("versions", "; ".join(sorted(set(seen))), remedy)
 
 
-def all_reduce(process: Process) -> Check:
+def processes(process: Process) -> Check:
+    info = process.rank_info
+    value = collectives.sum_(torch.full((1024,), float(process.rank + 1), device=process.device))
+    found = f"{process.world}, meeting at {info.master_address}:{info.master_port} over {process.backend}"
     if process.world == 1:
         return Check("processes", "one, no communication")
-    value = torch.full((1024,), float(process.rank + 1), device=process.device)
-    collectives.sum_(value)
-    want = process.world * (process.world + 1) / 2
-    info = process.rank_info
-    where = f"{process.world} over {process.backend}, meeting at {info.master_address}:{info.master_port}"
-    if not bool((value == want).all()):
-        return Check(
-            "processes", f"{where}: a sum over ranks is wrong", "check the network and the NCCL or gloo versions"
-        )
-    return Check("processes", f"{where}, all-reduce correct")
-
-
-def configuration(directory: Path, spec: TrainingSpec) -> Check:
-    """Check that config.json can be read back as the same spec."""
-    path = directory / "config.json"
-    try:
-        found = InputFile(path, remedy="").json()
-        known = {key: value for key, value in found.items() if key != "versions"} if isinstance(found, dict) else found
-        same = TrainingSpec.from_dict(known).fingerprint == spec.fingerprint
-    except StoreError as error:
-        return Check("configuration", str(error), "make the run's folder readable and writable")
-    except ConfigurationError:
-        same = False
-    return Check(
-        "configuration", str(path), "" if same else "another run writes into this folder: set training.run_name"
-    )
+    wrong = not bool((value == process.world * (process.world + 1) / 2).all())
+    remedy = "check the network and the NCCL or gloo versions: a sum over ranks is wrong" if wrong else ""
+    return Check("processes", found, remedy)
 
 
 def shared_folder(process: Process, directory: Path) -> Check:
     """Check that every rank reads what rank 0 writes, because a resumed run reads checkpoints on every host."""
     probe = directory / ".preflight"
-    word = f"{environment.host_name()} {process.rank_info.run_id}"
     if process.is_main:
-        write_text(probe, word)
+        write_text(probe, environment.host_name())
     collectives.barrier()
-    try:
-        seen = probe.is_file()
-    finally:
-        collectives.barrier()
-        if process.is_main:
-            probe.unlink(missing_ok=True)
-    if not seen:
-        return Check(
-            "run folder", f"{directory} on {environment.host_name()} is not the folder that rank 0 writes",
-            "put the data folder on storage that all hosts share (kedro run --params data=/shared/…)",
-        )  # fmt: skip
-    return Check("run folder", str(directory))
+    seen = probe.is_file()
+    collectives.barrier()
+    if process.is_main:
+        probe.unlink()
+    remedy = "" if seen else "put the data folder on storage that all hosts share (kedro run --params data=/shared/…)"
+    return Check("run folder", f"{directory} on {environment.host_name()}", remedy)
 
 
-def disk(stepper: Stepper, config: TrainingConfig, directory: Path, *, averaged: bool, done: int) -> Check:
-    """Check that there is room for the checkpoints of the steps after the first `done` ones."""
-    parameters = sum(p.numel() for p in stepper.root.parameters())
-    one = 4 * parameters * (4 if averaged else 3)
-    checkpoint = config.checkpoint
-    kept = checkpoint.keep_last + 1 + (checkpoint.best_metric is not None)
-    if checkpoint.keep_every is not None:
-        kept += (config.steps - done) // checkpoint.keep_every
-    free = shutil.disk_usage(directory).free
-    found = f"{free / 2**30:.1f} GiB free, {kept} checkpoints of {one / 2**30:.2f} GiB at most"
-    short = kept * one > free
-    remedy = "free some space, or lower training.checkpoint.keep_last or keep_every"
-    return Check("disk", found, remedy if short else "")
+def disk(run: Run) -> Check:
+    """Check that there is room for the checkpoints of the steps that are left."""
+    config, done = run.config.checkpoint, latest(run.checkpointer.directory)
+    kept = config.keep_last + 1 + (config.best_metric is not None)
+    if config.keep_every is not None:
+        kept += (run.config.steps - (int(done.name.removeprefix("step-")) if done else 0)) // config.keep_every
+    copies = 4 if run.learner.ema.values else 3  # weights, two moments, averages
+    one = 4 * copies * sum(p.numel() for p in run.learner.root.parameters())
+    free = shutil.disk_usage(run.checkpointer.directory).free
+    found = f"{free / _GIB:.1f} GiB free, {kept} checkpoints of {one / _GIB:.2f} GiB at most"
+    remedy = "free some space, or lower training.checkpoint.keep_last or keep_every" if kept * one > free else ""
+    return Check("disk", found, remedy)
 
 
-def data_shape(data: Data, fields: tuple[str, ...]) -> Check:
-    """Check that tokens and fields have the shapes that the model was built for."""
-    shape, source = data.shape, data.train
-    sizes = {name: source.field(name, np.array([0])).shape[1:] for name in fields}
-    described = "".join(f", {name} of {' × '.join(map(str, size)) or 'one number'}" for name, size in sizes.items())
-    found = f"{shape.vocab_size} tokens{described}"
-    if "latents" in sizes and sizes["latents"] != (shape.latent_dim,):
-        return Check("data", found, f"the run was planned for latents of dimension {shape.latent_dim}: plan it again")
-    specials = (shape.pad_id, shape.mask_id)
-    if len(set(specials)) < 2 or min(specials) < 0:
-        return Check("data", f"{found}, pad and mask ids {specials}", "prepare the tokenizer again")
-    first = source.tokens(np.arange(min(256, len(source.lengths))), length=shape.max_length)
-    if (largest := int(first.max())) >= max(shape.vocab_size, max(specials) + 1):
-        return Check("data", f"{found}, but a token id of {largest}", "make the tokens again with this tokenizer")
-    return Check("data", found)
+def batches(run: Run) -> Check:
+    """Check that every micro-batch of every rank has an example."""
+    plan = run.loader.plan
+    shapes, ways = plan.shapes(), run.process.world * plan.config.accumulation
+    found = f"{len(plan.lengths)} examples, {len(plan.epoch(0))} batches an epoch, shapes {shapes[:6]}"
+    if min(size for size, _ in shapes) >= ways:
+        return Check("batches", found)
+    return Check(
+        "batches", f"{found}; a global batch has fewer examples than its {ways} micro-batches over all ranks",
+        "set training.batch.examples_per_device (or tokens_per_device) instead of examples (or tokens), or lower "
+        "accumulation",
+    )  # fmt: skip
 
 
-def batches(plan: BatchPlan, process: Process, *, epoch: int) -> Check:
-    shapes = plan.shapes()
-    longest = int(plan.lengths.max())
-    found = f"{len(plan.lengths)} examples, {len(plan.epoch(epoch))} batches an epoch, shapes {shapes[:6]}"
-    if longest > plan.max_length:
-        return Check("batches", f"{found}, longest text {longest}", f"raise tokenizer.max_length to {longest}")
-    ways = process.world * plan.config.accumulation
-    if min(size for size, _ in shapes) < ways:
-        return Check(
-            "batches", f"{found}; a global batch has fewer examples than its {ways} micro-batches over all ranks",
-            "set training.batch.examples_per_device (or tokens_per_device) instead of examples (or tokens), or lower "
-            "accumulation",
-        )  # fmt: skip
-    return Check("batches", found)
-
-
-def dry_step(stepper: Stepper, plan: BatchPlan, data: Data, *, filled: bool) -> Check:
-    """Run one forward and backward pass at the largest shape, without an update.
-
-    Unless batches are `filled` to their full size, none has more examples than there are.
-    """
-    size, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
-    size = size if filled else min(size, len(plan.lengths))
-    world, accumulation = stepper.process.world, plan.config.accumulation
-    try:
-        _passes(stepper, data, size, length, accumulation)
-        return Check("dry step", f"{size} examples × {length} tokens over all ranks fit")
-    except torch.OutOfMemoryError:
-        _free_memory(stepper)
-    fits = size // 2
-    while fits >= world:
+def dry_step(run: Run) -> Check:
+    """Run one forward and backward pass at the largest shape, without an update; else find the size that fits."""
+    plan, world, fill = run.loader.plan, run.process.world, run.config.precision.compile
+    largest, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
+    largest = size = largest if fill else min(largest, len(plan.lengths))  # no batch has more examples than there are
+    while size >= world:
         try:
-            _passes(stepper, data, fits, length, accumulation)
+            _passes(run, size, length)
             break
         except torch.OutOfMemoryError:
-            _free_memory(stepper)
-            fits //= 2
-    ways = -(-size // fits) if fits else 0
+            run.learner.optimization.drop_gradients()
+            torch.cuda.empty_cache()
+            size //= 2
+    if size == largest:
+        return Check("dry step", f"{size} examples × {length} tokens over all ranks fit")
     remedy = (
-        f"{fits} examples × {length} tokens fit: set training.batch.accumulation to {accumulation * ways}, "
-        f"or batch.tokens to {fits * length}"
-        if fits >= world
+        f"{size} examples × {length} tokens fit: set training.batch.accumulation to "
+        f"{plan.config.accumulation * -(-largest // size)}, or batch.tokens to {size * length}"
+        if size >= world
         else "not even one example per rank fits: set model.gradient_checkpointing, training.parallel=fsdp, or a "
         "smaller model"
     )
-    return Check("dry step", f"out of memory at {size} examples × {length} tokens", remedy)
+    return Check("dry step", f"out of memory at {largest} examples × {length} tokens", remedy)
 
 
-def _passes(stepper: Stepper, data: Data, size: int, length: int, accumulation: int) -> None:
-    repeated = np.resize(np.arange(len(data.train.lengths)), size)
-    fit = data.train.lengths[repeated] <= length
-    repeated = np.where(fit, repeated, int(np.argmin(data.train.lengths)))
-    tokens = int(data.train.lengths[repeated].sum())
-    planned = Planned(0, 0, repeated, length, size, tokens)
-    process, objective = stepper.process, stepper.objective
-    micro = deal(
-        planned, data.train, fields=objective.fields, rank=process.rank, world=process.world,
-        accumulation=accumulation, fill=False,
-    )[0]  # fmt: skip
-    batch = micro.to(process.device)
-    for kind in objective.kinds:
+def _passes(run: Run, size: int, length: int) -> None:
+    lengths, stepper = run.loader.plan.lengths, run.stepper
+    rows = np.resize(np.arange(len(lengths)), size)
+    rows = np.where(lengths[rows] <= length, rows, int(np.argmin(lengths)))
+    micro = run.loader.make(Planned(0, 0, rows, length, size, int(lengths[rows].sum())))[0]
+    batch = micro.to(run.process.device)
+    for kind in stepper.objective.kinds:
         stepper.parallel.gradients(stepper.total(batch, kind=kind, draw=0, step=0))
 
 
-def _free_memory(stepper: Stepper) -> None:
-    for p in stepper.root.parameters():
-        p.grad = None
-    if stepper.process.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _agreed(checks: list[Check]) -> list[Check]:
-    """Combine the checks of all ranks: those of rank 0, replaced by the first failing one of another rank."""
-    everyone = collectives.gather(checks)
-    found = []
+    """Combine the checks of all ranks: those of this rank, replaced by the first failing one of any rank."""
+    everyone, found = collectives.gather(checks), []
     for number, check in enumerate(checks):
         failing = [(rank, theirs[number]) for rank, theirs in enumerate(everyone) if not theirs[number].ok]
-        if failing:
-            rank, bad = failing[0]
-            found.append(Check(f"{bad.name} (rank {rank})", bad.found, bad.remedy))
-        else:
-            found.append(check)
+        for rank, bad in failing[:1]:
+            check = dataclasses.replace(bad, name=f"{bad.name} (rank {rank})")
+        found.append(check)
     return found

@@ -6,6 +6,7 @@ noise writes a text, always from the same noise. Models that do neither show not
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Literal
@@ -21,8 +22,9 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 from mm_ldlm.training.batches import Source
+from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import step_seed
-from mm_ldlm.training.tracker import Tracker
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
@@ -43,66 +45,64 @@ def task_of(capabilities: Capabilities) -> Task | None:
 class Preview:
     """Writes the sentence and records it as the event `preview`, on the first rank.
 
-    It changes nothing of the training: it has a random generator of its own, reads the weights of the step as they are
+    It changes nothing of the training: it has a separate random generator, reads the weights of the step as they are
     (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
 
     Args:
         source: split whose sentence of median length is rebuilt.
         tokenizer: folder of the tokenizer.
-        every: seconds between two sentences.
     """
 
     def __init__(
-        self, root: TrainableRoot, source: Source, *, tokenizer: Path, capabilities: Capabilities, task: Task,
-        every: float, seed: int, device: torch.device, tracker: Tracker,
-    ) -> None:  # fmt: skip
-        self.root, self.source, self.capabilities, self.task = root, source, capabilities, task
-        self.every, self.seed, self.device, self.tracker = every, seed, device, tracker
+        self, root: TrainableRoot, source: Source, spec: TrainingSpec, *, task: Task, tokenizer: Path, tracker: Tracker
+    ) -> None:
+        self.root, self.source, self.task, self.tracker = root, source, task, tracker
+        self.seed, self.every = spec.seed, spec.training.show_every_seconds or math.inf
+        self.capabilities = spec.objective.capabilities(spec.model)
         middle = len(source.lengths) // 2
         self._row = np.argpartition(source.lengths, middle)[[middle]]
         self._folder = tokenizer
         self._tokenizer: TextTokenizer | None = None
         self._due = 0.0
-        self._failed = False
 
     def __call__(self, step: int, *, last: bool) -> None:
         """Show the sentence if it is due: after the first step of a session, at the interval, after the last step."""
-        if self._failed or (time.monotonic() < self._due and not last):
+        if time.monotonic() < self._due and not (last and self._due < math.inf):
             return
         try:
             self._tokenizer = self._tokenizer or TextTokenizer.load(self._folder)
             started = time.monotonic()
-            original, text = self._texts(self._tokenizer)
+            length = int(self.source.lengths[self._row[0]])
+            rows = [self._write(length)]
+            if self.task == "l2t":
+                rows.append(self.source.tokens(self._row, length=length)[0].tolist())
+            text, *original = self._tokenizer.decode_batch(rows)
         except Exception as error:
-            self._failed = True
+            self._due = math.inf
             self.tracker.event(step, "preview_failed", reason=f"{type(error).__name__}: {error}")
             return
-        ended = time.monotonic()
-        self._due = ended + max(self.every, (ended - started) / MOST)
-        self.tracker.event(step, "preview", original=original, text=text, seconds=round(ended - started, 3))
+        seconds = time.monotonic() - started
+        self._due = time.monotonic() + max(self.every, seconds / MOST)
+        words = {"original": original[0] if original else None, "text": text, "seconds": round(seconds, 3)}
+        self.tracker.event(step, "preview", **words)
 
-    def _texts(self, tokenizer: TextTokenizer) -> tuple[str | None, str]:
-        """Return the held-out sentence, if one is rebuilt, and the text that the model writes."""
-        length = int(self.source.lengths[self._row[0]])
-        self.root.eval()
-        try:
-            with torch.no_grad():
-                ids = self._write(length)
-        finally:
-            self.root.train()
-        if self.task != "l2t":
-            return None, tokenizer.decode_batch([ids])[0]
-        original, text = tokenizer.decode_batch([self.source.tokens(self._row, length=length)[0].tolist(), ids])
-        return original, text
-
+    @torch.no_grad()
     def _write(self, length: int) -> list[int]:
         """Write one text: ids without pads, given the latent of the sentence or from noise."""
+        self.root.eval()
+        try:
+            return self._sample(length)
+        finally:
+            self.root.train()
+
+    def _sample(self, length: int) -> list[int]:
         model = self.root.objective.generative_model(self.root.model)
+        device = next(self.root.parameters()).device
         given = self.task == "l2t"
-        latents_1d = torch.from_numpy(self.source.field("latents", self._row)).to(self.device) if given else None
-        generator = RowGenerator(step_seed(self.seed, 0, "preview"), torch.zeros(1, dtype=torch.int64).to(self.device))
+        latents_1d = torch.from_numpy(self.source.field("latents", self._row)).to(device) if given else None
+        generator = RowGenerator(step_seed(self.seed, 0, "preview"), torch.zeros(1, dtype=torch.int64).to(device))
         length = self._length(model, latents_1d, length, generator)
-        canvas_1L = torch.full((1, length), model.shape.mask_id, device=self.device)
+        canvas_1L = torch.full((1, length), model.shape.mask_id, device=device)
         sample = model.write(
             canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
             sampler=model.default_sampler(conditional=given), generator=generator,

@@ -7,8 +7,8 @@ Their results are not saved.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from mm_ldlm.core.config import Duration, Fraction, NonNegativeFloat, PositiveFl
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.training.batches import Planned, deal
+from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
+from mm_ldlm.training.jsonl import Silent
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.tracker import Silent
+from mm_ldlm.training.stepper import AUTOCAST
 
 
 @config
@@ -50,180 +51,156 @@ class SanityConfig:
 
 
 def check_sanity(
-    spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None, wrap: Any = None
-) -> list[Check]:
-    """Run every check and return all results; `wrap` changes the built run (tests inject faults with it)."""
-    # Schedule, clipping and the run folder are not used: they would only disturb the checks.
-    training = dataclasses.replace(
-        spec.training,
-        optimizer=dataclasses.replace(
+    spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None
+) -> list[Check]:  # fmt: skip
+    """Run every check and return all results."""
+    with joined(device=spec.training.device, threads=spec.training.threads) as process:
+        # Schedule, checkpoints and validation are not used: they would only disturb the checks.
+        optimizer = dataclasses.replace(
             spec.training.optimizer, lr=config.lr or spec.training.optimizer.lr, schedule="constant", warmup_steps=0
-        ),
-        parallel="ddp", resume="never", preflight=False, validate_every=0,
-        checkpoint=dataclasses.replace(spec.training.checkpoint, best_metric=None),  # nothing is validated or saved
-    )  # fmt: skip
-    spec = dataclasses.replace(spec, training=training)
-    with joined(device=training.device, threads=training.threads) as process:
+        )
+        training = dataclasses.replace(
+            spec.training, optimizer=optimizer, parallel="ddp", validate_every=0,
+            checkpoint=dataclasses.replace(spec.training.checkpoint, best_metric=None),
+        )  # fmt: skip
         data = data or open_data(spec, root)
-        parts = build(spec, root=root, data=data, process=process, tracker=Silent())
-        if wrap is not None:
-            wrap(parts)
-        batch = _batch(parts, data, config.examples)
-        parts.stepper.parallel.module.train()
-        checks = [
-            placement(parts, batch),
-            train_mode(parts),
-            attached(parts, batch),
-            first_losses(parts, batch, config, fresh=training.init_from is None),
-            precision(parts, batch),
-            in_place(parts, batch),
-        ]
-        try:
-            checks += learning(parts, batch, config)
-        except RuntimeError as error:
-            text = str(error).strip().splitlines()[0]
-            checks.append(Check("overfit one batch", text, "the backward pass fails; see the lines above"))
-        checks.append(groups(parts))
-        return checks
+        spec = dataclasses.replace(spec, training=training)
+        return checks_of(build(spec, root=root, data=data, process=process, tracker=Silent()), config)
 
 
-def as_table(checks: list[Check]) -> str:
-    return "\n".join(str(check) for check in checks)
+def checks_of(run: Run, config: SanityConfig) -> list[Check]:
+    """Run every check on a built run."""
+    batch = _batch(run, config.examples)
+    run.stepper.parallel.module.train()
+    checks = [
+        placement(run, batch),
+        train_mode(run),
+        attached(run, batch),
+        first_losses(run, batch, tolerance=config.tolerance),
+        precision(run, batch),
+        in_place(run, batch),
+    ]
+    try:
+        checks += learning(run, batch, config)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        checks.append(Check("overfit one batch", reason, "the backward pass fails; see the lines above"))
+    return [*checks, groups(run)]
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def placement(parts: Run, batch: Batch) -> Check:
+def placement(run: Run, batch: Batch) -> Check:
     """Check that parameters, buffers, EMA and batch are on the configured device (optimizer state: see `learning`)."""
-    root, device = parts.stepper.root, parts.process.device
+    root, device = run.learner.root, run.process.device
     held: dict[str, Tensor] = {**dict(root.named_parameters()), **dict(root.named_buffers())}
-    held |= {f"ema {name}": value for name, value in parts.ema.values.items()}
+    held |= {f"ema {name}": value for name, value in run.learner.ema.values.items()}
     held |= {f"batch {name}": value for name, value in batch.tensors.items()}
-    wrong = [f"{name} on {value.device}" for name, value in held.items() if value.device != device]
-    found = f"{len(held)} tensors on {device}"
-    if wrong:
-        return Check("placement", f"{len(wrong)} of them elsewhere: {', '.join(wrong[:4])}", f"move them to {device}")
-    return Check("placement", found)
+    wrong = [name for name, value in held.items() if value.device != device]
+    return _listed("placement", held, wrong, "is not on the device", f"move it to {device}")
 
 
-def train_mode(parts: Run) -> Check:
+def train_mode(run: Run) -> Check:
     """Check that every module is in training mode."""
-    modules = list(parts.stepper.root.modules())
-    evaluating = [type(module).__name__ for module in modules if not module.training]
-    if evaluating:
-        names = ", ".join(sorted(set(evaluating)))
-        return Check("train mode", f"{len(evaluating)} modules are in evaluation mode: {names}", "call .train()")
-    drops = sum(isinstance(module, nn.Dropout) for module in modules)
-    return Check("train mode", f"{len(modules)} modules in training mode" + (f", {drops} dropout" if drops else ""))
+    modules = dict(run.learner.root.named_modules())
+    evaluating = [name for name, module in modules.items() if not module.training]
+    return _listed("train mode", modules, evaluating, "is in evaluation mode", "call .train()")
 
 
-def attached(parts: Run, batch: Batch) -> Check:
+def attached(run: Run, batch: Batch) -> Check:
     """Check that the loss of every kind of step is a finite number with a gradient graph."""
-    faults = []
-    for kind in parts.stepper.objective.kinds:
-        loss = _loss(parts, batch, kind)
-        if loss.grad_fn is None:
-            faults.append(f"{kind}: the loss has no gradient graph")
-        if not bool(torch.isfinite(loss)):
-            faults.append(f"{kind}: loss is {float(loss.detach())}")
-    if faults:
-        return Check("loss", "; ".join(faults), "look for .detach(), .item() or a constant in the objective")
-    return Check("loss", f"attached and finite in {', '.join(parts.stepper.objective.kinds)}")
+    losses = {kind: _loss(run, batch, kind) for kind in run.stepper.objective.kinds}
+    wrong = [kind for kind, loss in losses.items() if loss.grad_fn is None or not bool(torch.isfinite(loss))]
+    fault = "has a loss that is not finite or has no gradient graph"
+    return _listed("loss", losses, wrong, fault, "look for .detach(), .item() or a constant in the objective")
 
 
-def first_losses(parts: Run, batch: Batch, config: SanityConfig, *, fresh: bool) -> Check:
+def first_losses(run: Run, batch: Batch, *, tolerance: float) -> Check:
     """Check that the losses at initial weights have the expected values, such as log V per token."""
-    expected = parts.stepper.objective.expected_first_loss()
-    if not fresh or not expected:
-        return Check("first loss", "not checked: " + ("no value is expected" if fresh else "the weights are trained"))
-    found, remedies = [], []
-    for kind in parts.stepper.objective.kinds:
+    expected = {} if run.config.init_from is not None else run.stepper.objective.expected_first_loss()
+    if not expected:
+        return Check("first loss", "not checked: no value is expected, or the weights are trained")
+    found, wrong = [], []
+    for kind in run.stepper.objective.kinds:
         with torch.no_grad():
-            losses = parts.stepper.losses(batch, kind=kind, draw=0, step=0)
-        for name, want in expected.items():
-            if name in losses:
-                have = float(losses[name][0] / losses[name][1])
-                found.append(f"{kind}/{name} {have:.4f}, expected {want:.4f}")
-                if abs(have - want) > config.tolerance * abs(want):
-                    remedies.append(f"{kind}/{name}: the head must start at 0, and ids that cannot occur be excluded")
-    return Check("first loss", "; ".join(found), "; ".join(remedies))
+            losses = run.stepper.losses(batch, kind=kind, draw=0, step=0)
+        for name in expected.keys() & losses.keys():
+            have, want = float(losses[name][0] / losses[name][1]), expected[name]
+            found.append(f"{kind}/{name} {have:.4f}, expected {want:.4f}")
+            wrong += [f"{kind}/{name}"] if abs(have - want) > tolerance * abs(want) else []
+    remedy = f"{', '.join(wrong)}: the head must start at 0, and ids that cannot occur be excluded" if wrong else ""
+    return Check("first loss", "; ".join(found), remedy)
 
 
-def precision(parts: Run, batch: Batch) -> Check:
+def precision(run: Run, batch: Batch) -> Check:
     """Check that linear layers compute in the configured type, parameters are float32, and only fp16 has a scaler."""
-    kind, scaler = parts.config.precision.autocast, parts.stepper.scaler
-    want = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
+    kind, scaled = run.config.precision.autocast, run.learner.optimization.scaler.is_enabled()
+    want = AUTOCAST.get(kind, torch.float32)
     seen: set[torch.dtype] = set()
-    model: Any = parts.stepper.root.model
-    hooks = [
-        module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-        for name, module in model.blocks.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    _loss(parts, batch, parts.stepper.objective.kinds[0])
+    model: Any = run.learner.root.model
+    linear = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype)) for module in linear]
+    _loss(run, batch, run.stepper.objective.kinds[0])
     for hook in hooks:
         hook.remove()
-    held = {p.dtype for p in parts.stepper.root.parameters()}
-    found = f"{kind}: blocks compute in {_names(seen)}, parameters in {_names(held)}"
-    if (seen and seen != {want}) or held != {torch.float32}:
-        return Check("precision", found, f"blocks should compute in {want} and parameters be float32")
-    if (scaler is not None) != (kind == "fp16"):
-        return Check("precision", f"{found}, scaler {scaler}", "use a GradScaler for fp16 only")
-    return Check("precision", found)
+    held = {p.dtype for p in run.learner.root.parameters()}
+    found = f"{kind}: blocks compute in {_names(seen)}, parameters in {_names(held)}, loss scaled: {scaled}"
+    right = seen <= {want} and held == {torch.float32} and scaled == (kind == "fp16")
+    remedy = f"blocks should compute in {_names({want})}, parameters be float32, and only fp16 scale the loss"
+    return Check("precision", found, "" if right else remedy)
 
 
-def in_place(parts: Run, batch: Batch) -> Check:
+def in_place(run: Run, batch: Batch) -> Check:
     """Run a backward pass in anomaly mode: no needed value was overwritten, and all gradients are finite."""
     try:
         with torch.autograd.set_detect_anomaly(True):
-            for kind in parts.stepper.objective.kinds:
-                _loss(parts, batch, kind).backward()
+            for kind in run.stepper.objective.kinds:
+                _loss(run, batch, kind).backward()
     except RuntimeError as error:
-        return Check(
-            "in place", str(error).splitlines()[0], "the operation named above changes a tensor that backward needs"
-        )
+        remedy = "the operation named above changes a tensor that backward needs"
+        return Check("in place", str(error).splitlines()[0], remedy)
     finally:
-        parts.optimization.drop_gradients()
+        run.learner.optimization.drop_gradients()
     return Check("in place", "nothing that the backward pass needs is overwritten")
 
 
-def learning(parts: Run, batch: Batch, config: SanityConfig) -> list[Check]:
+def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     """Overfit one batch with the same noise in every step, and check gradients and movement of parameters."""
-    root, kinds = parts.stepper.root, parts.stepper.objective.kinds
+    root, optimization, kinds = run.learner.root, run.learner.optimization, run.stepper.objective.kinds
     start = {name: p.detach().clone() for name, p in root.named_parameters()}
     seen: set[str] = set()
     bad: set[str] = set()
     losses: list[float] = []
-    begun, step = time.perf_counter(), 0
-    while step < config.max_steps and time.perf_counter() - begun < config.max_seconds:
+    ends = time.perf_counter() + config.max_seconds
+    while len(losses) < config.max_steps and time.perf_counter() < ends:
         value = 0.0
         for kind in kinds:
-            loss = _loss(parts, batch, kind)
+            loss = _loss(run, batch, kind)
             loss.backward()
             value += float(loss.detach()) / len(kinds)
-        if step < 8 or step % 16 == 0:
-            for name, p in root.named_parameters():
-                if p.grad is not None:
-                    bad |= set() if bool(torch.isfinite(p.grad).all()) else {name}
-                    seen |= {name} if bool((p.grad != 0).any()) else set()
+        if len(losses) < 8 or len(losses) % 16 == 0:
+            grads = {name: p.grad for name, p in root.named_parameters() if p.grad is not None}
+            bad |= {name for name, grad in grads.items() if not bool(torch.isfinite(grad).all())}
+            seen |= {name for name, grad in grads.items() if bool((grad != 0).any())}
         losses.append(value)
-        parts.optimization.clip(float(parts.optimization.norm()))
-        parts.optimization.step()
-        parts.optimization.drop_gradients()
-        step += 1
-        if value < 0.5 * config.fall * losses[0] and step >= 8:
+        optimization.clip(float(optimization.norm()))
+        for optimizer in optimization.optimizers.values():
+            optimizer.step()  # without the scaler: the loss is not scaled here
+        optimization.drop_gradients()
+        if value < 0.5 * config.fall * losses[0] and len(losses) >= 9:
             break
-    trains: list[str] = []
-    frozen: list[str] = []
-    idle = parts.stepper.objective.idle_parts
-    for name, part, p in tagged_parameters(root):
-        if not p.requires_grad:
-            frozen.append(name)
-        elif not part.occasional and part.name not in idle:
-            trains.append(name)
+    idle = run.stepper.objective.idle_parts
+    tagged = list(tagged_parameters(root))
+    frozen = [name for name, _, p in tagged if not p.requires_grad]
+    trains = [name for name, part, p in tagged if p.requires_grad and not part.occasional and part.name not in idle]
     moved = {name for name, p in root.named_parameters() if not torch.equal(p.detach(), start[name])}
-    checks = [
+    states = {name: value for name, value in optimization.tensors().items() if value.ndim}
+    elsewhere = [name for name, value in states.items() if value.device != run.process.device]
+    last = min(losses[-5:])
+    found = f"loss {losses[0]:.3f} → {last:.3f} in {len(losses)} steps on one batch of {len(batch.examples_B)} examples"
+    remedy = f"it should fall below {config.fall:g} of its start: check the learning rate, then the objective"
+    return [
         _listed("gradients", trains, [n for n in trains if n not in seen], "has had no gradient",
                 "its output reaches no loss"),
         _listed("finite gradients", trains, sorted(bad), "has had a non-finite gradient", "see anomaly mode"),
@@ -231,58 +208,42 @@ def learning(parts: Run, batch: Batch, config: SanityConfig) -> list[Check]:
                 "is it in an optimizer group?"),
         _listed("frozen", frozen, [n for n in frozen if n in moved or n in seen],
                 "is frozen and moved or had a gradient", "freeze it before the optimizer is made"),
+        _listed("optimizer state", states, elsewhere, "is not on the device", "move it to the parameters"),
+        Check("overfit one batch", found, "" if last < config.fall * losses[0] else remedy),
     ]  # fmt: skip
-    devices = {str(t.device) for t in parts.optimization.tensors().values() if t.ndim}
-    wrong = devices - {str(parts.process.device)}
-    checks.append(
-        Check("optimizer state", f"on {', '.join(sorted(devices))}", "move it to the parameters" if wrong else "")
-    )
-    last = min(losses[-5:]) if losses else math.nan
-    found = f"loss {losses[0]:.3f} → {last:.3f} in {len(losses)} steps on one batch of {len(batch.examples_B)} examples"
-    enough = last < config.fall * losses[0]
-    remedy = (
-        ""
-        if enough
-        else f"it should fall below {config.fall:g} of its start: check the learning rate, then the objective"
-    )
-    return [*checks, Check("overfit one batch", found, remedy)]
 
 
-def groups(parts: Run) -> Check:
+def groups(run: Run) -> Check:
     """Check that every trainable parameter is in exactly one optimizer group; list rates and decays."""
     lines = [
         f"{group['optimizer']} lr {group['lr']:g} decay {group['weight_decay']:g}: {group['tensors']} tensors, "
         f"{group['elements']:,} numbers"
-        for group in parts.optimization.describe()
+        for group in run.learner.optimization.describe()
     ]
-    want = sum(1 for p in parts.stepper.root.parameters() if p.requires_grad)
-    have = len(parts.optimization.parameters)
-    wrong = have != want
-    return Check(
-        "optimizer groups", " | ".join(lines), f"{have} of {want} trainable tensors are in a group" if wrong else ""
-    )
+    want = sum(p.requires_grad for p in run.learner.root.parameters())
+    have = len(run.learner.optimization.parameters)
+    remedy = f"{have} of {want} trainable tensors are in a group" if have != want else ""
+    return Check("optimizer groups", " | ".join(lines), remedy)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _batch(parts: Run, data: Data, count: int) -> Batch:
-    chosen = np.arange(min(count, len(data.train.lengths)))
-    lengths = data.train.lengths[chosen]
-    length = min(-(-int(lengths.max()) // 8) * 8, data.shape.max_length)
-    planned = Planned(0, 0, chosen, length, len(chosen), int(lengths.sum()))
-    fields = parts.stepper.objective.fields
-    dealt = deal(planned, data.train, fields=fields, rank=0, world=1, accumulation=1, fill=False)
-    return dealt[0].to(parts.process.device)
+def _batch(run: Run, count: int) -> Batch:
+    lengths, longest = run.loader.plan.lengths[:count], run.loader.plan.max_length
+    length = min(-(-int(lengths.max()) // 8) * 8, longest)
+    planned = Planned(0, 0, np.arange(len(lengths)), length, len(lengths), int(lengths.sum()))
+    micros = run.loader.make(planned)
+    return micros[0].to(run.process.device)
 
 
-def _loss(parts: Run, batch: Batch, kind: str) -> Tensor:
-    return parts.stepper.total(batch, kind=kind, draw=0, step=0)
+def _loss(run: Run, batch: Batch, kind: str) -> Tensor:
+    return run.stepper.total(batch, kind=kind, draw=0, step=0)
 
 
-def _listed(name: str, everyone: list[str], faulty: list[str], fault: str, remedy: str) -> Check:
+def _listed(name: str, everyone: Collection[str], faulty: list[str], fault: str, remedy: str) -> Check:
     if not faulty:
-        return Check(name, f"{len(everyone)} parameters as expected")
+        return Check(name, f"{len(everyone)} as expected")
     more = f" and {len(faulty) - 4} more" if len(faulty) > 4 else ""
     return Check(name, f"{', '.join(faulty[:4])}{more} {fault}", remedy)
 

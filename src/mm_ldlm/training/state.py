@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core.messages import show
+from mm_ldlm.training.batches import Planned
 
 
 @dataclasses.dataclass
@@ -36,22 +37,27 @@ class TrainingState:
     ema_updates: int = 0
     best: float | None = None
 
+    def drawn(self, planned: Planned) -> None:
+        """Count a step on a global batch, whether its update was applied or not."""
+        self.step += 1
+        self.draw += 1
+        self.epoch, self.batch_in_epoch = planned.epoch, planned.index + 1
+        self.examples += len(planned.examples)
+        self.tokens += planned.tokens
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> TrainingState:
-        """Make the state that `to_dict` gave; ValueError if a counter is no count or a measure no number."""
-        counters = {field.name for field in dataclasses.fields(cls)}
-        given = {key: value for key, value in found.items() if key in counters}
-        for key, value in given.items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if key in ("lr_scale", "seconds", "best"):
-                if not number and not (key == "best" and value is None):
-                    raise ValueError(f"expected a number in '{key}', found {show(value, 60)}")
-            elif not isinstance(value, int) or not number or value < 0:
-                raise ValueError(f"expected a count in '{key}', found {show(value, 60)}")
-        return cls(**given)
+    def load(self, found: dict[str, Any]) -> None:
+        """Take the values of `to_dict`; ValueError if one of them is not a number of its kind."""
+        for field in dataclasses.fields(self):
+            default: Any = field.default
+            value = found.get(field.name, default)
+            measure = field.name in ("lr_scale", "seconds", "best")
+            kinds = (int, float, type(default)) if measure else (int,)
+            if not isinstance(value, kinds) or isinstance(value, bool) or (not measure and value < 0):
+                raise ValueError(f"expected a number in '{field.name}', found {show(value, 60)}")
+            setattr(self, field.name, value)
 
 
 def step_seed(seed: int, draw: int, name: str = "") -> int:
@@ -74,14 +80,12 @@ def seed_dropout(seed: int, draw: int, *, rank: int) -> None:
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """Return the states of the global generators as tensors."""
-    _, internal, _ = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     states = {
         "torch": torch.get_rng_state(),
-        "python": torch.tensor(internal, dtype=torch.int64),
+        "python": torch.tensor(random.getstate()[1], dtype=torch.int64),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy_position": torch.tensor([int(position), int(has_gauss)], dtype=torch.int64),
-        "numpy_gauss": torch.tensor([float(cached)], dtype=torch.float64),
+        "numpy_rest": torch.tensor(rest, dtype=torch.float64),
     }
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -89,10 +93,15 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_states(states: dict[str, Tensor], device: torch.device) -> None:
+    """Restore the states of `random_states`.
+
+    Raises:
+        KeyError, ValueError, RuntimeError: they are not such states.
+    """
     torch.set_rng_state(states["torch"])
     random.setstate((3, tuple(states["python"].tolist()), None))
-    position, has_gauss = states["numpy_position"].tolist()
+    position, has_gauss, cached = states["numpy_rest"].tolist()
     keys = states["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, position, has_gauss, float(states["numpy_gauss"])))  # noqa: NPY002
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))  # noqa: NPY002
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

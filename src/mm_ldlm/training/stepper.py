@@ -1,10 +1,9 @@
-"""Forward and backward passes of this rank's part of a step."""
+"""Forward and backward passes of this rank's part of a step, and the losses that they return."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,22 +14,24 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObservesSteps
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.config import PrecisionConfig
-from mm_ldlm.training.losses import Tally, total
 from mm_ldlm.training.state import seed_dropout, step_seed
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Stepper:
     """Forward and backward passes of the trainable root in the configured precision, with the noise of each step.
 
-    `draw` is the number of the global batch; with the seed of the run it determines all noise of a step.
+    `draw` is the number of the global batch; with the seed of the run it determines all noise of a step. `scaler`
+    scales the loss under fp16, and does nothing otherwise.
     """
 
     def __init__(
-        self, parallel: Parallel, process: Process, *, precision: PrecisionConfig, scaler: Any, seed: int
-    ) -> None:
-        self.parallel, self.process, self.precision, self.scaler, self.seed = (
-            parallel, process, precision, scaler, seed
-        )  # fmt: skip
+        self, parallel: Parallel, process: Process, *, precision: PrecisionConfig, scaler: torch.amp.GradScaler,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self.parallel, self.process, self.precision = parallel, process, precision
+        self.scaler, self.seed = scaler, seed
 
     @property
     def root(self) -> TrainableRoot:
@@ -48,11 +49,8 @@ class Stepper:
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        if self.precision.autocast == "fp32":
-            yield
-            return
-        dtype = torch.bfloat16 if self.precision.autocast == "bf16" else torch.float16
-        with torch.autocast(self.process.device.type, dtype=dtype):
+        dtype = AUTOCAST.get(self.precision.autocast)
+        with torch.autocast(self.process.device.type, dtype=dtype, enabled=dtype is not None):
             yield
 
     def losses(self, batch: Batch, *, kind: str, draw: int, step: int) -> Losses:
@@ -77,8 +75,7 @@ class Stepper:
                 with self.autocast():
                     losses = self.parallel.module(batch, generator, kind, step)
                 loss = total(losses, self.objective, batch)
-                scaled = loss * self.parallel.gradient_scale
-                (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+                self.scaler.scale(loss * self.parallel.gradient_scale).backward()
             tally.add(losses, loss)
         return kind, tally
 
@@ -86,3 +83,57 @@ class Stepper:
         """Hand an objective that asks for them the global losses of an applied step; return its warning."""
         objective = self.objective
         return objective.observe(losses, step=step) if isinstance(objective, ObservesSteps) else None
+
+
+def total(losses: Losses, objective: Objective, batch: Batch) -> Tensor:
+    """Compute the weighted sum (0-D float32) of the trained losses, each divided by its *global* count.
+
+    The sum over all ranks and micro-batches is the loss of the global batch, not a mean of means.
+    """
+    parts = [
+        losses[name][0] * (weight / max(batch.normaliser(objective.units[name]), 1))
+        for name, weight in objective.weights.items()
+        if name in losses and weight > 0
+    ]
+    return torch.stack(parts).sum()
+
+
+class Tally:
+    """Sums and counts of one step, kept on the device until they are all-reduced and read at once."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.numbers: Tensor = torch.zeros(())
+        """(1 + 2·names,) float64: total loss, sums, counts"""
+
+    def add(self, losses: Losses, total_loss: Tensor) -> None:
+        with torch.no_grad():
+            sums = [value.detach().double() for value, _ in losses.values()]
+            counts = [count.detach().double() for _, count in losses.values()]
+            numbers = torch.stack([total_loss.detach().double(), *sums, *counts])
+            self.numbers = self.numbers + numbers if self.names else numbers
+            self.names = list(losses)
+
+    def split(self, numbers: list[float]) -> tuple[float, dict[str, tuple[float, float]]]:
+        """Split the all-reduced numbers into (total loss, name → (sum, count))."""
+        n = len(self.names)
+        return numbers[0], {name: (numbers[1 + i], numbers[1 + n + i]) for i, name in enumerate(self.names)}
+
+
+class Averages:
+    """Sums and counts over the steps since the last log line, for all kinds of steps together and for each kind."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, float]] = {}
+
+    def add(self, kind: str, loss: float, found: dict[str, tuple[float, float]]) -> None:
+        for name, (value, count) in ({"loss": (loss, 1.0)} | found).items():
+            for key in (name, f"{kind}/{name}"):
+                total, number = self._held.get(key, (0.0, 0.0))
+                self._held[key] = total + value, number + count
+
+    def take(self) -> dict[str, float]:
+        """Return the averages and reset the sums; names with a count of 0 are omitted."""
+        found = {name: value / count for name, (value, count) in self._held.items() if count > 0}
+        self._held = {}
+        return found

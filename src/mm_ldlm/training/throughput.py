@@ -10,8 +10,8 @@ from collections import deque
 
 import torch
 
-from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Loader, Planned
+from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.state import TrainingState
 
 FIRST_STEPS, FIRST_SECONDS, PATIENCE = 20, 5.0, 30.0
@@ -23,11 +23,9 @@ KEPT = 200
 class Throughput:
     """Counter of seconds and tokens since the last log line; it adds the time in the loop to `state.seconds`."""
 
-    def __init__(
-        self, loader: Loader, state: TrainingState, process: Process, *, max_steps: int, max_minutes: float | None
-    ) -> None:
-        self.loader, self.state, self.process = loader, state, process
-        self.max_steps, self.max_minutes = max_steps, max_minutes
+    def __init__(self, loader: Loader, state: TrainingState, config: TrainingConfig) -> None:
+        self.loader, self.state, self.process = loader, state, loader.process
+        self.max_steps, self.max_minutes = config.steps, config.max_minutes
         self._line_start = self._counted_until = time.perf_counter()
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms: list[float] = []

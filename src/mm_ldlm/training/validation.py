@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,17 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import reshard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.capabilities import Capabilities, Use
+from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batches import BatchPlan, Ints, Loader, Source
-from mm_ldlm.training.config import BatchConfig
-from mm_ldlm.training.ema import Ema
+from mm_ldlm.training.learner import Learner
+from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import step_seed
 
 _SCORES: tuple[Use, ...] = ("score", "score_given_latent")
 """Uses with a likelihood of texts, the preferred one first"""
 _LARGEST = 700.0
 """Nats per token whose exponential is still finite"""
-
-
-def _use(capabilities: Capabilities, fields: Collection[str]) -> Use | None:
-    """Choose how the texts of a run are scored; None if it gives no likelihood of a text."""
-    readable = [use for use in _SCORES if use == "score" or "latents" in fields]
-    return next((use for use in readable if use in capabilities), None)
 
 
 class Subset:
@@ -52,23 +45,23 @@ class Subset:
 
 
 class Validation:
-    """Validation losses of one pass over the subset, separately for each kind of step.
+    """Validation losses of one pass over the subset, separately for each kind of step, and perplexity.
 
-    Args:
-        capabilities: what the run can do; None, or without a likelihood of texts, computes no perplexity.
+    There is no perplexity if the run gives no likelihood of texts.
     """
 
-    def __init__(
-        self, source: Source, root: TrainableRoot, ema: Ema, process: Process, *, batch: BatchConfig, examples: int,
-        seed: int, max_length: int, fill: bool, capabilities: Capabilities | None = None,
-    ) -> None:  # fmt: skip
-        self.root, self.ema, self.process, self.seed = root, ema, process, seed
-        self._scores = None if capabilities is None else _use(capabilities, root.objective.fields)
-        subset = Subset(source, examples, seed=seed)
-        self.plan = BatchPlan(subset.lengths, batch, seed=seed, max_length=max_length)
-        self.loader = Loader(
-            self.plan, subset, fields=root.objective.fields, rank=process.rank, world=process.world, fill=fill
-        )  # fmt: skip
+    def __init__(self, source: Source, learner: Learner, spec: TrainingSpec, process: Process) -> None:
+        self.root, self.ema, self.process, self.seed = learner.root, learner.ema, process, spec.seed
+        config, fields = spec.training, self.root.objective.fields
+        capabilities = spec.objective.capabilities(spec.model)
+        readable = [use for use in _SCORES if use == "score" or "latents" in fields]
+        self._scores = next((use for use in readable if use in capabilities), None)
+        batch = config.batch
+        if config.validation_batch is not None:
+            batch = dataclasses.replace(batch, tokens=None, examples=config.validation_batch, accumulation=1)
+        subset = Subset(source, config.validation_examples, seed=spec.seed)
+        self.plan = BatchPlan(subset.lengths, batch, seed=spec.seed, max_length=spec.shape.max_length)
+        self.loader = Loader(self.plan, subset, fields, process, fill=config.precision.compile)
 
     def __call__(self, step: int) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
@@ -84,28 +77,32 @@ class Validation:
             for planned in self.plan.first(len(self.plan.epoch(0))):
                 for micro in self.loader.make(planned):
                     batch = micro.to(self.process.device)
-                    for kind in objective.kinds:
-                        seed = step_seed(self.seed, planned.index, f"validation/{kind}")
-                        generator = RowGenerator(seed, batch.position_B)
-                        losses = objective(self.root.model, batch, generator, kind=kind, step=step)
-                        for key, pair in losses.items():
-                            both = torch.stack([pair[0].double(), pair[1].double()])
-                            label = f"{kind}/{key}"
-                            sums[label] = sums[label] + both if label in sums else both
+                    found = self._losses(batch, draw=planned.index, step=step)
                     if generative is not None:
-                        both = self._negative_log_likelihood(generative, batch, draw=planned.index)
-                        sums["nll"] = sums["nll"] + both if "nll" in sums else both
+                        found["nll"] = self._negative_log_likelihood(generative, batch, draw=planned.index)
+                    for name, pair in found.items():
+                        sums[name] = sums[name] + pair if name in sums else pair
             reshard(self.root)
         self.root.train()
         read = collectives.sum_(torch.stack(list(sums.values()))).tolist()
-        found = {name: value / number for name, (value, number) in zip(sums, read, strict=True) if number > 0}
+        means = {name: value / number for name, (value, number) in zip(sums, read, strict=True) if number > 0}
         totals = [
-            sum(weight * found.get(f"{kind}/{key}", 0.0) for key, weight in objective.weights.items())
+            sum(weight * means.get(f"{kind}/{key}", 0.0) for key, weight in objective.weights.items())
             for kind in objective.kinds
         ]
-        if "nll" in found:
-            found["perplexity"] = math.exp(min(found["nll"], _LARGEST))
-        return {"loss": sum(totals) / len(totals), **found}
+        if "nll" in means:
+            means["perplexity"] = math.exp(min(means["nll"], _LARGEST))
+        return {"loss": sum(totals) / len(totals), **means}
+
+    def _losses(self, batch: Batch, *, draw: int, step: int) -> dict[str, torch.Tensor]:
+        """Compute (2,) float64 of each loss by `KIND/NAME`: sum and count of this rank."""
+        objective = self.root.objective
+        found: dict[str, torch.Tensor] = {}
+        for kind in objective.kinds:
+            generator = RowGenerator(step_seed(self.seed, draw, f"validation/{kind}"), batch.position_B)
+            losses = objective(self.root.model, batch, generator, kind=kind, step=step)
+            found |= {f"{kind}/{key}": torch.stack([part.double() for part in pair]) for key, pair in losses.items()}
+        return found
 
     def _negative_log_likelihood(self, model: GenerativeModel, batch: Batch, *, draw: int) -> torch.Tensor:
         """Compute (2,) float64: the sum of −log p of the texts of this rank, and the number of their tokens."""

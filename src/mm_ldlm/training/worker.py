@@ -26,17 +26,16 @@ from mm_ldlm.core.errors import MMLDLMError, WorkerFailed
 from mm_ldlm.core.files import remove_temporaries, write_json, write_problem
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.process import Process, joined
-from mm_ldlm.objectives.base import Objective
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, latest
 from mm_ldlm.training.data import Data, open_data
-from mm_ldlm.training.jsonl import JsonlTracker
+from mm_ldlm.training.jsonl import JsonlTracker, Silent, Tracker
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.resuming import start
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import LOG, read_failure, sole_writer, taken, write_failure, write_status
-from mm_ldlm.training.tracker import Silent, Tracker
+from mm_ldlm.training.status import LOG, read_status, sole_writer, write_status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,72 +43,60 @@ class Result:
     """Result of a session of a run."""
 
     directory: Path
-    ending: str
-    """finished, stopped (the same command resumes it) or paused (`pause_at`)"""
+    ending: loop.Ending
     step: int
-    checkpoint: Path | None
-    metrics: dict[str, float]
 
 
-def train(
-    spec: TrainingSpec,
-    *,
-    root: Path,
-    data: Data | None = None,
-    pause_at: int | None = None,
-    wrap_objective: Callable[[Objective], Objective] | None = None,
-) -> Result:
+def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result:
     """Train as `spec` describes, as the rank of the environment variables (as a single process without them).
 
     Args:
         root: folder that the spec's relative paths and the run folder start from.
         data: data to use instead of the dataset of the spec.
-        pause_at: stop after this many steps with a checkpoint, for a session that will be resumed.
-        wrap_objective: wraps the objective (tests inject faults with it).
 
     Raises:
         MMLDLMError: the run cannot start, or diverged.
     """
-    config = spec.training
+    config, directory, step = spec.training, root / spec.name, None
     with (
         joined(
             device=config.device, timeout_minutes=config.collective_timeout_minutes, threads=config.threads
         ) as process,
         _alone(root, spec.name, process),
     ):
-        directory = root / spec.name
+        launch, attempt = process.rank_info.run_id, process.rank_info.attempt
         tracker = _open_folder(directory, spec, process)
-        parts: loop.Run | None = None
         try:
-            if process.rank_info.attempt > 0 and (known := read_failure(directory, process.rank_info.run_id)):
-                raise WorkerFailed(known)  # a restart would fail in the same way
+            if attempt > 0 and launch and (before := read_status(directory)).launch == launch:
+                raise WorkerFailed(before.reason)  # a restart would fail in the same way
             data = data or open_data(spec, root)
-            parts = build(spec, root=root, data=data, process=process, tracker=tracker, wrap_objective=wrap_objective)
+            run = build(spec, root=root, data=data, process=process, tracker=tracker)
             if config.preflight:
-                preflight(parts, spec, data, directory)
-            resumed = start(parts, spec, root)
+                preflight(run)
+            resumed = start(run.checkpointer, spec, root)
+            state = run.learner.state
             tracker.event(
-                parts.state.step, "start", resumed_from=resumed, world=process.world,
-                attempt=process.rank_info.attempt, precision=parts.config.precision.autocast,
+                state.step, "start", resumed_from=resumed, world=process.world, attempt=attempt,
+                precision=run.config.precision.autocast,
             )  # fmt: skip
-            _status(directory, process, "running", parts.state.step)
-            with stop_on_signal() as parts.stop_requested:
-                ending = loop.run(parts, pause_at=pause_at)
-            newest = folder.newest_whole(directory / "checkpoints")[0] if process.is_main else None
+            step = state.step
+            _status(directory, process, "running", step)
+            with stop_on_signal() as run.stop_requested:
+                ending = loop.train(run)
+            newest = latest(directory / CHECKPOINTS)
             metrics = folder.document(newest, "training_state.json")["metrics"] if newest else {}
-            _status(directory, process, ending, parts.state.step, metrics=metrics)
-            tracker.event(parts.state.step, "end", ending=ending)
+            _status(directory, process, ending, state.step, metrics=metrics)
+            tracker.event(state.step, "end", ending=ending)
             collectives.barrier()
-            return Result(directory, ending, parts.state.step, newest, metrics)
+            return Result(directory, ending, state.step)
         except BaseException as raised:
             error = _known(raised)
-            step = None if parts is None else parts.state.step
+            step = step if step is None else state.step
             failure.note(error, step=step)
             with contextlib.suppress(OSError):  # a full disk must not replace the error by another one
-                if isinstance(error, MMLDLMError):
-                    write_failure(directory, process.rank_info.run_id, error)
+                recurs = {"launch": launch} if isinstance(error, MMLDLMError) else {}
+                _status(directory, process, "failed", step or 0, reason=str(error), **recurs)
                 tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
-                _status(directory, process, "failed", step or 0, reason=str(error))
             if error is raised:
                 raise
             raise error from raised
@@ -130,9 +117,12 @@ def _known(error: BaseException) -> BaseException:
 @contextmanager
 def _alone(root: Path, name: str, process: Process) -> Iterator[None]:
     """Refuse a second training in a run folder, which would mix their logs and replace checkpoints."""
-    with sole_writer(root, name) if process.is_main else nullcontext(True) as held:
-        if collectives.max_(torch.tensor(float(not held), device=process.device)).item():
-            raise WorkerFailed(taken(root, name))
+    with sole_writer(root, name) if process.is_main else nullcontext() as other:
+        if others := [held for held in collectives.gather(other) if held]:
+            raise WorkerFailed(
+                f"expected a run that no other process trains, found that {others[0]} writes to {root / name}. Wait "
+                "for it, stop it, or set training.run_name to another name."
+            )
         yield
 
 
@@ -140,15 +130,14 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
     """Create the run folder with its configuration, and open the log on rank 0."""
     if not process.is_main:
         return Silent()
-    attempt = process.rank_info.attempt
-    if spec.training.resume == "never" and attempt == 0 and directory.exists():
+    if spec.training.resume == "never" and process.rank_info.attempt == 0 and directory.exists():
         number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
         directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
-    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    for place in (directory, directory / "checkpoints"):
+    (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    for place in (directory, directory / CHECKPOINTS):
         remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    write_json(directory / "config.json", {**spec.to_dict(), "versions": versions})
+    write_json(directory / CONFIG, {**spec.to_dict(), "versions": versions})
     return JsonlTracker(directory / LOG)
 
 
@@ -182,13 +171,13 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="mm_ldlm.training.worker", description="Train one run, as one rank.")
     parser.add_argument("spec", type=Path, help="training_spec.json, written by `kedro run --to-nodes=plan_training`")
     parser.add_argument(
-        "--root", type=Path, default=None, help="folder that the spec's paths start from (default: its own)"
+        "--root", type=Path, default=None, help="folder that the spec's paths start from (default: its folder)"
     )
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     with failure.recorded():
         spec = TrainingSpec.read(given.spec)
         result = train(spec, root=given.root or given.spec.resolve().parent)
@@ -197,8 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"stopped at step {result.step}; the checkpoint is written. The same command continues from there.",
             file=sys.stderr,
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core.config import parse
-
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
 
@@ -29,7 +27,7 @@ def check_configuration(
     import dataclasses
 
     from mm_ldlm.training.plan import plan
-    from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
+    from mm_ldlm.training.sanity import check_sanity
 
     spec = plan(
         dataset,
@@ -41,8 +39,8 @@ def check_configuration(
         seed=seed,
         tracking={},
     )
-    checks = check_sanity(spec, root=runs, config=parse(SanityConfig, sanity, at="sanity"))
-    log.info("sanity checks of this configuration:\n%s", as_table(checks))
+    checks = check_sanity(spec, root=runs, config=sanity)
+    log.info("sanity checks of this configuration:\n%s", "\n".join(map(str, checks)))
     return [dataclasses.asdict(check) for check in checks]
 
 

@@ -7,11 +7,11 @@ checkpoints/latest, best     text files with the name of a folder
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mm_ldlm.core.errors import CheckpointError, UnsafePathError
-from mm_ldlm.core.files import InputFile, inside, new_directory, write_text
+from mm_ldlm.core.files import InputFile, inside, new_directory, write_problem, write_text
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.verified import RECORD
-from mm_ldlm.training.checkpoints.reference import MARKER, NAME
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER, NAME, all_in, latest, name_of, pointed
 
 FORMAT_VERSION = 2
 _READ = (".safetensors", ".json", ".arrow")
 """Endings of the files that are read from a checkpoint; each must be in its marker."""
+_OTHER = "Restore it, or name another checkpoint: an older one is used only if it is named."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,37 +44,31 @@ class Contents:
     """folder name → folder to copy"""
 
 
-def name_of(step: int) -> str:
-    """Return the folder name of a step."""
-    return f"step-{step:08d}"
+@dataclasses.dataclass(frozen=True)
+class File:
+    """Size and checksum of a file, as the marker states them."""
+
+    bytes: int
+    sha256: str
 
 
-def step_of(path: Path) -> int:
-    """Return the step of a checkpoint folder: by its name, or by its marker if it was renamed or copied.
+@dataclasses.dataclass(frozen=True)
+class Marker:
+    """The last file of a checkpoint."""
 
-    Raises:
-        CheckpointError: it has another name, and its marker is missing or damaged.
-    """
-    return int(path.name.removeprefix("step-")) if _has_own_name(path) else int(_marker(path)["step"])
+    format_version: int
+    step: int
+    files: dict[str, File]
 
 
-def _has_own_name(path: Path) -> bool:
-    """Return whether the name is that of a step, and of no other step than the marker, if that can be read."""
-    if (match := NAME.fullmatch(path.name)) is None:
-        return False
-    if path.is_symlink():  # no copy; one that leads out of the folder is refused when it is read
-        return True
-    try:
-        return bool(_marker(path)["step"] == int(match[1]))
-    except CheckpointError:  # a damaged checkpoint, which is reported when it is read
-        return True
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write(directory: Path, step: int, contents: Contents) -> Path:
     """Write `directory/step-XXXXXXXX`, replacing a folder of that name.
 
     Raises:
-        CheckpointError: The disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
+        CheckpointError: the disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
     """
     path = directory / name_of(step)
     try:
@@ -84,194 +79,18 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
                 (new / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             for name, folder in contents.folders.items():
                 shutil.copytree(folder, new / name, ignore=shutil.ignore_patterns(RECORD))
-            files = sorted(file for file in new.rglob("*") if file.is_file())
-            marker = {
-                "format_version": FORMAT_VERSION,
-                "step": step,
-                "files": {
-                    file.relative_to(new).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-                    for file in files
-                },
-            }
+            files = {file.relative_to(new).as_posix(): file for file in sorted(new.rglob("*")) if file.is_file()}
+            listed = {name: File(file.stat().st_size, file_sha256(file)) for name, file in files.items()}
+            marker = dataclasses.asdict(Marker(FORMAT_VERSION, step, listed))
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
+        reason = write_problem(error) if isinstance(error, OSError) else None
+        lost = [str(folder) for folder in contents.folders.values() if not folder.is_dir()]
+        gone = f" {', '.join(lost)}, which every checkpoint contains, was moved or deleted: restore it." if lost else ""
         raise CheckpointError(
-            f"checkpoint {path} could not be written: {_reason(error, contents)} Earlier checkpoints are unchanged."
+            f"checkpoint {path} could not be written: {reason or error}{gone} Earlier checkpoints are unchanged."
         ) from error
     return path
-
-
-def _reason(error: Exception, contents: Contents) -> str:
-    """Why a checkpoint could not be written, and what to do."""
-    if gone := [
-        str(folder) for folder in contents.folders.values() if not folder.is_dir() or not any(folder.iterdir())
-    ]:
-        return (
-            f"{', '.join(gone)}, which every checkpoint contains, was deleted or moved during the training. Restore it "
-            "(the pipelines that wrote it write the same again), then continue with the same command."
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOENT, None):
-        return f"a file was deleted or moved during the training ({error}). Restore it, then continue."
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{error}. Correct the permissions of the folder."
-    return f"{error}. Free some disk space."
-
-
-def check(path: Path) -> dict[str, Any]:
-    """Check a checkpoint and return its marker.
-
-    Raises:
-        CheckpointError: There is no marker, the format differs, or a file is missing, damaged or not in the marker.
-    """
-    marker = _marker(path)
-    for name, promised in marker["files"].items():
-        try:
-            file = inside(path, name)
-        except UnsafePathError as error:
-            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. Choose another checkpoint.") from None
-        if not file.is_file():
-            raise CheckpointError(f"{path}: {name} is missing.")
-        if (size := file.stat().st_size) != promised["bytes"]:
-            raise CheckpointError(f"{path}: expected {promised['bytes']} bytes in {name}, found {size}.")
-        if file_sha256(file) != promised["sha256"]:
-            raise CheckpointError(f"{path}: {name} is damaged (its checksum differs).")
-    for file in sorted(file for file in path.rglob("*") if file.suffix in _READ):
-        if (name := file.relative_to(path).as_posix()) not in marker["files"]:
-            raise CheckpointError(
-                f"{path}: expected the checksum of {name} in {MARKER}, found none. Remove the file if it was added, or "
-                "choose another checkpoint."
-            )
-    return marker
-
-
-def _marker(path: Path) -> dict[str, Any]:
-    """Read the marker of a checkpoint, whose files have a size and a checksum."""
-    marker = document(path, MARKER)
-    version = marker.get("format_version")
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path}: expected checkpoint format {FORMAT_VERSION}, found {version!r:.60}. Choose another checkpoint."
-        )
-    files, step = marker.get("files"), marker.get("step")
-    if not isinstance(files, dict) or not files or not all(_is_promise(promised) for promised in files.values()):
-        raise CheckpointError(
-            f"{path}/{MARKER}: expected the files of the checkpoint with their bytes and sha256, found "
-            f"{files!r:.60}. Choose another checkpoint."
-        )
-    if not _is_count(step):
-        raise CheckpointError(f"{path}/{MARKER}: expected a step, found {step!r:.60}. Choose another checkpoint.")
-    return dict(marker)
-
-
-def _is_promise(promised: Any) -> bool:
-    return isinstance(promised, dict) and _is_count(promised.get("bytes")) and isinstance(promised.get("sha256"), str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """Read all tensors of one file to the CPU."""
-    try:
-        return load_file(path / name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: expected a file {name}, found none. Choose another checkpoint.") from None
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}/{name}: not readable ({error}). Choose another checkpoint.") from None
-
-
-def document(path: Path, name: str) -> Any:
-    """Read one JSON file of a checkpoint."""
-    return InputFile(path / name, remedy="Choose another checkpoint.", error=CheckpointError).json(dict)
-
-
-def all_in(directory: Path) -> list[Path]:
-    """List the complete checkpoints (with a marker) under their own names, oldest first; a copy has another name."""
-    found = (path.parent for path in directory.glob(f"step-*/{MARKER}"))
-    return sorted(filter(_has_own_name, found), key=step_of)
-
-
-def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that passes every check, and a message for each newer one that fails."""
-    damaged: list[str] = []
-    for path in reversed(all_in(directory)):
-        try:
-            check(_own(directory, path.name))
-            return path, damaged
-        except CheckpointError as error:
-            damaged.append(str(error))
-    return None, damaged
-
-
-def find(path: Path, *, which: str = "latest") -> Path:
-    """Find a checkpoint in a checkpoint folder, a run folder, or its `checkpoints` folder, and check all its bytes.
-
-    Args:
-        which: `latest`, `best`, or a step number.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged; an older one than the latest is used only when named
-            explicitly.
-    """
-    try:
-        whole = (path / MARKER).is_file()
-    except OSError as error:  # a name that is too long, a loop of links
-        raise CheckpointError(f"{show(str(path), 200)} cannot be read ({error.strerror}). Correct the path.") from None
-    if whole:
-        check(path)
-        return path
-    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if which == "latest":
-        found, damaged = newest_whole(directory)
-        if found is None:
-            why = f" Damaged: {'; '.join(damaged)}" if damaged else ""
-            raise CheckpointError(f"{path}: no complete checkpoint here.{why} Train the run, or name another one.")
-        if damaged:
-            raise CheckpointError(
-                f"{'; '.join(damaged)} The newest intact checkpoint is {found.name}: request it by its step "
-                f"({step_of(found)}), or remove the damaged ones and continue training from it."
-            )
-        return found
-    found = _best(path, directory) if which == "best" else _of_step(path, directory, which)
-    check(found)
-    return found
-
-
-def _best(path: Path, directory: Path) -> Path:
-    name = pointer(directory, "best")
-    if name is None:
-        raise CheckpointError(
-            f"{path}: there is no `best` checkpoint. Set training.checkpoint.best_metric, or use `latest`."
-        )
-    return directory / name
-
-
-def _of_step(path: Path, directory: Path, which: str) -> Path:
-    try:
-        found = _own(directory, name_of(int(which)))
-    except ValueError:
-        raise CheckpointError(
-            f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it."
-        ) from None
-    if not (found / MARKER).is_file() or not _has_own_name(found):
-        steps = ", ".join(str(step_of(item)) for item in all_in(directory)) or "none"
-        raise CheckpointError(
-            f"{path}: no checkpoint of step {int(which)}; there are {steps}. Choose one of these steps."
-        )
-    return found
-
-
-def newest_run(path: Path) -> Path:
-    """Return `path` itself, or, for a folder of runs, the run that wrote a checkpoint last."""
-    if (path / MARKER).is_file() or (path / "checkpoints").is_dir():
-        return path
-    runs = [marker.parents[2] for marker in sorted(path.glob(f"*/checkpoints/*/{MARKER}"), key=_modified_ns)]
-    return runs[-1] if runs else path
-
-
-def _modified_ns(marker: Path) -> int:
-    return marker.stat().st_mtime_ns
 
 
 def point(directory: Path, pointer: str, path: Path) -> None:
@@ -279,32 +98,12 @@ def point(directory: Path, pointer: str, path: Path) -> None:
     write_text(directory / pointer, path.name + "\n")
 
 
-def pointer(directory: Path, name: str) -> str | None:
-    """Return the folder that a pointer names, if both exist.
-
-    Raises:
-        CheckpointError: The pointer names a folder elsewhere, or is no readable text file.
-    """
-    path = directory / name
-    if not os.path.lexists(path):
-        return None
-    target = InputFile(path, remedy="Remove it.", error=CheckpointError).text().strip()
-    return target if (_own(directory, target) / MARKER).is_file() else None
-
-
-def _own(directory: Path, name: str) -> Path:
-    """Return the folder `name` of this run; CheckpointError if it leads elsewhere, also through a symbolic link."""
-    try:
-        path = inside(directory, name)
-        if path.parent == directory:
-            return path
-        fault = f"the name {name!r} contains a folder"
-    except UnsafePathError as error:
-        fault = error.detail
-    raise CheckpointError(
-        f"{directory}: expected the name of a checkpoint of this run, but {fault}. Correct or remove the link, or the "
-        "file `best` or `latest` that contains the name."
-    )
+def apply_retention(directory: Path, *, last: int, every: int | None) -> None:
+    """Remove all but the newest `last` checkpoints, multiples of `every` and the best."""
+    best = pointed(directory, "best")
+    for path in all_in(directory)[:-last]:
+        if path != best and (every is None or int(path.name.removeprefix("step-")) % every):
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -315,17 +114,116 @@ def remove(path: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def apply_retention(directory: Path, *, last: int, every: int | None) -> list[int]:
-    """Remove all but the newest `last` checkpoints, multiples of `every` and the best; return the removed steps."""
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def check(path: Path) -> Marker:
+    """Compare a checkpoint with its marker, and return the marker.
+
+    Raises:
+        CheckpointError: there is no marker, it is that of another step or format, or a file is missing, damaged or not
+            in the marker.
+    """
+    marker = _marker(path)
+    if (named := NAME.fullmatch(path.name)) and int(named[1]) != marker.step:
+        raise CheckpointError(f"{path}: expected step {int(named[1])}, found step {marker.step} in {MARKER}. {_OTHER}")
+    for name, promised in marker.files.items():
+        try:
+            file = inside(path, name)
+        except UnsafePathError as error:
+            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. {_OTHER}") from None
+        size = file.stat().st_size if file.is_file() else None
+        if size != promised.bytes or file_sha256(file) != promised.sha256:
+            found = "none" if size is None else f"{size} bytes" if size != promised.bytes else "another one"
+            raise CheckpointError(
+                f"{path}: expected the file {name} of {promised.bytes} bytes, found {found}: it is damaged. {_OTHER}"
+            )
+    for file in path.rglob("*"):
+        if file.suffix in _READ and (name := file.relative_to(path).as_posix()) not in marker.files:
+            raise CheckpointError(f"{path}: expected {name} in {MARKER}, found it added later. Remove it. {_OTHER}")
+    return marker
+
+
+def _marker(path: Path) -> Marker:
+    door = InputFile(path / MARKER, error=CheckpointError, remedy=_OTHER, name=f"{path}/{MARKER}")
+    marker: Marker = door.json(Marker)
+    if marker.format_version != FORMAT_VERSION or not marker.files:
+        door.refuse(f"files in format {FORMAT_VERSION}", f"{len(marker.files)} in format {marker.format_version}")
+    return marker
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, also of a copy under another name."""
+    return _marker(path).step
+
+
+def tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """Read all tensors of one file to the CPU."""
+    door = InputFile(path / name, error=CheckpointError, remedy=_OTHER)
     try:
-        best = pointer(directory, "best")
-    except CheckpointError:  # the pointer names no checkpoint of this run; requesting `best` explains it
-        best = None
-    removed = []
-    for path in all_in(directory)[:-last]:
-        step = step_of(path)
-        if path.name == best or (every is not None and step % every == 0):
-            continue
-        remove(path)
-        removed.append(step)
-    return removed
+        return load_file(door.check())
+    except (SafetensorError, OSError) as error:
+        door.refuse("tensors", f"an error ({error})")
+
+
+def document(path: Path, name: str) -> dict[str, Any]:
+    """Read one JSON file of a checkpoint, a mapping without numbers that are not finite."""
+    door = InputFile(path / name, error=CheckpointError, remedy=_OTHER)
+    found: dict[str, Any] = door.json(dict)
+    if not all(map(math.isfinite, _floats(found))):
+        door.refuse("finite numbers", "NaN or infinity")
+    return found
+
+
+def _floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _floats(item)
+
+
+def find(path: Path, *, which: str = "latest") -> Path:
+    """Find a checkpoint in a checkpoint folder, a run folder, or its `checkpoints` folder, and check all its bytes.
+
+    Args:
+        which: `latest`, `best`, or a step number.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged; an older one than the latest is used only when named
+            explicitly.
+    """
+    try:
+        if NAME.fullmatch(path.name) or (path / MARKER).is_file():
+            check(path)
+            return path
+    except OSError as error:  # a name that is too long, a loop of links
+        raise CheckpointError(f"{show(str(path), 200)} cannot be read ({error.strerror}). Correct the path.") from None
+    directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    if which == "latest":
+        found = latest(directory)
+    elif which == "best":
+        found = pointed(directory, "best")
+    elif which.isdecimal():
+        found = directory / name_of(int(which))
+    else:
+        raise CheckpointError(f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it.")
+    if found is None:
+        hint = "Train the run" if which == "latest" else "Set training.checkpoint.best_metric, or use `latest`"
+        raise CheckpointError(f"{path}: expected a checkpoint ({which}), found none. {hint}, or name another folder.")
+    try:
+        inside(directory, found.name)
+        check(found)
+    except (CheckpointError, UnsafePathError) as error:
+        steps = ", ".join(each.name for each in all_in(directory)) or "none"
+        raise CheckpointError(f"{error} Checkpoints here: {steps}.") from None
+    return found
+
+
+def newest_run(path: Path) -> Path:
+    """Return `path` itself, or, for a folder of runs, the run that wrote a checkpoint last."""
+    if (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir():
+        return path
+    markers = path.glob(f"*/{CHECKPOINTS}/*/{MARKER}")
+    newest = max(markers, key=lambda marker: (marker.stat().st_mtime_ns, marker), default=None)
+    return path if newest is None else newest.parents[2]

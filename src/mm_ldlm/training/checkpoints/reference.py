@@ -1,5 +1,5 @@
-"""The run that samples and scores are made of: that of data/06_models/run.json, or one that is chosen by its path
-(`--params run=PATH`). Separate from `folder`, so that it does not need torch.
+"""Names in the folder of a run, and the run that samples and scores are made of: that of data/06_models/run.json, or
+one that is chosen by its path (`--params run=PATH`). Separate from `folder`, so that it does not need torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,49 @@ CHOSEN = "chosen"
 parameters."""
 
 
+def name_of(step: int) -> str:
+    """Return the folder name of a step."""
+    return f"step-{step:08d}"
+
+
+def all_in(directory: Path) -> list[Path]:
+    """List the folders with the name of a checkpoint, oldest first, whether they are complete or not."""
+    return sorted((path for path in directory.glob("step-*") if NAME.fullmatch(path.name)), key=_step)
+
+
+def pointed(directory: Path, pointer: str) -> Path | None:
+    """Return the checkpoint that a pointer (`latest`, `best`) names, which need not exist; None without a pointer."""
+    file = directory / pointer
+    if not os.path.lexists(file):
+        return None
+    door = InputFile(file, error=CheckpointError, remedy="Write the name of a checkpoint there, or remove the file.")
+    name = door.text().strip()
+    if not NAME.fullmatch(name):
+        door.refuse("the name of a checkpoint", show(name, 60))
+    return directory / name
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the newest checkpoint that is named here, by its folder or by the pointer `latest`; None if there is none.
+
+    It may be incomplete, damaged or missing: an older one is never taken in its place.
+    """
+    named = pointed(directory, "latest")
+    return max([*all_in(directory), *([named] if named else [])], key=_step, default=None)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+# -- the run of run.json -----------------------------------------------------------------------------------------------
+
+
 def run_folder(runs: Path, reference: Any) -> Path:
     """Return the folder of the run that a run.json names.
 
     Raises:
-        CheckpointError: It names no run, or one outside `runs`.
+        CheckpointError: it names no run, or one outside `runs`.
     """
     name = reference.get("name") if isinstance(reference, dict) else None
     try:
@@ -51,15 +89,26 @@ def weights_folder(runs: Path, reference: Any) -> Path:
     """Return the folder to load a model from: that of the run, or of the checkpoint that was chosen by its path.
 
     Raises:
-        CheckpointError: the reference names no run, or a checkpoint outside of its run.
+        CheckpointError: the reference names no run, a checkpoint outside of its run, or one that is newer than those
+            of the run.
     """
     folder = run_folder(runs, reference)
-    if reference.get(CHOSEN) is None:
-        return folder
+    chosen = reference.get(CHOSEN)
+    named = str(chosen or reference.get("checkpoint"))
     try:
-        return inside(folder / CHECKPOINTS, reference[CHOSEN])
+        path = inside(folder / CHECKPOINTS, named)
     except UnsafePathError as error:
         raise CheckpointError(f"{error} Run `kedro run --pipelines=training`.") from None
+    if chosen is not None:
+        return path
+    newest = latest(folder / CHECKPOINTS)
+    if NAME.fullmatch(named) and (newest is None or _step(newest) < _step(path)):
+        raise CheckpointError(
+            f"{folder}: expected the checkpoint {named}, which run.json names, or a newer one, found "
+            f"{'none' if newest is None else newest.name}. Restore it, train again (`kedro run --pipelines=training`), "
+            f"or choose an older one by its path (`--params run={folder}/checkpoints/NAME`)."
+        )
+    return folder
 
 
 # -- a run that is chosen by its path ----------------------------------------------------------------------------------
@@ -75,7 +124,7 @@ def split_path(path: str | Path) -> tuple[Path, str | None]:
 
 def results_of(results: str, path: Any) -> str:
     """Return the folder of samples, metrics and report: `results` for the run of that folder (`path` is None), and for
-    a run that is chosen by its path a folder of its own below them, so that both keep their results.
+    a run that is chosen by its path a separate folder below them, so that both keep their results.
     """
     if not isinstance(path, str) or not path:
         return results
@@ -93,32 +142,23 @@ def chosen_run(path: str) -> dict[str, Any]:
     """Make the reference of a run that is chosen by its path, or by that of one of its checkpoints.
 
     Raises:
-        CheckpointError: there is no run, or no complete checkpoint; the message names the nearest ones.
+        CheckpointError: there is no run, or no such complete checkpoint; the message names the nearest ones.
     """
     folder, checkpoint = split_path(path)
     where = f"parameter 'run': expected the folder of a run or of one of its checkpoints, found {show(path)}"
     try:
-        whole = (folder / CONFIG).is_file()
+        if not (folder / CONFIG).is_file():
+            near = sorted(config.parent for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}")))
+            raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{_hint(folder.name, near)}")
         complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
-        beside = sorted(config.parent for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}")))
+        found = latest(folder / CHECKPOINTS) if checkpoint is None else folder / CHECKPOINTS / checkpoint
     except (OSError, ValueError) as error:  # a name that is too long, a loop of links
         raise CheckpointError(f"{where} ({error}). Correct the path.") from None
-    if not whole:
-        raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{_hint(folder.name, beside)}")
-    if not complete:
-        raise CheckpointError(f"{where}, which has no complete checkpoint. Train the run, or choose another one.")
-    if checkpoint is not None and checkpoint not in complete:
-        raise CheckpointError(f"{where}, but {checkpoint} is not complete here. Choose one of: {', '.join(complete)}.")
-    steps = {name: int(match[1]) for name in complete if (match := NAME.fullmatch(name))}
-    name = checkpoint or max(steps, key=lambda name: steps[name], default=complete[-1])
-    return {
-        "name": folder.name,
-        "path": path,
-        **({"step": steps[name]} if name in steps else {}),
-        "checkpoint": name,
-        "metrics": {},
-        CHOSEN: checkpoint,
-    }
+    if found is None or found.name not in complete:
+        name = "no checkpoint" if found is None else f"{found.name}, which is not complete"
+        raise CheckpointError(f"{where}, which has {name}. Complete ones: {', '.join(complete) or 'none'}.")
+    step = {"step": _step(found)} if NAME.fullmatch(found.name) else {}
+    return {"name": folder.name, "path": path, **step, "checkpoint": found.name, "metrics": {}, CHOSEN: checkpoint}
 
 
 def _hint(name: str, runs: list[Path]) -> str:
@@ -135,9 +175,7 @@ def config_of(path: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is damaged.
     """
-    file = InputFile(
-        split_path(path)[0] / CONFIG, remedy="Restore it, or choose another run.", error=CheckpointError
-    )  # fmt: skip
+    file = InputFile(split_path(path)[0] / CONFIG, error=CheckpointError, remedy="Restore it, or choose another run.")
     found: dict[str, Any] = file.json(dict)
     if not {"model", "objective"} <= found.keys():
         file.refuse("the model and the objective of a run", show(found, 80))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -23,12 +23,25 @@ def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **persistent_buffers(module)}
 
 
-def refuse_non_finite(tensors: Mapping[str, Tensor], path: Path, *, remedy: str) -> None:
-    """Raise CheckpointError if a tensor contains NaN or infinity: training from such weights cannot recover."""
-    wrong = [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+def finite(tensor: Tensor, *, or_infinite: bool = False) -> Tensor:
+    """Return whether all entries are finite, 0-D bool; with `or_infinite` only NaN is refused."""
+    if not tensor.is_floating_point():
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    return ~torch.isnan(tensor).any() if or_infinite else torch.isfinite(tensor).all()
+
+
+def refuse_non_finite(
+    tensors: Mapping[str, Tensor], path: Path, *, remedy: str, or_infinite: Collection[str] = ()
+) -> None:  # fmt: skip
+    """Raise CheckpointError if a tensor contains NaN or infinity: training from it cannot recover.
+
+    Args:
+        or_infinite: names of tensors that may contain infinity (buffers, where it can stand for "none yet").
+    """
+    wrong = [name for name, value in tensors.items() if not bool(finite(value, or_infinite=name in or_infinite))]
     if wrong:
         raise CheckpointError(
-            f"{path}: expected finite weights, found NaN or infinity in {len(wrong)} of {len(tensors)} tensors, the "
+            f"{path}: expected finite numbers, found NaN or infinity in {len(wrong)} of {len(tensors)} tensors, the "
             f"first of them {wrong[0]}. {remedy}"
         )
 

@@ -1,3 +1,0 @@
-"""Acceptance check of a GPU."""
-
-COMPONENTS: dict[str, dict[str, str]] = {}
