@@ -129,7 +129,7 @@ def embed(file: str, output: str, draws: int, steps: int | None, **run: Any) -> 
     """Embed the texts of FILE, one per line, by the model, and write the latents (n, d) to OUTPUT.npy in float32."""
     import numpy as np
 
-    from mm_ldlm.inference.inputs import read_texts
+    from mm_ldlm.inference.arguments import read_texts
 
     with messages_only():
         texts = read_texts(file)

@@ -21,7 +21,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.lengths import how_many_lengths
+from mm_ldlm.sampling.lengths import Length
 from mm_ldlm.sampling.limits import Draws
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
@@ -60,11 +60,8 @@ class SweepPoint:
 
     label: str
     sampler: Annotated[Any, TEXT_SAMPLERS]
-    length: str | int = "argmax"
+    length: Length = "argmax"
     search: SearchConfig | None = None
-
-    def __post_init__(self) -> None:
-        how_many_lengths(self.length)
 
 
 @config

@@ -5,17 +5,17 @@ If the run has latents, the encoder that its configuration names is loaded when 
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, SamplingError
+from mm_ldlm.core.config import NonNegativeInt, bounded, check, parse, parse_kind
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, MMLDLMError, SamplingError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -24,9 +24,9 @@ from mm_ldlm.data.encoders.registry import parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.inference.inputs import check_flag, check_integer, check_path
+from mm_ldlm.inference.arguments import path_of
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.default_dtype import float32_by_default
+from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import BuildsOnModel
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -36,9 +36,6 @@ from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.identity import identity_of, refuse_other
 from mm_ldlm.training.checkpoints.weights import load_parameters
-
-ELSEWHERE = " Give the folder of a run, or the one that contains all runs."
-"""Ends the refusal of a folder that does not exist if no other beside it has a similar name"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Parts:
     """Fingerprints of the inputs of the run, by name"""
 
 
-@float32_by_default()
+@plain_defaults()
 def load_run(
     path: str | Path,
     *,
@@ -76,23 +73,13 @@ def load_run(
         CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights do
             not fit the model that config.json describes.
     """
-    given, path, use_ema = path, check_path(path), check_flag(use_ema, name="use_ema")
-    if not isinstance(checkpoint, str):
-        checkpoint = check_integer(checkpoint, name="checkpoint", minimum=0)
-    chosen = _device(device)
-    try:
-        exists = path.is_dir()
-    except OSError:  # a name that is too long
-        exists = False
-    if not exists:
-        # not of the Path, in which the credentials of an address are not recognised
-        raise CheckpointError(f"{show(str(given))}: no such run folder.{_nearest_folder(path) or ELSEWHERE}")
-    path = folder.newest_run(path)
-    found = folder.find(path, which=str(checkpoint).removeprefix("step-"))
-    config = run_config(path, found)
-    tokenizer = TextTokenizer.load(found / "tokenizer")
-    fingerprints = {str(name): str(value) for name, value in config["fingerprints"].items()}
+    use_ema, chosen = check(use_ema, bool, name="use_ema"), _device(device)
+    which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
+    run = folder.newest_run(_existing(path))
+    found = folder.find(run, which=str(which).removeprefix("step-"))
+    config = run_config(run, found)
     model_config, objective_config = kinds_of(config)
+    fingerprints = config["fingerprints"]
     refuse_other(
         identity_of(model=model_config, shape=config["shape"], objective=objective_config, fingerprints=fingerprints),
         folder.document(found, "training_state.json").get("identity"),
@@ -102,19 +89,17 @@ def load_run(
     root = build_root(config, found)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
-    try:
-        root = root.to(chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise _refused_device(chosen, str(error).splitlines()[0]) from None
-    root.eval().requires_grad_(False)
+    root = root.to(chosen).eval().requires_grad_(False)
+    normalisers = {each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))}
+    load, no_encoder = _encoder_of(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen)
     return Parts(
         model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
-        tokenizer=tokenizer,
-        normaliser=_normaliser(found / "normaliser"),
-        normalisers={each.name: Normaliser.load(each) for each in sorted(found.glob("*_normaliser"))},
-        load_encoder=_encoder_loader(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen),
-        no_encoder=_no_encoder(config.get("encoder") or {}),
+        tokenizer=TextTokenizer.load(found / "tokenizer"),
+        normaliser=normalisers.pop("normaliser", None),
+        normalisers=normalisers,
+        load_encoder=load,
+        no_encoder=no_encoder,
         checkpoint=found,
         step=folder.step_of(found),
         fingerprints=fingerprints,
@@ -151,16 +136,16 @@ def build_root(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
 
 
 def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> None:
-    """Refuse a run whose vocabulary, encoder or classes differ from those of the data that it is to be used on.
+    """Refuse a run whose vocabulary or encoder differ from those of the data that it is to be used on.
 
     Args:
         parts: of the run; None for a model that was built in memory, which is not checked.
         fingerprints: of the dataset, by the name of the store.
 
     Raises:
-        FingerprintError: they differ, so that ids, latents or labels of the data would mean something else to the run.
+        FingerprintError: they differ, so that ids or latents of the data would mean something else to the run.
     """
-    names = {"tokenizer": "vocabulary", "encoder": "encoder", "label_names": "classes"}
+    names = {"tokenizer": "vocabulary", "encoder": "encoder"}
     ours = {} if parts is None else parts.fingerprints
     for name, what in names.items():
         if name in ours and name in fingerprints and ours[name] != fingerprints[name]:
@@ -172,96 +157,63 @@ def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> N
             )
 
 
-def _nearest_folder(path: Path) -> str:
-    """Return a hint at the folder beside a path whose name is most like its own."""
-    try:
-        beside = (each.name for each in path.parent.iterdir() if each.is_dir())
-        return nearest(path.name, sorted(islice(beside, 1000)))
-    except (OSError, ValueError):
-        return ""
-
-
-def _device(device: Any) -> torch.device:
-    """Return the device of a request; None is the first GPU if there is one, otherwise the CPU."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not isinstance(device, (str, torch.device)):
-        raise _refused_device(device, "expected a name")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise _refused_device(device, str(error).splitlines()[0]) from None
-    if chosen.type == "meta":
-        raise _refused_device(device, "its tensors have no values")
-    return chosen
-
-
-def _refused_device(device: Any, reason: str) -> SamplingError:
-    name = str(device) if isinstance(device, torch.device) else device
-    return SamplingError(
-        f"device {show(name, 60)} cannot be used on this machine ({reason}). Choose cpu, cuda or cuda:N, or "
-        "None for the default."
-    )
-
-
-def _normaliser(folder: Path) -> Normaliser | None:
-    return Normaliser.load(folder) if folder.is_dir() else None
-
-
 def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     """Read the config.json of a run, with its shape as a DataShape.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    for place in (path, *checkpoint.parents[:2]):
-        if (place / "config.json").is_file():
-            return _read_config(place / "config.json")
-    raise CheckpointError(f"{path}: expected a run folder with config.json, found none. Give the path of a run folder.")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read config.json, with its shape as a DataShape."""
-    config = InputFile(path, remedy="Restore it, or choose another run.", error=CheckpointError).json(dict)
+    places = [place / "config.json" for place in (path, *checkpoint.parents[:2])]
+    file = next((place for place in places if place.is_file()), places[0])
+    remedy = "Restore it, or give the path of another run."
+    config = InputFile(file, remedy=remedy, error=CheckpointError).json(dict)
     if missing := sorted({"model", "objective", "shape"} - set(config)):
-        raise CheckpointError(f"{path}: {', '.join(missing)} missing. Give the path of a run folder.")
-    config = {"fingerprints": {}, **config}
-    names = [field.name for field in dataclasses.fields(DataShape)]
-    for key in ("shape", "fingerprints"):
-        if not isinstance(config[key], dict):
-            raise CheckpointError(
-                f"{path}: expected a mapping under '{key}', found {config[key]!r:.60}. Restore it, or choose "
-                "another run."
-            )
-    sizes = config["shape"]
-    optional = {field.name for field in dataclasses.fields(DataShape) if field.default is None}
-    whole = all(
-        isinstance(value, int) or (key in optional and (value is None or isinstance(value, list)))
-        for key, value in sizes.items()
-    )
+        raise CheckpointError(f"{file}: expected the keys model, objective and shape, found no {missing[0]}. {remedy}")
     try:
-        shape = DataShape(**sizes) if whole else None
-    except TypeError:
-        shape = None
-    if shape is None:
-        raise CheckpointError(
-            f"{path}: expected the numbers {', '.join(names)} under 'shape', found {sizes!r:.200}. Restore it, or "
-            "choose another run."
+        shape = parse(DataShape, config["shape"], at="shape")
+        fingerprints = check(config.get("fingerprints", {}), dict[str, str], name="fingerprints")
+    except MMLDLMError as error:
+        raise CheckpointError(f"{file}: {error} {remedy}") from None
+    return {**config, "shape": shape, "fingerprints": fingerprints}
+
+
+def _existing(path: Any) -> Path:
+    """Return the path of a folder; the refusal names the folder beside it with the most similar name."""
+    with contextlib.suppress(OSError, ValueError):  # a name that is too long, or no name of a file
+        if path_of(path).is_dir():
+            return Path(path)
+    beside: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        beside = sorted(each.name for each in islice(Path(path).parent.iterdir(), 1000) if each.is_dir())
+    hint = nearest(Path(path).name, beside) or " Give the folder of a run, or the one that contains all runs."
+    # not of the Path, in which the credentials of an address are not recognised
+    raise CheckpointError(f"{show(str(path))}: no such run folder.{hint}")
+
+
+def _device(device: Any) -> torch.device:
+    """Return a device that can compute; None is the first GPU if there is one, otherwise the CPU."""
+    try:
+        chosen = (
+            torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
         )
-    return {**config, "shape": shape}
+        torch.zeros(1, device=chosen).cpu()
+    except Exception as error:  # torch raises many kinds
+        raise SamplingError(
+            f"device: expected one of this machine, found {show(device, 60)} ({show(error, 100)}). Choose cpu, cuda or "
+            "cuda:N, or None for the default."
+        ) from None
+    return chosen
 
 
-def _no_encoder(config: dict[str, Any]) -> str | None:
-    """Explain why a run whose latents were given cannot embed texts; None for other runs."""
-    try:
-        return no_encoder(parse_encoder(config)) if config else None
-    except ConfigurationError:  # of an encoder that this installation lacks; loading it raises the error
-        return None
-
-
-def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Callable[[], Any] | None:
-    if not config or _no_encoder(config) is not None:
-        return None
+def _encoder_of(
+    config: dict[str, Any], expected: str, device: torch.device
+) -> tuple[Callable[[], Any] | None, str | None]:
+    """Return a function that loads the encoder of a run, or None and the reason why it cannot embed texts."""
+    if not config:
+        return None, None
+    with contextlib.suppress(ConfigurationError):  # of an encoder that this installation lacks; `load` raises it
+        if (reason := no_encoder(parse_encoder(config))) is not None:
+            return None, reason
 
     def load() -> Any:
         encoder = load_encoder(parse_encoder(config), device=str(device), expected=expected or None)
@@ -273,4 +225,4 @@ def _encoder_loader(config: dict[str, Any], expected: str, device: Any) -> Calla
             )
         return encoder
 
-    return load
+    return load, None

@@ -1,95 +1,87 @@
-"""Scoring: negative log-likelihood of texts, exact or an upper bound (NELBO), in batches."""
+"""Requests for likelihoods: the negative log-likelihood of texts, exact or an upper bound (NELBO)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from mm_ldlm.inference import inputs, memory
-from mm_ldlm.inference.batching import in_batches
-from mm_ldlm.inference.edge import fraction_of
-from mm_ldlm.inference.engine import Engine
-from mm_ldlm.inference.finite import check_finite
+from mm_ldlm.core.config import Seed, check
+from mm_ldlm.inference.arguments import check_tokens, texts_of
+from mm_ldlm.inference.batches import Values, refuse_texts_beyond_memory
+from mm_ldlm.inference.conversion import Latents
 from mm_ldlm.inference.results import Scores
-from mm_ldlm.inference.writing import Writer, pad
-from mm_ldlm.objectives.generation import Likelihood
-from mm_ldlm.sampling.limits import MOST_DRAWS
+from mm_ldlm.sampling.limits import Draws
 
-STATISTICS = 5
-"""Numbers that each draw of a likelihood leaves for a text"""
+if TYPE_CHECKING:
+    from mm_ldlm.inference.api import MMLDLM
+
+STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
+"""Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
 
 
-def score(engine: Engine, ids: Any, texts: Any, *, latents: Any, draws: int, seed: int) -> Scores:
-    """See `MMLDLM.score_tokens`."""
-    draws = inputs.check_integer(draws, name="draws", minimum=1, maximum=MOST_DRAWS)
-    seed = inputs.check_seed(seed)
-    inputs.check_tokens(ids, texts, shape=engine.shape)
-    engine.capabilities.require("score" if latents is None else "score_given_latent")
-    raw_nd = engine.edge.given(latents, rows=len(ids))
-    memory.refuse_numbers(STATISTICS * draws * len(ids), what=f"score with {draws:,} draws")
-    latents_nd = None if raw_nd is None else engine.edge.standardised(raw_nd)
-    found = score_tokens(
-        engine.writer, ids, texts, latents_nd=latents_nd, likelihood=engine.capabilities.likelihood, draws=draws,
-        seed=seed,
-    )  # fmt: skip
-    return replace(found, unknown=np.array([fraction_of(engine.tokenizer.unk_id, row) for row in ids]))
+def score(
+    model: MMLDLM, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
+) -> Scores:
+    """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
+
+    The upper bound is −log p(length) plus the NELBO of the tokens, estimated by `draws` low-discrepancy draws for
+    each text, with its standard error. `capabilities.likelihood` states whether the value is exact.
+    """
+    listed = texts_of(texts)
+    return score_tokens(model, model.converter.ids(listed), listed, latents=latents, draws=draws, seed=seed)
 
 
 def score_tokens(
-    writer: Writer,
+    model: MMLDLM,
     ids: Sequence[Sequence[int]],
     texts: Sequence[str],
     *,
-    latents_nd: Tensor | None,
-    likelihood: str,
-    draws: int,
-    seed: int,
+    latents: Latents | None = None,
+    draws: int = 16,
+    seed: int = 0,
 ) -> Scores:
-    """Compute −log p of each of n texts with the token ids `ids`, given its standardised latent or without one.
-
-    `likelihood` is the capability of the model: "exact" or "bound".
-    """
-    model, lengths = writer.model, np.array([len(row) for row in ids])
-    draws = draws if likelihood == "bound" else 1
-    length_nll = np.zeros(len(ids))
-    if model.has_length:
+    """Score tokenised texts (each of 1..max_length ids); see `score`."""
+    model.capabilities.require("score" if latents is None else "score_given_latent")
+    draws, seed = check(draws, Draws, name="draws"), check(seed, Seed, name="seed")
+    check_tokens(ids, texts, shape=model.shape)
+    latents_nd = None
+    if latents is not None:
+        latents_nd = model.converter.standardised(model.converter.one_for_each(latents, texts))
+    writer, is_bound = model.writer, model.capabilities.likelihood == "bound"
+    draws = draws if is_bound else 1
+    refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=draws * (1 + len(STATISTICS)))
+    lengths, length_nll = np.array([len(row) for row in ids]), np.zeros(len(ids))
+    if model.model.has_length:
         log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
         length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
-    nll = np.zeros((draws, len(ids)))
-    statistics: dict[str, np.ndarray] = {}
+        writer.check_finite(length_nll, "log probabilities of lengths")
 
-    def likelihood_of(batch: list[int]) -> Likelihood:
-        return model.likelihood(
-            pad([ids[row] for row in batch], model.shape.pad_id, model.device),
+    def work(batch: list[int]) -> Values:
+        found = model.model.likelihood(
+            writer.padded([ids[row] for row in batch]),
             latents_Bd=None if latents_nd is None else latents_nd[batch],
             draws=draws,
             generator=writer.generator(batch, seed),
         )
+        values = {name: getattr(found, f"{name}_KB") for name in ("nll", *STATISTICS)}
+        return {name: value_KB.double().T for name, value_KB in values.items() if value_KB is not None}
 
-    with model.evaluating():
-        for batch, found in in_batches(
-            likelihood_of, lengths.tolist(), model=model, batch_tokens=writer.batch_tokens, doing="scoring"
-        ):
-            nll[:, batch] = found.nll_KB.cpu().numpy()
-            for name in ("mask_ratio", "masked", "correct", "cross_entropy"):
-                if (value_KB := getattr(found, f"{name}_KB")) is not None:
-                    statistics.setdefault(name, np.zeros((draws, len(ids))))[:, batch] = value_KB.cpu().numpy()
-    check_finite(model, nll.T + length_nll[:, None], what="likelihoods")
-    spread = nll.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
+    batches = writer.divide(lengths.tolist())
+    with model.model.evaluating():
+        results = list(writer.results(work, batches, "scoring"))
+    found = {name: np.ascontiguousarray(value_nK.T) for name, value_nK in writer.joined(batches, results).items()}
+    nll_Kn = found["nll"]
+    spread = nll_Kn.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
     return Scores(
         texts=tuple(texts),
         tokens=lengths,
-        likelihood=likelihood,
+        likelihood=model.capabilities.likelihood,
         length_nll=length_nll,
-        token_nll=nll.mean(axis=0),
-        standard_errors=spread if likelihood == "bound" else np.zeros(len(ids)),
-        draw_nll=nll,
-        draw_mask_ratio=statistics.get("mask_ratio"),
-        draw_masked=statistics.get("masked"),
-        draw_correct=statistics.get("correct"),
-        draw_cross_entropy=statistics.get("cross_entropy"),
+        token_nll=nll_Kn.mean(axis=0),
+        standard_errors=spread if is_bound else np.zeros(len(ids)),
+        draw_nll=nll_Kn,
+        **{f"draw_{name}": found.get(name) for name in STATISTICS},
+        unknown=model.converter.unknown(ids),
     )

@@ -17,7 +17,7 @@ from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.default_dtype import float32_by_default
+from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
@@ -74,7 +74,7 @@ class GenerativeModel:
         was_training = self.model.training
         self.model.eval()
         try:
-            with float32_by_default(), torch.inference_mode():
+            with plain_defaults(), torch.inference_mode():
                 yield
         finally:
             self.model.train(was_training)

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
-from mm_ldlm.core.config import InvalidValue
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.config import Rows, bounded
 from mm_ldlm.diffusion.process import ProcessTraits
 
-Length = str | int
+Length = Annotated[str, bounded(pattern=r"^(argmax|sample|top-[1-9][0-9]{0,8})$")] | Rows
 """'argmax' | 'sample' (of the length distribution) | 'top-n' (try the n most probable lengths) | a number."""
+DrawnLength = Annotated[str, bounded(pattern=r"^(argmax|sample)$")] | Rows
+"""The same without 'top-n', which ranks texts instead of drawing them"""
 
 
-def how_many_lengths(length: Any) -> int:
-    """Return n for 'top-n', and 1 for every other valid length.
-
-    Raises:
-        ValueError: `length` is none of 'argmax', 'sample', 'top-n' or a number of at least 1.
-    """
-    if isinstance(length, Integral) and not isinstance(length, bool):
-        if length < 1:
-            raise InvalidValue(f"length must be at least 1 token, found {length}", "length")
-        return 1
-    if isinstance(length, str):
-        if length in ("argmax", "sample"):
-            return 1
-        if found := re.fullmatch(r"top-([1-9][0-9]{0,8})", length):
-            return int(found[1])
-    raise InvalidValue(
-        f"length must be 'argmax', 'sample', 'top-n' (as in 'top-3') or a number, found {show(length)}", "length"
-    )
+def lengths_tried(length: Length) -> int:
+    """Return n for 'top-n', and 1 for every other length."""
+    return int(length.removeprefix("top-")) if isinstance(length, str) and length.startswith("top-") else 1
 
 
 def refuse_long(length: Length | None, *, max_length: int, sampler: Any, process: ProcessTraits | None) -> str | None:

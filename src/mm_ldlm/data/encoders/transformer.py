@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.data.encoders import pooling
 from mm_ldlm.data.encoders.onednn import pack_linear_layers
 from mm_ldlm.data.encoders.spec import EncoderSpec

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mm_ldlm.core.batching import lanes_of
 from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
 from mm_ldlm.core.files import InputFile, recorded, remove_temporaries, write_bytes, write_json
+from mm_ldlm.data.batching import lanes_of
 from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, locate_encoder
 from mm_ldlm.data.latents import hosts, worker

@@ -11,8 +11,8 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from mm_ldlm.core.batching import lanes_of
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.batching import lanes_of
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER

@@ -8,26 +8,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.config import check
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference import MMLDLM, inputs
-from mm_ldlm.inference.batching import in_batches
-from mm_ldlm.inference.edge import Latents, TooLong, fraction_of
-from mm_ldlm.inference.engine import Engine
-from mm_ldlm.inference.finite import check_finite
-from mm_ldlm.inference.writing import pad
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
+from mm_ldlm.inference.batches import Values
+from mm_ldlm.inference.conversion import Latents, TooLong
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.floating]
 LATENTS_PER_BATCH = 8192
+PROBABILITIES = "probabilities_of_classes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +74,19 @@ def classify(
     `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
     first. `second` is the second text of each pair, for a run that compares pairs.
     """
-    engine = model._engine
-    engine.capabilities.require("classify")
-    inputs.check_choice(too_long, get_args(TooLong), name="too_long")
-    _refuse_second(engine, given=second is not None)
-    if engine.capabilities.classifies == "latents":
-        sources, raw_nd = engine.edge.targets(items, written=False)
+    model.capabilities.require("classify")
+    too_long = check(too_long, TooLong, name="too_long")
+    _refuse_second(model, given=second is not None)
+    if model.capabilities.classifies == "latents":
+        sources, raw_nd = model.converter.targets(items, written=False)
         return classify_latents(model, raw_nd, sources)
-    texts = inputs.check_texts(items)  # type: ignore[arg-type]
-    others = None
+    texts, others = texts_of(items), None
     if second is not None:
-        listed = inputs.check_texts(second, what="second")
-        if len(listed) != len(texts):
-            raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(listed)}.")
-        others = engine.edge.ids(listed, too_long=too_long)
-    return classify_tokens(model, engine.edge.ids(texts, too_long=too_long), texts, second=others)
+        seconds = texts_of(second, name="second")
+        if len(seconds) != len(texts):
+            raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(seconds)}.")
+        others = model.converter.ids(seconds, too_long=too_long)
+    return classify_tokens(model, model.converter.ids(texts, too_long=too_long), texts, second=others)
 
 
 def classify_tokens(
@@ -99,57 +97,47 @@ def classify_tokens(
     second: Sequence[Sequence[int]] | None = None,
 ) -> Classes:
     """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
-    engine = model._engine
-    engine.capabilities.require("classify")
-    _refuse_second(engine, given=second is not None)
+    model.capabilities.require("classify")
+    _refuse_second(model, given=second is not None)
     sides = [ids] if second is None else [ids, second]
     for side in sides:
-        inputs.check_tokens(side, texts, shape=engine.shape)
-    classifier: Any = engine.model
-    found_nK = np.zeros((len(ids), len(classifier.classes)))
+        check_tokens(side, texts, shape=model.shape)
+    writer, classifier = model.writer, cast(Any, model.model)
 
-    def probabilities(batch: list[int]) -> Floats:
-        padded = [pad([side[row] for row in batch], classifier.shape.pad_id, classifier.device) for side in sides]
-        return _softmax(classifier.class_logits(*padded))
+    def work(batch: list[int]) -> Values:
+        return _probabilities(classifier.class_logits(*(writer.padded([side[row] for row in batch]) for side in sides)))
 
-    lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
+    batches = writer.divide([sum(len(side[row]) for side in sides) for row in range(len(ids))])
     with classifier.evaluating():
-        for batch, found_BK in in_batches(
-            probabilities, lengths, model=classifier, batch_tokens=engine.batch_tokens, doing="classifying"
-        ):
-            found_nK[batch] = found_BK
-    check_finite(classifier, found_nK, what="probabilities of classes")
-    unknown_n = np.array([fraction_of(engine.tokenizer.unk_id, row) for row in ids])
-    return Classes(tuple(texts), classifier.classes, found_nK, unknown=unknown_n)
+        results = list(writer.results(work, batches, "classifying"))
+    found = writer.joined(batches, results)
+    return Classes(tuple(texts), classifier.classes, found[PROBABILITIES], unknown=model.converter.unknown(ids))
 
 
 def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
     """Classify raw latents (n, d); see `classify`."""
-    engine = model._engine
-    engine.capabilities.require("classify")
-    raw_nd = inputs.check_latents(latents, dim=engine.edge.dim)
-    named = [None] * len(raw_nd) if sources is None else list(sources)
+    model.capabilities.require("classify")
+    raw_nd = vectors_of(latents, dim=model.dim)
+    named = [None] * len(raw_nd) if sources is None else listed(sources, name="sources")
     if len(named) != len(raw_nd):
         raise SamplingError(f"sources: expected a text or None for each of {len(raw_nd)} latents, found {len(named)}.")
-    classifier: Any = engine.model
+    latents_nd, classifier = model.converter.standardised(raw_nd), cast(Any, model.model)
+    batches = np.array_split(np.arange(len(raw_nd)), -(-len(raw_nd) // LATENTS_PER_BATCH))
     with classifier.evaluating():
-        parts = engine.edge.standardised(raw_nd).split(LATENTS_PER_BATCH)
-        found_nK = np.concatenate(
-            [_softmax(classifier.class_logits(part_Bd.to(classifier.device))) for part_Bd in parts]
-        )
-    check_finite(classifier, found_nK, what="probabilities of classes")
-    return Classes(tuple(named), classifier.classes, found_nK, latent_norms=engine.edge.norms(raw_nd))
+        results = [_probabilities(classifier.class_logits(latents_nd[batch])) for batch in batches]
+    found = model.writer.joined(batches, results)
+    norms_n = model.converter.norms(raw_nd)
+    return Classes(tuple(named), classifier.classes, found[PROBABILITIES], latent_norms=norms_n)
 
 
-def _refuse_second(engine: Engine, *, given: bool) -> None:
+def _refuse_second(model: MMLDLM, *, given: bool) -> None:
     """Raise SamplingError if second texts are given for a run that compares no pairs, or missing for one that does."""
-    classifies = engine.capabilities.classifies
+    classifies = model.capabilities.classifies
     if given != (classifies == "pairs"):
         expected = "items without second texts" if given else "a second text for each item"
         found = "second texts" if given else "none"
         raise SamplingError(f"classify: this run classifies {classifies}: expected {expected}, found {found}.")
 
 
-def _softmax(logits_BK: Tensor) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = torch.softmax(logits_BK.double(), dim=-1).cpu().numpy()
-    return found
+def _probabilities(logits_BK: Tensor) -> Values:
+    return {PROBABILITIES: torch.softmax(logits_BK.double(), dim=-1)}

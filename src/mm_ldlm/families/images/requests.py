@@ -13,17 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.config import Rows, Seed, check, parse_kind
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.core.kinds import Kinds
-from mm_ldlm.inference import MMLDLM, inputs, memory
-from mm_ldlm.inference.choices import latent_config
-from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of
+from mm_ldlm.inference.batches import refuse_texts_beyond_memory
+from mm_ldlm.inference.inverting import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.objectives.capabilities import Use
-from mm_ldlm.sampling.lengths import Length, how_many_lengths, refuse_long
-from mm_ldlm.sampling.limits import MOST_STEPS
+from mm_ldlm.sampling.lengths import DrawnLength, Length
+from mm_ldlm.sampling.limits import Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler, text_sampler
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class ImageWriter:
     """
 
     def __init__(self, loaded: MMLDLM) -> None:
-        model, self.capabilities, self.tokenizer = loaded.model, loaded.capabilities, loaded.tokenizer
+        self._loaded, model = loaded, loaded.model
+        self.capabilities, self.tokenizer = loaded.capabilities, loaded.tokenizer
         if (normaliser := loaded.normalisers.get(NORMALISER)) is None:
             raise SamplingError(
                 f"this run has no images: it was trained with {self.capabilities.trained_as}. Train an objective that "
@@ -87,8 +89,7 @@ class ImageWriter:
         self.model, self.normaliser = model, normaliser
         longest = model.shape.max_length
         batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + model.dim // VALUES_PER_TOKEN))
-        self._captions = Writer(model, batch_tokens=batch_tokens)
-        self._images = LatentWriter(model, batch_tokens=batch_tokens)
+        self._writer = Writer(model, batch_tokens=batch_tokens)
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -105,7 +106,7 @@ class ImageWriter:
             SamplingError: the run cannot, or a caption is empty or too long.
         """
         self.capabilities.require("caption_to_image")
-        listed = inputs.check_texts(captions)
+        listed = texts_of(captions, name="captions")
         ids = [tuple(row) for row in self.tokenizer.encode(listed)]
         return self.draw_tokens(ids, listed, sampler=sampler, steps=steps, seed=seed)
 
@@ -120,13 +121,11 @@ class ImageWriter:
     ) -> Images:
         """Generate an image for each tokenised caption (of 1..max_length ids); see `draw`."""
         self.capabilities.require("caption_to_image")
-        shape = self.model.shape
-        inputs.check_tokens(ids, captions, shape=shape)
-        seed = inputs.check_seed(seed)
-        config = self._image_sampler(sampler, steps)
-        self._refuse_size(len(ids), what="draw")
-        drawn = self._images.given_texts(ids, config=config, seed=seed)
-        return Images(self._pixels(drawn.mean), tuple(captions), drawn.model_calls)
+        check_tokens(ids, captions, shape=self.model.shape)
+        seed, config = check(seed, Seed, name="seed"), self._image_sampler(sampler, steps)
+        self._refuse_size(len(ids))
+        draws_KnP, calls = self._writer.draw(ids, sampler=config, seed=seed)
+        return Images(self._pixels(draws_KnP.mean(dim=0).cpu().numpy()), tuple(captions), calls)
 
     def caption(
         self,
@@ -146,17 +145,15 @@ class ImageWriter:
             SamplingError: the run cannot, or the images have another size or values outside 0..1.
         """
         self.capabilities.require("image_to_caption")
-        seed = inputs.check_seed(seed)
+        seed, steps = check(seed, Seed, name="seed"), check(steps, Steps | None, name="steps")
         length = self._length(length, "image_to_caption")
-        steps = inputs.check_optional(steps, name="steps", maximum=MOST_STEPS)
         vectors_nP = self._standardised(images)
-        self._refuse_size(len(vectors_nP), what="caption")
+        self._refuse_size(len(vectors_nP))
         config = self.model.default_sampler(conditional=True) if sampler is None else sampler
         config = parse_kind(CAPTION_SAMPLERS, {"kind": config} if isinstance(config, str) else config, at="sampler")
         config = config if steps is None else config.override(steps=steps)
-        lengths = self._captions.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
-        canvases = [[self.model.shape.mask_id] * count for count in lengths]
-        written = self._captions.write(canvases, latents_nd=vectors_nP, sampler=config, seed=seed)
+        lengths = self._writer.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
+        written = self._writer.write(self._writer.masks(lengths), latents_nd=vectors_nP, sampler=config, seed=seed)
         return Texts(
             texts=tuple(self.tokenizer.decode_batch(written.tokens)),
             tokens=written.tokens,
@@ -169,35 +166,25 @@ class ImageWriter:
     def generate(self, n: int, *, steps: int = 50, length: Length = "sample", seed: int = 0) -> Images:
         """Generate `n` images and their captions together from noise, in `steps` model calls."""
         self.capabilities.require("image_text")
-        n, seed = inputs.check_integer(n, name="n", minimum=1), inputs.check_seed(seed)
-        steps = inputs.check_integer(steps, name="steps", minimum=1, maximum=MOST_STEPS)
+        n, seed, steps = check(n, Rows, name="n"), check(seed, Seed, name="seed"), check(steps, Steps, name="steps")
         length = self._length(length, "image_text")
-        self._refuse_size(n, what="generate")
-        text, image = text_sampler("ancestral", steps=steps), latent_config("ddim", steps, None)
-        written, vectors_nP = self._images.generate(n, "together", self._captions, text, image, length, seed)
-        return Images(
-            self._pixels(vectors_nP), tuple(self.tokenizer.decode_batch(written.tokens)), written.model_calls
-        )  # fmt: skip
+        self._refuse_size(n)
+        text, image = text_sampler("ancestral", steps=steps), latent_sampler_of("ddim", steps)
+        written = self._writer.generate(n, "together", text, image, length, seed)
+        captions = tuple(self.tokenizer.decode_batch(written.tokens))
+        return Images(self._pixels(written.latents_nd), captions, written.model_calls)
 
     # -- pieces -------------------------------------------------------------------------------------------------------
 
     def _length(self, length: Length, use: Use) -> Length:
         """Check the length of captions: it is drawn or a number, and the model can write it."""
-        length, longest = inputs.check_length(length), self.model.shape.max_length
-        if how_many_lengths(length) > 1:
-            raise SamplingError(f"length '{length}' ranks captions; use 'argmax', 'sample' or a number.")
-        reason = self.capabilities.refuse_length(length, use, order="")
-        reason = reason or refuse_long(length, max_length=longest, sampler=None, process=self.capabilities.process)
-        if reason is not None:
-            raise SamplingError(reason)
-        return length
+        return length_of(self._loaded, check(length, DrawnLength, name="length"), use, sampler=None)
 
-    def _refuse_size(self, count: int, *, what: str) -> None:
-        tokens, numbers = self.model.shape.max_length, 5 * self.model.dim
-        memory.refuse_texts(count, tokens=tokens, numbers=numbers, what=what)
+    def _refuse_size(self, count: int) -> None:
+        refuse_texts_beyond_memory(count, tokens=self.model.shape.max_length, numbers=3 * self.model.dim)
 
     def _image_sampler(self, sampler: Any, steps: int | None) -> Any:
-        config = latent_config(sampler, steps, None)
+        config = latent_sampler_of(sampler, steps)
         if config.draws > 1:
             raise SamplingError(
                 f"expected an image sampler with draws 1, found {config.draws}: a mean of images is not a sample. "
@@ -205,13 +192,13 @@ class ImageWriter:
             )
         return config
 
-    def _pixels(self, vectors_nP: torch.Tensor) -> npt.NDArray[np.float32]:
+    def _pixels(self, vectors_nP: Any) -> npt.NDArray[np.float32]:
         """Convert standardised vectors to pixels; values that a sampler drew outside 0..1 are clipped."""
-        raw_nP = self.normaliser.invert(vectors_nP.float().cpu().numpy())
+        raw_nP = self.normaliser.invert(vectors_nP)
         return np.clip(raw_nP, 0.0, 1.0).astype(np.float32).reshape(-1, *self.size)
 
     def _standardised(self, images: npt.ArrayLike) -> torch.Tensor:
-        pixels = inputs.check_array(images, what="images").astype(np.float32)
+        pixels = array_of(images, name="images").astype(np.float32)
         if pixels.ndim != 4 or pixels.shape[1:] != self.size:
             raise SamplingError(
                 f"expected images of shape (n, {', '.join(map(str, self.size))}), as in training, found shape "

@@ -17,7 +17,7 @@ from mm_ldlm.core.config import (
 from mm_ldlm.core.messages import nearest
 from mm_ldlm.pipelines.sampling.tasks import TASKS
 from mm_ldlm.sampling.config import JointOrder, Keep, SearchConfig, refuse_samplers
-from mm_ldlm.sampling.lengths import how_many_lengths
+from mm_ldlm.sampling.lengths import DrawnLength, Length
 from mm_ldlm.sampling.limits import Candidates, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
@@ -53,14 +53,9 @@ class UnconditionalConfig:
     order: JointOrder = "text_first"
     text: Annotated[Any, TEXT_SAMPLERS]
     latent: Annotated[Any, LATENT_SAMPLERS]
-    length: str | int = "sample"
+    length: DrawnLength = "sample"
 
     def __post_init__(self) -> None:
-        how_many_lengths(self.length)
-        if isinstance(self.length, str) and self.length.startswith("top-"):
-            raise InvalidValue(
-                f"length '{self.length}' ranks texts instead of drawing them; use 'sample' or 'argmax'", "length"
-            )
         refuse_samplers(self.order, self.text, self.latent)
 
 
@@ -141,7 +136,7 @@ class SamplingConfig:
     """Sampler of all text tasks without a sampler of their own"""
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
-    length: str | int = "argmax"
+    length: Length = "argmax"
     """Length of the texts of l2t and interpolate: argmax | sample | top-n | a number of tokens"""
     neighbours: bool = True
     """Whether to find the training sentence nearest to each unconditional latent"""
@@ -153,7 +148,6 @@ class SamplingConfig:
     interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)
 
     def __post_init__(self) -> None:
-        how_many_lengths(self.length)
         known = list(TASKS)
         for task in self.tasks or ():
             if task not in known:

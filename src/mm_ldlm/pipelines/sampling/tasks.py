@@ -243,7 +243,7 @@ class T2l(Task):
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         import numpy as np
 
-        from mm_ldlm.inference.inputs import read_texts
+        from mm_ldlm.inference.arguments import read_texts
 
         config, own = self.sampling, self.sampling.t2l
         parts = []

@@ -49,17 +49,13 @@ def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
 
 
 def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, lanes: int) -> Iterator[Result]:
-    """Yield `work(batch)` for each batch, in order, with `lanes` batches at a time and without gradients.
+    """Return an iterator of `work(batch)` for each batch, in order, with `lanes` batches at a time, without gradients.
 
     The results do not depend on the number of lanes. After an error, batches that were not started are left out.
     """
     if min(lanes, len(batches)) <= 1:
-        yield from map(work, batches)
-        return
-
-    def without_gradients(batch: Batch) -> Result:
-        with torch.inference_mode():  # every thread has a mode of its own
-            return work(batch)
-
-    with ThreadPoolExecutor(lanes) as pool:
-        yield from pool.map(without_gradients, batches)
+        return map(work, batches)
+    pool = ThreadPoolExecutor(lanes)
+    results = pool.map(torch.inference_mode()(work), batches)  # every thread has a mode of its own
+    pool.shutdown(wait=False)
+    return results

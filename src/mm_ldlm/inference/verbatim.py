@@ -1,4 +1,4 @@
-"""Texts of which a model rewrites a part: everything outside the gaps stays letter for letter as it was written.
+"""Keep the words of a text verbatim where the model rewrites only a part of it.
 
 Token ids lack capitals, spaces and words outside the vocabulary. A template therefore keeps the written text beside
 the positions of its gaps, and only the tokens of the gaps are decoded.

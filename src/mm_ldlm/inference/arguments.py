@@ -1,0 +1,190 @@
+"""Arguments of requests: texts, token ids, raw latents and samplers, as lists, columns, arrays or files.
+
+Everything else is checked by `core.config.check` where a request begins. Below, arguments are trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from mm_ldlm.core.config import check, parse_kind
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.messages import show
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.sampling.limits import Draws, Steps
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+
+Floats = npt.NDArray[np.float32]
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Suffixes of files whose lines are not texts"""
+
+# --- texts and ids ----------------------------------------------------------------------------------------------------
+
+
+def texts_of(value: Any, *, name: str = "texts") -> list[str]:
+    """Return non-empty texts as a list: one text, a list, or a column of pandas, numpy or Arrow.
+
+    Raises:
+        SamplingError: it is something else, empty, or an item is not a text with words.
+    """
+    texts = [value] if isinstance(value, str) else listed(value, name=name)
+    if not texts:
+        raise SamplingError(f"{name}: expected at least one text, found none.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise SamplingError(f"{name}[{index}]: expected a text, found {type(text).__name__} {show(text)}.")
+        if not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise SamplingError(f"{name}[{index}]: expected words in valid Unicode, found {show(text)}. Remove it.")
+    return texts
+
+
+def listed(value: Any, *, name: str) -> list[Any]:
+    """Return the items of a list, an iterator or one column as a list; everything else is refused."""
+    try:
+        if isinstance(value, (pa.Array, pa.ChunkedArray)):
+            return list(value.to_pylist())
+        if isinstance(value, (str, bytes, Mapping, AbstractSet, pa.Table)) or getattr(value, "ndim", 1) != 1:
+            raise TypeError("not one column")
+        return list(value)
+    except Exception as error:  # of an iterator or an object of the caller
+        raise SamplingError(
+            f"{name}: expected a list or one column, found {type(value).__name__} ({show(error, 100)})."
+        ) from None
+
+
+def begins_with_text(value: Any) -> bool:
+    """Return whether the first item of a value is a text."""
+    try:
+        return isinstance(next(iter(value)), str)
+    except Exception:  # it has no first item
+        return False
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """Read the lines of a UTF-8 text file that are not blank; a table, whose lines are not texts, is refused."""
+    file = InputFile(path_of(path), remedy="Give a UTF-8 file with one text per line.", error=SamplingError)
+    file.check()
+    if Path(path).suffix.lower() in TABLES:
+        file.refuse("one text per line", f"a table ({Path(path).suffix})")
+    return texts_of([line.strip() for line in file.lines() if line.strip()], name=str(path))
+
+
+def path_of(value: Any) -> Path:
+    """Return a path; everything but a string and a Path is refused."""
+    if not isinstance(value, (str, Path)):
+        raise SamplingError(f"expected a path, found {show(value, 60)}.")
+    return Path(value)
+
+
+def check_lengths(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int) -> None:
+    """Refuse texts without tokens and texts of more tokens than the model reads."""
+    for index, row in enumerate(ids):
+        if not 1 <= len(row) <= max_length:
+            raise SamplingError(
+                f"texts[{index}]: expected 1 to {max_length} tokens (tokenizer.max_length), found {len(row)} in "
+                f"{show(texts[index], 60)}. Remove, shorten or split it."
+            )
+
+
+def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
+    """Raise SamplingError unless each text has a row of 1..max_length ids of words, and there is at least one."""
+    rows = listed(list(ids) if getattr(ids, "ndim", 1) == 2 else ids, name="ids")
+    names = texts_of(texts)
+    if len(rows) != len(names):
+        raise SamplingError(f"expected one row of ids for each of {len(names)} texts, found {len(rows)} rows.")
+    rows = [listed(row, name=f"ids[{index}]") for index, row in enumerate(rows)]
+    special = {shape.pad_id: "[PAD]", shape.mask_id: "[MASK]"}
+    for index, row in enumerate(rows):
+        for token in row:
+            is_integer = isinstance(token, Integral) and not isinstance(token, bool)
+            if not is_integer or not 0 <= token < shape.vocab_size or token in special:
+                found = f"{token}, which is {special[token]}" if is_integer and token in special else show(token, 60)
+                raise SamplingError(
+                    f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, found {found}."
+                )
+    check_lengths(rows, names, max_length=shape.max_length)
+
+
+# --- latents ----------------------------------------------------------------------------------------------------------
+
+
+def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
+    """Convert real numbers (an array, a tensor, a column of vectors, nested lists) to an array; others are refused."""
+    try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+            values = (values.float() if values.is_floating_point() else values).numpy()
+        if np.ma.is_masked(values):
+            raise TypeError("some of its numbers are masked")
+        array = np.asarray(values)
+        if array.dtype == object and array.ndim == 1:
+            array = np.asarray(list(array))  # a column of pandas or Arrow with a vector in each row
+        if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+            raise TypeError(f"values of type {array.dtype}")
+    except Exception as error:  # what an object of the caller, numpy or torch raises
+        raise SamplingError(
+            f"{name}: expected an array of real numbers, found {type(values).__name__} ({show(error, 100)})."
+        ) from None
+    return array
+
+
+def vectors_of(values: Any, *, dim: int, name: str = "latents") -> Floats:
+    """Convert latents to finite float32 (n, dim), n ≥ 1; a single vector becomes one row."""
+    array = np.atleast_2d(array_of(values, name=name))
+    if array.ndim != 2 or array.shape[1] != dim or len(array) == 0:
+        raise SamplingError(
+            f"{name}: expected one or more vectors of dim {dim}, found shape {tuple(array.shape)}. "
+            "Use vectors of the encoder that the model was trained on."
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if (rows := np.flatnonzero(~np.isfinite(array).all(axis=1))).size:
+        raise SamplingError(
+            f"{name}: expected finite float32 numbers, found NaN, infinity or numbers beyond float32 in {len(rows)} of "
+            f"{len(array)} vectors (rows {show(rows[:8].tolist(), 60)}). Remove these vectors."
+        )
+    return array
+
+
+def read_vectors(path: str | Path, *, dim: int) -> Floats:
+    """Read the vectors of a `.npy` file; pickled objects are never loaded."""
+    remedy = "Give a .npy file of vectors, a plain array that numpy.save wrote."
+    return vectors_of(InputFile(path, remedy=remedy, error=SamplingError).array(), dim=dim, name=str(path))
+
+
+# --- samplers ---------------------------------------------------------------------------------------------------------
+
+
+def text_sampler_of(sampler: Any, steps: int | None, *, default: Any) -> Any:
+    """Return a text sampler: `default` for None; a kind, with the steps and temperature of `default`; a configuration.
+
+    Raises:
+        ConfigurationError: there is no such kind, or a value is out of range; the message lists the kinds.
+    """
+    steps = check(steps, Steps | None, name="steps")
+    if isinstance(sampler, str):
+        known = getattr(TEXT_SAMPLERS.find(sampler, at="sampler"), "__dataclass_fields__", {})
+        given = {
+            key: getattr(default, key) for key in ("steps", "temperature") if key in known and hasattr(default, key)
+        }
+        sampler = {"kind": sampler, **given, **({"inner": default} if "inner" in known else {})}
+    chosen = parse_kind(TEXT_SAMPLERS, default if sampler is None else sampler, at="sampler")
+    return chosen if steps is None else chosen.override(steps=steps)
+
+
+def latent_sampler_of(sampler: Any, steps: int | None, draws: int | None = None) -> Any:
+    """Return a latent sampler: a kind or a configuration, with the caller's steps and draws."""
+    given = {"steps": check(steps, Steps | None, name="steps"), "draws": check(draws, Draws | None, name="draws")}
+    sampler = "ddim" if sampler is None else sampler
+    chosen = parse_kind(LATENT_SAMPLERS, {"kind": sampler} if isinstance(sampler, str) else sampler, at="sampler")
+    return chosen if steps is None and draws is None else chosen.override(**given)
