@@ -1,5 +1,5 @@
-"""Tracking: the metrics and events of a run, in a file, on the terminal and in MLflow.
+"""Tracking: the record of a run in MLflow, and the line of its progress on the terminal.
 
-This room contains the `Tracker` protocol, the JSONL log that a worker writes, the follower that reads it, the progress
-line and MLflow (in `mlflow.py` only). Nothing here depends on the meaning of the numbers.
+`hooks.py` decides what is recorded when, `mlflow.py` is the only file that imports MLflow, `progress.py` follows the log
+of a training. A run never ends because its tracking store is unavailable.
 """

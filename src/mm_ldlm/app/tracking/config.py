@@ -6,10 +6,9 @@ import re
 
 from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.messages import show
 
 _URI = re.compile(
-    r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S|databricks$|[\w./-]+$)"
+    r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S+|databricks|[\w./-]+)$"
 )
 """Addresses that MLflow reads; a text without a scheme is a folder."""
 
@@ -34,16 +33,11 @@ class TrackingConfig:
     parent_run: str | None = None
 
     def __post_init__(self) -> None:
-        if mask(self.uri) != self.uri:
+        # The refusal does not repeat the address: what is no address may be a password.
+        if not _URI.match(self.uri) or "@" in self.uri or mask(self.uri) != self.uri:
             raise InvalidValue(
-                f"expected an address without user, password or token, found {mask(self.uri)}, because the address is "
-                "stored with every run. Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-                "MLFLOW_TRACKING_TOKEN, in the environment",
-                "uri",
-            )
-        if not _URI.match(self.uri):
-            raise InvalidValue(
-                f"expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, ...), found "
-                f"{show(self.uri)}",
+                "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …) without "
+                "user, password or token, because it is stored with every run, found another text. Set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment",
                 "uri",
             )

@@ -1,256 +1,254 @@
 """MLflow, used only in this file, through a client with an explicit URI and run id and without global state.
 
-MLflow's fluent interface would mark an interrupted run as FINISHED when the process exits; the client does not.
+MLflow's fluent interface would mark an interrupted run as FINISHED when the process exits; the client does not. MLflow
+retries requests for minutes; `settings.py` sets lower limits, and `within` bounds every exchange, whatever the store: a
+server that answers a byte per second, a locked database.
+
+MLflow sorts the names of metrics and draws one section of charts for everything before the last "/". A number of the
+training log or of `metrics.json` therefore has the number of its group in its name (`name_of`), which `key_of` removes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import os
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_ldlm.app.tracking import names
-from mm_ldlm.app.tracking.description import without_paths
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import ConfigurationError, TrackingError
+from mm_ldlm.core.errors import TrackingError
 from mm_ldlm.core.files import problem
 from mm_ldlm.core.messages import reason_of
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOCAL = "sqlite:///data/mlflow_local.db"
+"""Database of the runs whose tracking store did not answer, relative to the project's root"""
+LONGEST, LONGEST_LOCAL = 12.0, 120.0
+"""Seconds for one exchange with a server, and with a database in a file, whose tables MLflow creates first"""
 _SQLITE = "sqlite:///"
-_LONGEST_DIGEST = 36  # characters, MLflow's own limit
-_LONGEST_VALUE = 6000  # characters of a parameter, MLflow's own limit
-_BATCH = 100  # parameters in one request, MLflow's own limit
-_KIND = "mlflow.experimentKind"
-"""Tag that chooses the view that an experiment opens in; without it MLflow asks, or guesses from the first run"""
+_LONGEST_DIGEST, _LONGEST_VALUE, _BATCH = 36, 6000, 100
+"""MLflow's limits: characters of a digest and of a value, parameters in one request"""
+HEADLINE, TRAINING, VALIDATION, EVALUATION, DIAGNOSTICS = (
+    "1_headline", "2_training", "3_validation", "4_evaluation", "5_diagnostics",
+)  # fmt: skip
+_OF_TRAINING = {"loss": "loss", "validation/loss": "validation_loss", "tokens_per_second": "tokens_per_second"}
+"""Headline numbers of the training log, and their names in the first group"""
+MOST_HEADLINES = 10 - len(_OF_TRAINING)
+"""Headline numbers of an evaluation: with those of the training there are ten."""
+_DIAGNOSTIC = (
+    "grad_norm/", "param_norm/", "update_ratio/", "grad_zeros/", "grad_nonfinite/", "attention_logit_max/",
+    "activation_rms/", "memory_peak_gib", "fp16_",
+)  # fmt: skip
+"""Beginnings of the keys of the diagnostics"""
 
 
-def resolve_uri(uri: str, *, root: Path) -> str:
+def name_of(key: str) -> str:
+    """Name a number of the training log, such as `loss`, `l2t/text_loss` or `validation/loss`."""
+    if key in _OF_TRAINING:
+        return f"{HEADLINE}/{_OF_TRAINING[key]}"
+    if key.startswith("validation/"):
+        return f"{VALIDATION}/{key.removeprefix('validation/')}"
+    return f"{DIAGNOSTICS if key.startswith(_DIAGNOSTIC) else TRAINING}/{key}"
+
+
+def key_of(name: str) -> str:
+    """Return the key of the training log or of `metrics.json` that a name in MLflow stands for."""
+    group, _, rest = name.partition("/")
+    if group == HEADLINE:
+        return {short: key for key, short in _OF_TRAINING.items()}.get(rest, rest)
+    if group == EVALUATION:
+        return rest.replace("/", ".", 1)
+    if group == VALIDATION:
+        return f"validation/{rest}"
+    return rest if group in (TRAINING, DIAGNOSTICS) else name
+
+
+class MlflowRun:
+    """One run of a tracking store. Every method is one exchange with the store, which may fail or take long."""
+
+    def __init__(self, uri: str, run_id: str) -> None:
+        self.uri, self.run_id = uri, run_id
+
+    @functools.cached_property
+    def _client(self) -> MlflowClient:
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # silences one line per migration of a new database
+        from mlflow import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        return MlflowClient(tracking_uri=self.uri)
+
+    def create(self, *, experiment: str, name: str, parameters: Mapping[str, Any], parent: str | None) -> None:
+        """Start the run with its flat parameters, nested in the run `parent` where one is given."""
+        from mlflow.entities import Param
+
+        found = self._client.get_experiment_by_name(experiment)
+        # The artifacts are beside a database, and not in the working directory; a server has its own place.
+        beside = Path(self.uri.removeprefix(_SQLITE)).parent if self.uri.startswith(_SQLITE) else None
+        place = None if beside is None else (beside / "mlartifacts").as_uri()
+        identity = found.experiment_id if found else self._client.create_experiment(experiment, place)
+        # The view that an experiment opens in; without the tag MLflow asks, or guesses from the first run.
+        self._client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
+        nested = {"mlflow.parentRunId": parent} if parent else {}
+        self.run_id = self._client.create_run(identity, tags=nested, run_name=name).info.run_id
+        params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
+        for start in range(0, len(params), _BATCH):
+            self._client.log_batch(self.run_id, params=params[start : start + _BATCH])
+
+    def tag(self, tags: Mapping[str, str], *, name: str | None = None) -> None:
+        """Set tags, and the name of the run if one is given."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self.run_id, tags=[RunTag(key, text[:_LONGEST_VALUE]) for key, text in tags.items()])
+        if name is not None:
+            self._client.update_run(self.run_id, name=name)
+
+    def add_metrics(self, values: Mapping[str, Any], *, first: Collection[str]) -> None:
+        """Log the finite numbers among the values of `metrics.json`, those of `first` in the first group of names."""
+        names = {key: f"{HEADLINE}/{key}" if key in first else f"{EVALUATION}/{key.replace('.', '/', 1)}"
+                 for key in values}  # fmt: skip
+        self._log([(names[key], value, 0) for key, value in values.items()])
+
+    def add_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Log the metric lines of a training log (`{"step": …, name: number, …}`).
+
+        The last event becomes the tag `last_event`, and the last sentence that the model showed the tag `preview`.
+        """
+        metrics = [line for line in lines if "event" not in line]
+        self._log([(name_of(key), value, line["step"]) for line in metrics for key, value in line.items()])
+        tags = {}
+        for line in lines:
+            if line.get("event") == "preview":
+                tags["preview"] = " → ".join(text for text in (line.get("original"), line["text"]) if text is not None)
+            elif line.get("event", "start") not in ("start", "checkpoint", "estimate"):
+                tags["last_event"] = str(dict(line))
+        if tags:
+            self.tag(tags)
+
+    def _log(self, values: Sequence[tuple[str, Any, int]]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        numbers = [
+            Metric(name, float(value), now, step)
+            for name, value, step in values
+            if isinstance(value, (int, float)) and math.isfinite(value) and not name.endswith("/step")
+        ]
+        for start in range(0, len(numbers), 1000):
+            self._client.log_batch(self.run_id, metrics=numbers[start : start + 1000])
+
+    def add_datasets(self, digests: Mapping[str, str], *, context: str, profile: Any = None) -> None:
+        """Log datasets by name with their digests as inputs of the run."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        tags = [InputTag("mlflow.data.context", context)]
+        about = None if profile is None else json.dumps(profile)
+        inputs = [
+            DatasetInput(Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": name}), profile=about), tags)
+            for name, digest in digests.items()
+        ]
+        self._client.log_inputs(self.run_id, inputs)
+
+    def add_text(self, text: str, file: str) -> None:
+        """Log a text as the artifact `file`."""
+        self._client.log_text(self.run_id, text, file)
+
+    def close(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+        self._client.set_terminated(self.run_id, status=status)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last metrics by their keys; empty for a run that the store does not contain."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return {key_of(name): value for name, value in self._client.get_run(self.run_id).data.metrics.items()}
+        except MlflowException:
+            return {}
+
+
+def open_somewhere(uri: str, *, root: Path, parent: str | None, **about: Any) -> MlflowRun | None:
+    """Create a run at `uri`, or else in the local database; None where both fail.
+
+    Args:
+        root: the project's root, from which relative databases are resolved.
+        parent: id of the run at `uri` that this one is nested in.
+        about: further arguments of `MlflowRun.create`.
+    """
+    import mlflow.entities  # noqa: F401  # takes seconds, which are no waiting for the store
+
+    failures = []
+    for place in dict.fromkeys([uri, LOCAL]):
+        try:
+            run = MlflowRun(_resolved(place, root), "")
+            within(functools.partial(run.create, parent=parent if place == uri else None, **about), place)
+        except TrackingError as error:
+            failures.append(f"{mask(place)}: {error}")
+            continue
+        if failures:
+            log.warning(
+                "MLflow cannot open %s; this run is recorded in %s instead. Show it by `mlflow ui "
+                "--backend-store-uri %s`, or set tracking.uri to a store that answers",
+                "; ".join(failures), LOCAL, run.uri,
+            )  # fmt: skip
+        return run
+    log.warning("this run is not tracked, because no store could be opened (%s)", "; ".join(failures))
+    return None
+
+
+def _resolved(uri: str, root: Path) -> str:
     """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged.
 
     Raises:
-        TrackingError: the database exists and is no regular file: opening a pipe may never end. Or nothing can be
-            written to it, or to its folder, in which SQLite writes too; MLflow would repeat the attempt for minutes.
+        TrackingError: the database is no regular file: opening a pipe may never end. Or nothing can be written to it,
+            or to its folder, in which SQLite writes too; MLflow would repeat the attempt for minutes.
     """
     if not uri.startswith(_SQLITE):
         return uri
     path = root.resolve() / uri.removeprefix(_SQLITE)  # an absolute path stays
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrackingError(reason_of(error)) from None
     if path.exists() and (fault := problem(path)) is not None:
         raise TrackingError(f"the database {fault}")
     for place in (path, path.parent):
         if place.exists() and not os.access(place, os.R_OK | os.W_OK):
             raise TrackingError(f"{place} cannot be read and written (no permission)")
-    if uri.startswith(_SQLITE + "/"):
-        return uri
-    path.parent.mkdir(parents=True, exist_ok=True)
     return f"{_SQLITE}{path.as_posix()}"
 
 
-def load() -> None:
-    """Import MLflow, which takes seconds, so that they do not count as waiting for its store."""
-    import mlflow.entities  # noqa: F401
+def within(call: Callable[[], T], uri: str) -> T:
+    """Return what a call of the store at `uri` returns, if it does so within the time for such a store.
 
-
-def client(uri: str) -> MlflowClient:
-    """Return a client of the tracking server or database at `uri`."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # silences one line per migration of a new database
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri)
-
-
-def open_run(
-    uri: str,
-    *,
-    experiment: str,
-    name: str,
-    parameters: Mapping[str, Any],
-    tags: Mapping[str, str],
-    parent: str | None = None,
-) -> str:
-    """Start a run with its flat parameters and tags, nested in the run `parent` where one is given; return its id.
+    A call that takes longer is left in a daemon thread; the timeouts of MLflow end it.
 
     Raises:
-        ConfigurationError: The tracking store cannot be reached or opened.
+        TrackingError: it took longer, or it raised an exception; the message contains the reason on one line.
     """
-    from mlflow.entities import Param
-    from mlflow.exceptions import MlflowException
-    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+    seconds = LONGEST_LOCAL if uri.startswith("sqlite:") else LONGEST
+    results: list[T] = []
+    errors: list[BaseException] = []
 
-    nested = {MLFLOW_PARENT_RUN_ID: parent} if parent else {}
-    try:
-        connected = client(uri)
-        found = connected.get_experiment_by_name(experiment)
-        place = _artifacts(uri)
-        experiment_id = (
-            found.experiment_id if found else connected.create_experiment(experiment, artifact_location=place)
-        )
-        if place is not None and found is not None and found.artifact_location != place:
-            log.warning(
-                "MLflow stores the artifacts of the experiment '%s' in %s, because its database was made there, and "
-                "not in %s; set tracking.experiment to a new name to store them beside the database",
-                experiment, found.artifact_location, place,
-            )  # fmt: skip
-        if found is None or _KIND not in found.tags:
-            connected.set_experiment_tag(experiment_id, _KIND, "custom_model_development")
-        run_id: str = connected.create_run(experiment_id, tags={**tags, **nested}, run_name=name).info.run_id
-    except (MlflowException, OSError) as error:
-        raise ConfigurationError(
-            f"parameter 'tracking.uri': MLflow cannot open {mask(uri)} ({mask(str(error))}). Start the server, correct "
-            "the address, or set tracking.enabled to false."
-        ) from None
-    params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
-    for start in range(0, len(params), _BATCH):
-        connected.log_batch(run_id, params=params[start : start + _BATCH])
-    return run_id
-
-
-def log_metrics(
-    uri: str, run_id: str, values: Mapping[str, Any], *, step: int = 0, first: Collection[str] = ()
-) -> None:
-    """Log the finite numbers among the values of `metrics.json`, those of `first` in the first group of names."""
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    numbers = {
-        names.of_evaluation(key, first=first): float(value)
-        for key, value in values.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
-    client(uri).log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
-
-
-def annotate(uri: str, run_id: str, tags: Mapping[str, str], *, name: str | None = None) -> None:
-    """Set tags of a run, without absolute paths, and its name if one is given."""
-    from mlflow.entities import RunTag
-
-    connected = client(uri)
-    if tags:
-        found = [RunTag(key, without_paths(value)[:_LONGEST_VALUE]) for key, value in tags.items()]
-        connected.log_batch(run_id, tags=found)
-    if name is not None:
-        connected.update_run(run_id, name=name)
-
-
-def log_datasets(uri: str, run_id: str, digests: Mapping[str, str], *, context: str, profile: str = "") -> None:
-    """Log datasets by name with their digests as inputs of a run."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    inputs = [
-        DatasetInput(
-            Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": name}), profile=profile or None),
-            [InputTag("mlflow.data.context", context)],
-        )
-        for name, digest in digests.items()
-    ]
-    client(uri).log_inputs(run_id, inputs)
-
-
-def count_runs(uri: str, run_id: str, tags: Mapping[str, str]) -> int:
-    """Count the other runs of the same experiment that have these tags."""
-    connected = client(uri)
-    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-    found = connected.search_runs([connected.get_run(run_id).info.experiment_id], wanted)
-    return sum(run.info.run_id != run_id for run in found)
-
-
-def log_text(uri: str, run_id: str, text: str, *, file: str) -> None:
-    """Log `text` as the artifact `file` of the run."""
-    client(uri).log_text(run_id, text, file)
-
-
-def close_run(uri: str, run_id: str, *, status: str, reason: str | None = None) -> None:
-    """End a run as FINISHED, FAILED or KILLED; `reason` becomes the tag `reason`."""
-    connected = client(uri)
-    if reason:
-        connected.set_tag(run_id, "reason", without_paths(reason)[:_LONGEST_VALUE])
-    connected.set_terminated(run_id, status=status)
-
-
-def _artifacts(uri: str) -> str | None:
-    """Return the artifact folder beside a sqlite database (not in the working directory); None for a server."""
-    if not uri.startswith(_SQLITE):
-        return None
-    return (Path(uri.removeprefix(_SQLITE)).parent / "mlartifacts").as_uri()
-
-
-def log_lines(uri: str, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Log the metric lines of a training log (`{"step": …, name: number, …}`), a thousand numbers per request.
-
-    The last event becomes the tag `last_event`, and the last sentence that the model showed the tag `preview`.
-    """
-    from mlflow.entities import Metric
-
-    connected = client(uri)
-    now = int(time.time() * 1000)
-    metrics = [
-        Metric(names.of_training(key), float(value), now, int(line["step"]))
-        for line in lines
-        if "event" not in line
-        for key, value in line.items()
-        if key != "step" and isinstance(value, (int, float)) and math.isfinite(value)
-    ]
-    for start in range(0, len(metrics), 1000):
-        connected.log_batch(run_id, metrics=metrics[start : start + 1000])
-    for line in lines:
-        if line.get("event") == "preview":
-            shown = " → ".join(text for text in (line.get("original"), line["text"]) if text is not None)
-            connected.set_tag(run_id, "preview", without_paths(shown)[:_LONGEST_VALUE])
-        elif "event" in line and line["event"] not in ("start", "checkpoint", "estimate"):
-            connected.set_tag(run_id, "last_event", without_paths(str(dict(line)))[:_LONGEST_VALUE])
-
-
-class MlflowSink:
-    """Sends the lines of a log to an MLflow run: metrics in few requests, events as tags.
-
-    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
-    that was away for a while misses none.
-    """
-
-    PAUSE = 60.0
-    KEPT = 100_000
-
-    def __init__(self, uri: str, run_id: str) -> None:
-        self._uri, self._run_id = uri, run_id
-        self._waiting: list[Mapping[str, Any]] = []
-        self._resting_until = -math.inf
-
-    def take(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._waiting = [*self._waiting, *lines][-self.KEPT :]
-        if self._waiting and time.monotonic() >= self._resting_until:
-            self._send()
-
-    def close(self) -> None:
-        if self._waiting and not self._send():
-            log.warning("MLflow lacks the last %d lines of the log, which has them all", len(self._waiting))
-
-    def _send(self) -> bool:
+    def work() -> None:
         try:
-            log_lines(self._uri, self._run_id, self._waiting)
-        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
-            if self._resting_until == -math.inf:
-                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
-            self._resting_until = time.monotonic() + self.PAUSE
-            return False
-        self._waiting, self._resting_until = [], -math.inf
-        return True
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
 
-
-def read_metrics(uri: str, run_id: str) -> dict[str, float]:
-    """Return the last metrics of a run by their keys; empty for a run that the store does not contain."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return {names.key_of(name): value for name, value in client(uri).get_run(run_id).data.metrics.items()}
-    except MlflowException:
-        return {}
+    thread = threading.Thread(target=work, name="tracking", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if results:
+        return results[0]
+    raise TrackingError(reason_of(errors[0]) if errors else f"no answer within {seconds:g} s") from None

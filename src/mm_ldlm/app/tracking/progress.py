@@ -1,28 +1,95 @@
-"""Progress of a training run on the terminal: a line of numbers, the estimate of its time, and its sentences."""
+"""Progress of a training: a thread that reads the log while it is written, for the terminal and for MLflow."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import threading
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from mm_ldlm.app.tracking.follower import Lines
-from mm_ldlm.core.messages import about, show
-from mm_ldlm.training.jsonl import number
+from mm_ldlm.app.tracking.mlflow import MlflowRun
+from mm_ldlm.core.messages import about, duration, reason_of, show
+from mm_ldlm.training.jsonl import follow, number
 
 log = logging.getLogger(__name__)
-_EVENTS_SHOWN = (
-    "skip",
-    "rollback",
-    "checkpoint_failed",
-    "checkpoint_damaged",
-    "ended_early",
-    "resume_differs",
-    "alert",
-    "preview_failed",
-)
+Lines = Sequence[dict[str, Any]]
+
+_SHOWN = frozenset(
+    ("skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs", "alert")
+) | {"preview_failed"}  # fmt: skip
+"""Events that are shown as warnings"""
 _LONGEST_SENTENCE = 160
+
+
+class Follower:
+    """A thread that passes new lines of a log to sinks until it is stopped, and then the remaining lines.
+
+    A sink that raises is removed with a warning, because an error in tracking must not stop the run. At the end every
+    sink receives no lines.
+    """
+
+    def __init__(self, path: Path, sinks: Sequence[Callable[[Lines], None]]) -> None:
+        self.lines = 0
+        """Number of lines that were passed on"""
+        self._path, self._sinks = path, list(sinks)
+        self._done = threading.Event()
+        self._batches = follow(path, stop=self._done.is_set)
+        self._first = next(self._batches)  # the present end of the log, so that no line of this session is missed
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Pass on the lines that were written until now, then end."""
+        self._done.set()
+        self._thread.join(timeout=60)
+        self._pass_on([])
+
+    def _run(self) -> None:
+        for lines in (self._first, *self._batches):
+            if lines:
+                self._pass_on(lines)
+
+    def _pass_on(self, lines: Lines) -> None:
+        self.lines += len(lines)
+        for sink in list(self._sinks):
+            try:
+                sink(lines)
+            except Exception as error:
+                self._sinks.remove(sink)
+                log.warning("%s no longer follows %s: %s", type(sink).__name__, self._path, reason_of(error))
+
+
+class MlflowSink:
+    """Sends the lines of a log to an MLflow run.
+
+    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
+    that was away for a while misses none.
+    """
+
+    PAUSE = 60.0
+    KEPT = 100_000
+
+    def __init__(self, run: MlflowRun) -> None:
+        self._run, self._waiting, self._resting_until = run, list[dict[str, Any]](), -math.inf
+
+    def __call__(self, lines: Lines) -> None:
+        self._waiting = [*self._waiting, *lines][-self.KEPT :]
+        if not self._waiting or (lines and time.monotonic() < self._resting_until):
+            return
+        try:
+            self._run.add_lines(self._waiting)
+        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+            if not lines:
+                log.warning("MLflow lacks the last %d lines of the log, which has them all", len(self._waiting))
+            elif self._resting_until == -math.inf:
+                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
+            self._resting_until = time.monotonic() + self.PAUSE
+        else:
+            self._waiting, self._resting_until = [], -math.inf
 
 
 class ProgressSink:
@@ -32,77 +99,71 @@ class ProgressSink:
         self.max_steps, self.quiet_seconds = max_steps, quiet_seconds
         self._smooth: float | None = None
         self._last = 0.0
-        self._terminal = sys.stderr.isatty()
-        self._open = False
+        self._open = False  # whether the terminal is in a line that will be rewritten
 
-    def take(self, lines: Lines) -> None:
+    def __call__(self, lines: Lines) -> None:
         for line in lines:
             if "event" in line:
                 self._show_event(line)
-                continue
-            loss = number(line.get("loss"))
-            if loss is not None and loss == loss:
+            elif (loss := number(line.get("loss"))) is not None and not math.isnan(loss):
                 self._smooth = loss if self._smooth is None else 0.9 * self._smooth + 0.1 * loss
         metrics = [line for line in lines if "event" not in line and "lr" in line]
         if metrics:
             self._show(metrics[-1])
+        if not lines:
+            self._end_line()
 
-    def close(self) -> None:
+    def _end_line(self) -> None:
         if self._open:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
+            print(file=sys.stderr, flush=True)
             self._open = False
 
     def _show(self, line: dict[str, Any]) -> None:
         text = progress_line(line, max_steps=self.max_steps, smoothed=self._smooth)
-        if self._terminal:
-            sys.stderr.write("\r\x1b[2K" + text)
-            sys.stderr.flush()
+        if sys.stderr.isatty():
+            print("\r\x1b[2K" + text, end="", file=sys.stderr, flush=True)
             self._open = True
         elif time.monotonic() - self._last >= self.quiet_seconds or line["step"] >= self.max_steps:
             self._last = time.monotonic()
             log.info(text)
 
     def _show_event(self, line: dict[str, Any]) -> None:
-        if line["event"] == "start" and line.get("resumed_from"):
-            log.info("continuing from checkpoint %s", line["resumed_from"])
-        if line["event"] == "trains":
-            log.info("the model has %s parameters", f"{line['parameters']:,}")
-        if line["event"] == "estimate":
-            self.close()
-            log.info(estimate(line))
-        if line["event"] == "preview":
-            self.close()
-            log.info(sentence(line))
-        if line["event"] in _EVENTS_SHOWN:
-            self.close()
-            words = line.get("reason") or line.get("fields") or ""
-            log.warning("step %s: %s %s", line["step"], line["event"].replace("_", " "), words)
+        event = line["event"]
+        words = {
+            "start": f"continuing from checkpoint {line['resumed_from']}" if line.get("resumed_from") else "",
+            "estimate": estimate(line) if event == "estimate" else "",
+            "preview": sentence(line) if event == "preview" else "",
+        }.get(event, "")
+        if words or event in _SHOWN:
+            self._end_line()
+        if words:
+            log.info(words)
+        if event in _SHOWN:
+            why = line.get("reason") or line.get("fields") or ""
+            log.warning("step %s: %s %s", line["step"], event.replace("_", " "), why)
 
 
 def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | None) -> str:
     """Format step, loss, smoothed loss, lr, gradient norm, tokens/s, remaining time and skipped steps."""
 
-    def shown(name: str, form: str) -> str:
-        value = number(line.get(name))
-        return "–" if value is None or value != value else format(value, form)
+    def shown(value: Any, form: str) -> str:
+        value = number(value)
+        return "–" if value is None or math.isnan(value) else format(value, form)
 
     left = number(line.get("seconds_left"))
-    remaining = "–" if left is None else _clock(left)
-    smooth = "–" if smoothed is None else f"{smoothed:.4f}"
     return (
-        f"step {line['step']}/{max_steps} · loss {shown('loss', '.4f')} (smoothed {smooth}) · "
-        f"lr {shown('lr', '.2e')} · grad {shown('grad_norm', '.3f')} · "
-        f"{shown('tokens_per_second', ',.0f')} tokens/s · {remaining} left · {shown('skipped', '.0f')} skipped"
+        f"step {line['step']}/{max_steps} · loss {shown(line.get('loss'), '.4f')} (smoothed {shown(smoothed, '.4f')}) · "
+        f"lr {shown(line.get('lr'), '.2e')} · grad {shown(line.get('grad_norm'), '.3f')} · "
+        f"{shown(line.get('tokens_per_second'), ',.0f')} tokens/s · {'–' if left is None else duration(left)} left · "
+        f"{shown(line.get('skipped'), '.0f')} skipped"
     )
 
 
 def estimate(line: dict[str, Any]) -> str:
     """Format the event `estimate`: how long the training takes, until when, and what this was measured on."""
-    left = line["seconds_left"]
-    until = time.strftime("%H:%M", time.localtime(line["time"] + left))
+    until = time.strftime("%H:%M", time.localtime(line["time"] + line["seconds_left"]))
     return (
-        f"the training takes {about(left)} more on this machine, until about {until} "
+        f"the training takes {about(line['seconds_left'])} more on this machine, until about {until} "
         f"({line['seconds_per_step']:.3g} s a step, measured over {line['measured_steps']} steps)"
     )
 
@@ -114,9 +175,3 @@ def sentence(line: dict[str, Any]) -> str:
         return f"step {line['step']} writes from noise: {text}"
     same = " (exact)" if original == line["text"] else ""
     return f"step {line['step']} rebuilds {show(original, _LONGEST_SENTENCE)} → {text}{same}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

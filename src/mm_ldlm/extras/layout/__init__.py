@@ -14,4 +14,5 @@ Parts that a list does not name have the name of the row's other files. The fold
 COMPONENTS: dict[str, dict[str, str]] = {
     "sources": {"layout": "mm_ldlm.extras.layout.source:LayoutConfig"},
     "sections": {"export": "mm_ldlm.extras.layout.export:ExportConfig"},
+    "pipelines": {"export": "mm_ldlm.extras.layout.pipeline:create_pipeline"},
 }

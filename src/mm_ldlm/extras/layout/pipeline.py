@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.pipelines.export import nodes
+from mm_ldlm.extras.layout import nodes
 
 
 def create_pipeline() -> Pipeline:

@@ -1,0 +1,237 @@
+"""Hooks that record a run in MLflow: what was executed, with which parameters, on what data, and what came out."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+
+from mm_ldlm.app.tracking.mlflow import MOST_HEADLINES, MlflowRun, open_somewhere, within
+from mm_ldlm.core.credentials import mask, mask_values
+from mm_ldlm.core.errors import TrackingError, purposeful
+from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.messages import reason_of
+from mm_ldlm.pipelines import executed_by, name_of
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline import Pipeline
+    from kedro.pipeline.node import Node
+
+    from mm_ldlm.app.tracking.progress import Follower
+    from mm_ldlm.data import Dataset
+
+log = logging.getLogger(__name__)
+
+PAGES = {"report": "report.html", "comparison_report": "comparison.html"}
+"""Catalog entry → name of its copy in the MLflow run"""
+NOTE = "mlflow.note.content"
+"""Tag with the Markdown text that MLflow shows as the description of a run"""
+_ABSOLUTE = re.compile(r"(?<=sqlite:///)/(?:[^\s/'\"=,;()\[\]{}]+/)+|(?<![\w.:/~-])(?:[A-Za-z]:)?/(?:[^\s/'\"=,;()\[\]{}]+/)+")
+"""Folders of an absolute path, up to its last part; the path of an address (http://host/x) is none"""
+
+
+class TrackingHooks:
+    """Records each run of this process, one at a time, on the first of several hosts."""
+
+    def __init__(self) -> None:
+        self._project = Path()
+        self._run: MlflowRun | None = None
+        self._follower: Follower | None = None
+        self._pipelines, self._command = "", ""
+        self._name: str | None = None  # of the MLflow run, unless the user chose it
+        self._recorded: set[str] = set()
+        self._facts: dict[str, str] = {}
+        self._headline: dict[str, float] = {}
+        # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.
+        atexit.register(self._close, "KILLED")
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._project = context.project_path
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Open the MLflow run, and save its address to the catalog for the nodes."""
+        from mm_ldlm.distributed.environment import hosts
+
+        self._close("KILLED")
+        if not hosts().is_first:
+            return
+        tracking, environment = catalog.load("params:tracking"), run_params.get("env") or "local"
+        self._recorded, self._facts, self._headline = set(), {}, {}
+        self._pipelines = name_of(executed_by(pipeline))
+        self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"
+        program = Path(sys.argv[0])
+        words = [f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
+        self._command = self._clean(shlex.join(words))
+        if tracking.enabled:
+            self._run = open_somewhere(
+                tracking.uri, root=self._project, parent=tracking.parent_run, experiment=tracking.experiment,
+                name=tracking.run_name or self._name, parameters=self._clean(_flat(catalog.load("parameters"))),
+            )  # fmt: skip
+        if self._run is not None:
+            log.info("MLflow run %s in '%s' at %s", self._run.run_id, tracking.experiment, mask(self._run.uri))
+        about = {"pipelines": self._pipelines, "environment": environment, "command": self._command}
+        self._send("tag", about | {"kedro_run": run_params["run_id"]} | _commit(self._project))
+        address = (None, None) if self._run is None else (self._run.uri, self._run.run_id)
+        catalog.save("tracking_reference", dict(zip(("tracking_uri", "run_id"), address, strict=True)))
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        self._close("FINISHED")
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        self._send("tag", {"reason": self._clean(reason_of(purposeful(error) or error, 2000))})
+        self._close("FAILED")
+
+    def _close(self, status: str) -> None:
+        self._unfollow()
+        if self._run is not None:
+            self._send("tag", {NOTE: self._note()})
+            self._send("close", status)
+            self._run = None
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    @hook_impl
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+        """Show the progress of a training, and send its log to MLflow, while the node runs."""
+        if {"training_spec", "runs"} <= inputs.keys():
+            from mm_ldlm.app.tracking.progress import Follower, MlflowSink, ProgressSink
+            from mm_ldlm.training.status import LOG
+
+            spec = inputs["training_spec"]
+            self._send("tag", {"run_folder": str(spec["name"])})  # so that a run that fails leads to it as well
+            sinks = [ProgressSink(spec["training"]["max_steps"]), *([MlflowSink(self._run)] if self._run else [])]
+            self._follower = Follower(inputs["runs"] / spec["name"] / LOG, sinks)
+
+    @hook_impl
+    def after_node_run(self, node: Node) -> None:
+        self._unfollow()
+
+    def _unfollow(self) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+            if self._follower.lines:
+                self._recorded.add("trained")
+            self._follower = None
+
+    @hook_impl
+    def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
+        self._record(dataset_name, data)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        self._record(dataset_name, data)
+
+    def _record(self, name: str, data: Any) -> None:
+        """Record what a node has loaded or saved, once."""
+        if self._run is None or name in self._recorded:
+            return
+        if name in PAGES:
+            self._send("add_text", data, PAGES[name])
+        elif name == "metrics":
+            self._record_metrics(data)
+        elif name == "run":
+            self._record_run(data)
+        elif name == "dataset" and hasattr(data, "fingerprints"):  # a node saves a mapping of stores instead
+            self._record_dataset(data)
+        else:
+            return
+        self._recorded.add(name)
+
+    def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
+        from mm_ldlm.evaluation.headline import most_important
+
+        first = most_important(metrics, count=MOST_HEADLINES)
+        self._headline = {key: float(metrics[key]) for key in first}
+        self._send("add_metrics", metrics, first=first)
+        self._send("add_text", json.dumps(self._clean(dict(metrics)), indent=1), "metrics.json")
+
+    def _record_run(self, reference: Mapping[str, Any]) -> None:
+        """Record the run folder, its fingerprint and its configuration."""
+        name, folder = str(reference["name"]), self._project / str(reference["path"])
+        tags = {"run_folder": name, "trained_here": str("trained" in self._recorded).lower()}
+        tags |= {key: str(reference.get(key, "")) for key in ("step", "checkpoint")}
+        tags["run_fingerprint"] = str(reference.get("fingerprint", ""))
+        self._send("tag", tags, name=None if self._name is None else f"{self._name} {name}")
+        config = InputFile(folder / "config.json", remedy="Train the run again.").json(dict)
+        shown = self._clean({key: value for key, value in config.items() if key != "tracking"})
+        self._send("add_text", json.dumps(shown, indent=1), "config.json")
+        kinds = ", ".join(f"{part} {config[part].get('kind')}" for part in ("model", "objective") if part in config)
+        self._facts["run"] = f"{name}: {kinds}, {tags['step']} steps, fingerprint {tags['run_fingerprint']}"
+
+    def _record_dataset(self, dataset: Dataset) -> None:
+        """Record the validated dataset and its stores with their fingerprints."""
+        place, root = dataset.directory.resolve(), self._project.resolve()
+        name = place.relative_to(root).as_posix() if place.is_relative_to(root) else place.name
+        sizes = {split: len(dataset.rows(split)) for split in ("train", "validation", "test")}
+        self._send("add_datasets", {name: dataset.fingerprint}, context=", ".join(sizes), profile=sizes)
+        self._send("add_datasets", dataset.fingerprints, context="store of the dataset")
+        tags = {f"fingerprint.{key}": value for key, value in dataset.fingerprints.items()}
+        self._send("tag", {"dataset_fingerprint": dataset.fingerprint} | tags)
+        examples = ", ".join(f"{number:,} {split}" for split, number in sizes.items())
+        self._facts["dataset"] = f"{name}, fingerprint {dataset.fingerprint}, examples: {examples}"
+
+    # -- words ---------------------------------------------------------------------------------------------------------
+
+    def _send(self, method: str, *arguments: Any, **named: Any) -> None:
+        """Call a method of the MLflow run, if there is one, within a bounded time; a run goes on without an answer."""
+        if self._run is None:
+            return
+        try:
+            within(functools.partial(getattr(self._run, method), *arguments, **named), self._run.uri)
+        except TrackingError as error:
+            log.warning("MLflow does not answer (%s); the run goes on, and its files have everything", error)
+
+    def _clean(self, value: Any) -> Any:
+        """Replace the folders of absolute paths by "…/", those of the project by nothing; mask credentials."""
+        if isinstance(value, str):
+            return _ABSOLUTE.sub("…/", mask(value.replace(f"{self._project.as_posix()}/", "")))
+        if isinstance(value, Mapping):
+            return {str(key): self._clean(mask_values(item, key=str(key))) for key, item in value.items()}
+        return [self._clean(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _note(self) -> str:
+        """Compose the description of the run: what was executed on what, and the headline numbers."""
+        rows = [*self._facts.items(), *((name, f"{value:.4g}") for name, value in self._headline.items())]
+        table = ["", "| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)] if rows else []
+        return "\n".join([f"Runs {self._pipelines}.", "", f"`{self._command}`", *table])
+
+
+def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten parameters to leaves by dotted path; lists are not flattened."""
+    flat: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = mask_values(value, key=str(key))
+    return flat
+
+
+def _commit(project: Path) -> dict[str, str]:
+    """Return the commit of the source and whether the working tree differs from it; empty outside a git checkout."""
+    found = []
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
+        try:
+            done = subprocess.run(["git", *arguments], cwd=project, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError):
+            return {}
+        found.append(done.stdout.strip())
+    return {"mlflow.source.git.commit": found[0], "git.dirty": str(bool(found[1])).lower()}

@@ -1,0 +1,57 @@
+"""Commands `mm-ldlm import-checkpoint` and `mm-ldlm export-checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mm_ldlm.app.console import messages_only
+
+
+@click.command("import-checkpoint")
+@click.argument("source")
+@click.argument("run")
+@click.option("--tokenizer", default=None, help="Folder, file or name; by default the files beside the weights.")
+@click.option("--like", default=None, help="A run of this project with the same model, tokenizer and normaliser.")
+@click.option("--names", default=None, help="YAML file with a mapping of names; see docs/moving.md.")
+@click.option("--heads", type=int, default=None, help="Attention heads, if the checkpoint does not contain them.")
+@click.option("--max-length", type=int, default=None, help="Longest text in tokens, if the checkpoint has none.")
+@click.option(
+    "--timesteps", type=click.Choice(["none", "plain"]), default=None,
+    help="How the model was trained: without its timestep, or with t in [0, 1] itself.",
+)  # fmt: skip
+def import_checkpoint(source: str, run: str, names: str | None, like: str | None, **given: Any) -> None:
+    """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
+    from mm_ldlm.extras.foreign_checkpoints.formats import summary
+    from mm_ldlm.extras.foreign_checkpoints.importing import Given, read_names
+    from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint as imported
+
+    with messages_only():
+        mapping = None if names is None else read_names(Path(names))
+        made = imported(
+            Path(source), Path(run), Given(like=None if like is None else Path(like), names=mapping, **given)
+        )
+        form = "" if made.format is None else f" of the format {made.format}"
+        click.echo(f"{run}: {len(made.tensors)} parameters{form}; left out: {summary(made.left_out) or 'nothing'}")
+        click.echo(
+            f"Sample from it by `kedro run --pipelines=sampling --params run={run}` or MMLDLM.from_run({run!r}); start "
+            f"a training by `--params training.init_from={Path(run).absolute()}`.",
+            err=True,
+        )
+
+
+@click.command("export-checkpoint")
+@click.argument("run")
+@click.argument("folder")
+@click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step.")
+@click.option("--last", is_flag=True, help="The last weights instead of the averaged ones.")
+def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> None:
+    """Write the weights of RUN to the new FOLDER as model.pt, with the configuration, tokenizer and normaliser."""
+    from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint as exported
+
+    with messages_only():
+        found = exported(Path(run), Path(folder), checkpoint=checkpoint, use_ema=not last)
+        averaged = not last and (found / "ema.safetensors").is_file()
+        click.echo(f"{folder}/model.pt: the {'averaged' if averaged else 'last'} weights of {found}")
