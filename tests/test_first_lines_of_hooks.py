@@ -10,13 +10,13 @@ import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
+from mm_ldlm.app.hooks.names import FILES, ORDER, PIPELINES
+from mm_ldlm.app.hooks.refusals import refuse_concurrent
+from mm_ldlm.app.hooks.seconds import PipelineSeconds
 
 import mm_ldlm.app.parameters
 from mm_ldlm.app.datasets import RunDataset
 from mm_ldlm.app.hooks import ProjectHooks, first_run, project, tracked
-from mm_ldlm.app.hooks.names import FILES, ORDER, PIPELINES
-from mm_ldlm.app.hooks.refusals import refuse_concurrent
-from mm_ldlm.app.hooks.seconds import PipelineSeconds
 from mm_ldlm.core.errors import ConfigurationError
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": None}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
+from mm_ldlm.app.hooks.refusals import launches, refuse_on_other_hosts, trains
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.app.hooks import project as hooks_of_project
-from mm_ldlm.app.hooks.refusals import launches, refuse_on_other_hosts, trains
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.extras.comparison.config import ComparisonConfig

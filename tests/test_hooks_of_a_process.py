@@ -10,11 +10,11 @@ import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
+from mm_ldlm.app.hooks.seconds import PipelineSeconds
+from mm_ldlm.app.hooks.tracked import TrackedRun
 
 import mm_ldlm.app.parameters
 from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.app.hooks.seconds import PipelineSeconds
-from mm_ldlm.app.hooks.tracked import TrackedRun
 from mm_ldlm.app.tracking import mlflow as tracking
 from mm_ldlm.app.tracking.config import TrackingConfig
 from mm_ldlm.core.errors import ConfigurationError

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from mm_ldlm.core.overrides import parse_params
+
 from mm_ldlm.distributed.environment import counts_hosts, hosts
 from mm_ldlm.pipelines import MAIN
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from mm_ldlm.core.overrides import parse_params
 
 from mm_ldlm import cli
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
-from mm_ldlm.core.overrides import parse_params
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 VALUES = st.recursive(

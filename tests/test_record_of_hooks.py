@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from kedro.pipeline import Pipeline
-
 from mm_ldlm.app.hooks.tracked import TrackedRun
+
 from mm_ldlm.app.tracking.config import TrackingConfig
 
 RUN: dict[str, Any] = {"run_id": "2026", "env": "test", "pipeline_names": None}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
-
 from mm_ldlm.app.datasets.locks import FOLDERS
-from mm_ldlm.app.hooks import ProjectHooks, refusals
 from mm_ldlm.app.hooks.refusals import later_than_test, refuse_beyond_samples, refuse_on_other_hosts
 from mm_ldlm.app.hooks.tracked import TrackedRun
 from mm_ldlm.app.tracking.names import MOST_HEADLINES
+
+from mm_ldlm.app.hooks import ProjectHooks, refusals
 from mm_ldlm.core.errors import ConfigurationError
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from kedro.pipeline import Pipeline
-
 from mm_ldlm.app.hooks.unread import unread
+
 from mm_ldlm.pipeline_registry import register_pipelines
 
 PIPELINES = register_pipelines()

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import click
 import pytest
+from mm_ldlm.core.overrides import nested, parse_params
 
 import mm_ldlm
 from mm_ldlm import cli, settings
 from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.core.messages import about, duration, escape, nearest, shorten, show, summarise
-from mm_ldlm.core.overrides import nested, parse_params
 from mm_ldlm.pipeline_registry import ALONE, register_pipelines
 from mm_ldlm.pipelines import MAIN
 from mm_ldlm.training.checkpoints import reference

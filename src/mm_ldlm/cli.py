@@ -15,25 +15,21 @@ import click
 from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
-from kedro.utils import load_obj
 
-from mm_ldlm.app.config_loader import merge, parse_yaml
+from mm_ldlm.app.config_loader import EXAMPLE, merge, nested, parse_params, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import ConfigurationError, StoreError, purposeful
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, StoreError, purposeful
 from mm_ldlm.core.files import InputFile, write_problem
-from mm_ldlm.core.messages import nearest, shorten, show
-from mm_ldlm.core.overrides import nested, parse_params
+from mm_ldlm.core.messages import nearest, reason_of, show
 
 log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
 RUNNER = "SequentialRunner"
-"""The only runner of Kedro that this project works with"""
-PLACES = ("data", "results", "run")
-"""Parameters that choose the artifacts of a run."""
+"""The only runner of Kedro that this project works with: nodes use all cores themselves and share one model."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
@@ -44,8 +40,7 @@ HELP = {
     "from_nodes": "Run from these nodes onwards. Names may omit their pipeline.",
     "to_nodes": "Run up to these nodes. Names may omit their pipeline.",
     "params": "Parameters that override those of the environment: KEY=VALUE, separated by commas, dots in the keys. "
-    "Write a list in brackets and a text with a comma in quotes. "
-    "Example: --params 'training.max_steps=2000,sampling.l2t.files=[a.npy,b.npy]'",
+    f"Write a list in brackets and a text with a comma in quotes. Example: {EXAMPLE}",
     "config": "YAML file with the options of this command under `run:`, in which `params:` is a mapping. "
     "Options of the command line override those of the file, and --params overrides its parameters one by one.",
 }
@@ -75,57 +70,29 @@ def run(**options: Any) -> Any:
         log.warning("interrupted; %s", CONTINUES)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if (known := purposeful(error) or unreadable(error, _dataset_being_loaded()) or unwritable(error)) is None:
+        if (known := purposeful(error) or unwritable(error) or unreadable(error)) is None:
             raise
         log.debug("traceback of the error", exc_info=True)
-        raise click.ClickException(mask(on_the_same_artifacts(str(known), options))) from None
-
-
-def on_the_same_artifacts(message: str, options: Mapping[str, Any]) -> str:
-    """Add `--env`, and `data`, `results` and `run` of `--params`, to the commands that a message suggests.
-
-    The commands then act on the artifacts of this run. `run` is added only where it is accepted.
-    """
-    if (environment := options.get("env")) is not None:
-        message = re.sub(r"kedro run(?! [^`\n]*--env\b)(?=`| --)", f"kedro run --env={environment}", message)
-    params = options.get("params")
-    places = {name: str(params[name]) for name in PLACES if params.get(name)} if isinstance(params, Mapping) else {}
-    return re.sub(r"(?<=`)kedro run(?: [^`\n]*)?(?=`)", lambda command: _with_places(command[0], places), message)
-
-
-def _with_places(command: str, places: Mapping[str, str]) -> str:
-    """Add the parameters `places` to a suggested command, except those that it has or that need quotes."""
-    found = re.search(r"--pipelines?=([\w,]+)", command)
-    reads = found is not None and set(found[1].split(",")) <= {"sampling", "evaluation", "reporting"}
-    added = [
-        f"{name}={value}"
-        for name, value in places.items()
-        if re.fullmatch(r"[\w./+-]+", value) and f"{name}=" not in command and (reads or name != "run")
-    ]
-    if not added:
-        return command
-    if "--params" in command:
-        return re.sub(r"(--params[ =]['\"]?)", rf"\g<1>{','.join(added)},", command, count=1)
-    return f"{command} --params {','.join(added)}"
+        message = mask(str(known))
+        if options.get("env"):  # the commands that a message suggests then act on the artifacts of this run
+            message = re.sub(r"kedro run(?! [^`\n]*--env)(?=`| --)", f"kedro run --env={options['env']}", message)
+        raise click.ClickException(message) from None
 
 
 def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the names in `options` and replace node names by full names.
 
     Raises:
-        ConfigurationError: a pipeline, node, dataset or tag of the command line does not exist, or several pipelines
-            have a node of that name.
+        ConfigurationError: a pipeline, node, dataset, tag or runner of the command line does not exist, or several
+            pipelines have a node of that name.
     """
     from kedro.framework.project import pipelines
 
-    if not pipelines:  # no project is configured
-        return dict(options)
+    _refuse_unknown(options.get("runner") or RUNNER, [RUNNER], "runner of this project")
     chosen = options.get("pipelines") or ["__default__"]
     for name in chosen:
         _refuse_unknown(name, list(pipelines), "pipeline")
-    _refuse_unknown_runner(options.get("runner"))
-    within = ", ".join(chosen)
-    graph = sum((pipelines[name] for name in chosen), Pipeline([]))
+    within, graph = ", ".join(chosen), sum((pipelines[name] for name in chosen), Pipeline([]))
     for option in ("from_inputs", "to_outputs"):
         for name in options.get(option) or ():
             _refuse_unknown(name, sorted(graph.datasets()), f"dataset of {within}")
@@ -145,74 +112,24 @@ def full_node_name(name: str, nodes: Collection[str], *, within: str) -> str:
     Raises:
         ConfigurationError: there is no such node, or several nodes have this name without a namespace.
     """
-    if name in nodes:
-        return name
-    meant = [node for node in nodes if _without_namespace(node) == name]
+    meant = [node for node in nodes if name in (node, node.rpartition(".")[2])]
     if len(meant) > 1:
         raise ConfigurationError(
             f"'{name}' names {len(meant)} nodes of {within}: {', '.join(meant)}. Write the full name of one of them."
         )
     if not meant:
-        _refuse_unknown(name, nodes, f"node of {within}")
+        _refuse_unknown(name, [*nodes, *(node.rpartition(".")[2] for node in nodes)], f"node of {within}")
     return meant[0]
-
-
-def _without_namespace(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
     if name not in known:
-        hint = nearest(name, {*known, *map(_without_namespace, known)})
-        raise ConfigurationError(f"'{name}' is not a {what}.{hint} Choose one of: {', '.join(known)}.")
-
-
-def _refuse_unknown_runner(name: str | None) -> None:
-    try:
-        load_obj(name or RUNNER, "kedro.runner")
-    except (AttributeError, ImportError, ValueError):
-        raise ConfigurationError(f"--runner: expected {RUNNER}, found {show(name)}. Leave --runner out.") from None
-
-
-def unreadable(error: BaseException, dataset: str | None) -> StoreError | None:
-    """Make the error for an artifact of the catalog that is missing or damaged (JSON, table), or only made in memory.
-
-    Args:
-        dataset: the catalog entry that was being loaded when `error` was raised.
-
-    Returns:
-        The error with its remedy, or None if `error` has another cause.
-    """
-    if dataset is None or not isinstance(error, DatasetError):
-        return None
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    from kedro.framework.project import pipelines
-
-    if isinstance(first, DatasetError) and "MemoryDataset" in str(first):  # made by a node that does not run
-        makers = {node.name for graph in pipelines.values() for node in graph.nodes if dataset in node.outputs}
-        return StoreError(
-            f"'{dataset}' is kept in memory alone, so the node that makes it has to run too. Add it: "
-            f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
+        raise ConfigurationError(
+            f"{show(name, 80)} is not a {what}.{nearest(name, known)} Choose one of: {', '.join(known)}."
         )
-    import pyarrow as pa
-
-    damaged = isinstance(first, (OSError, EOFError, ValueError, pa.ArrowException))  # JSON, UTF-8, a table, a figure
-    if not damaged or (isinstance(first, OSError) and write_problem(first) is not None):
-        return None
-    writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
-    what = (
-        "does not exist yet" if isinstance(first, FileNotFoundError) else f"cannot be read ({shorten(str(first), 300)})"
-    )
-    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
-    commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
-    if not commands:
-        return StoreError(f"'{dataset}'{place} {what}. Remove the file: every run writes it.")
-    return StoreError(f"'{dataset}'{place} {what}. Run the pipeline that writes it first: {commands}.")
 
 
-def unwritable(error: BaseException) -> StoreError | None:
+def unwritable(error: BaseException) -> MMLDLMError | None:
     """Make the error for a full disk or a folder that cannot be written to; None if `error` has another cause."""
     link: BaseException | None = error
     while link is not None:
@@ -222,10 +139,36 @@ def unwritable(error: BaseException) -> StoreError | None:
     return None
 
 
-def _dataset_being_loaded() -> str | None:
-    from kedro.framework.project import settings
+def unreadable(error: BaseException) -> MMLDLMError | None:
+    """Make the error for an artifact of the catalog that is missing or damaged, or that was only made in memory.
 
-    return next((hooks.loading for hooks in settings.HOOKS if isinstance(hooks, ProjectHooks)), None)
+    Returns:
+        The error with its remedy, or None if no dataset was being loaded.
+    """
+    from kedro.framework.project import pipelines, settings
+
+    dataset = next((hooks.loading for hooks in settings.HOOKS if isinstance(hooks, ProjectHooks)), None)
+    if dataset is None or not isinstance(error, DatasetError):
+        return None
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if isinstance(first, DatasetError) and "MemoryDataset" in str(first):  # made by a node that does not run
+        makers = {node.name for graph in pipelines.values() for node in graph.nodes if dataset in node.outputs}
+        return StoreError(
+            f"'{dataset}' is only kept in memory, so the node that makes it has to run too. Add it: "
+            f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
+        )
+    missing = isinstance(first, FileNotFoundError)
+    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
+    what = "does not exist yet" if missing else f"cannot be read ({reason_of(first)})"
+    writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
+    commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
+    remedy = f"Run the pipeline that writes it first: {commands}" if commands else "Remove it: every run writes it"
+    return StoreError(f"'{dataset}'{place} {what}. {remedy}.")
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def read_params(context: click.Context, _: click.Parameter, value: Any) -> dict[str, Any]:
@@ -239,53 +182,38 @@ def read_config(context: click.Context, _: click.Parameter, file: str | None) ->
     """Read the file of `--config`, whose section `run` has defaults for the options of the command."""
     if file is not None:
         with messages_only():
-            context.default_map = {**(context.default_map or {}), **_options_in(Path(file))}
+            context.default_map = {**(context.default_map or {}), **_options_in(file)}
     return file
 
 
-def _options_in(file: Path) -> dict[str, Any]:
+def _options_in(file: str) -> dict[str, Any]:
     """Return the options in a file of `--config`.
 
     Raises:
         ConfigurationError: the file is no YAML, has no section `run` or others, or an option is unknown or cannot be
             read.
     """
-    remedy = "Give a YAML file with the options of `kedro run`."
-    raw = InputFile(file, remedy=remedy, error=ConfigurationError, name=f"--config: {file}").read()
-    given = parse_yaml(raw, file=str(file))
-    section = given.get("run") if isinstance(given, Mapping) else None
-    if not isinstance(section, Mapping):
-        raise ConfigurationError(
-            f"{file}: expected a mapping with the key 'run', which has the options of `kedro run`, found "
-            f"{show(given)}. " + "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
-        )
-    if others := [str(name) for name in given if name != "run"]:
-        raise ConfigurationError(
-            f"{file}: expected the key 'run' alone, found {show(', '.join(others))} beside it, which nothing reads. "
-            "Move it below 'run', or remove it."
-        )
+    remedy = "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
+    door = InputFile(Path(file), remedy=remedy, error=ConfigurationError)
+    given = parse_yaml(door.read(most=1_000_000), file=file)
+    section = given.get("run") if isinstance(given, dict) and len(given) == 1 else None
+    if not isinstance(section, dict):
+        door.refuse("a mapping whose only key is 'run', with the options of `kedro run`", show(given))
     known = [str(each.name) for each in kedro_run.params if each.name != "config"]
     options = {}
     for name, value in section.items():
         _refuse_unknown(str(name), known, f"key of 'run' in {file}")
         if name == "params":
-            params = value or {}
-            value = nested(params) if isinstance(params, Mapping) else parse_params(str(params), option=str(file))
-        elif isinstance(value, list):  # as on the command line
-            value = ",".join(map(str, value))
-        options[name] = value
+            value = nested(value) if isinstance(value, Mapping) else parse_params(str(value or ""))
+        options[name] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options
-
-
-_READ = {"params": read_params, "config": read_config}
-"""Options that are read differently than by Kedro."""
 
 
 def _with_own_help(parameter: click.Parameter) -> click.Parameter:
     changed = copy.copy(parameter)
     if isinstance(changed, click.Option):
         changed.help = HELP.get(str(changed.name), changed.help)
-    changed.callback = _READ.get(str(changed.name), changed.callback)
+    changed.callback = {"params": read_params, "config": read_config}.get(str(changed.name), changed.callback)
     changed.is_eager = changed.name == "config"  # the other options fall back to it
     return changed
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
-
-from mm_ldlm.app.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 from mm_ldlm.app.datasets.preview import preview_of
 from mm_ldlm.app.datasets.run import RunDataset
 from mm_ldlm.app.datasets.table import TableDataset
+
+from mm_ldlm.app.datasets import FolderDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from kedro.pipeline import Pipeline, node
-
 from mm_ldlm.app.datasets.locks import FOLDERS, FolderLocks, _part
+
 from mm_ldlm.core import locks as lock
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.core.locks import Lock

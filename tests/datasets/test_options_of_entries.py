@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
-
-from mm_ldlm.app.datasets import FolderDataset, SamplesDataset, StoreDataset, samples
 from mm_ldlm.app.datasets.samples import KEEP
 from mm_ldlm.app.datasets.store import READERS
+
+from mm_ldlm.app.datasets import FolderDataset, SamplesDataset, StoreDataset, samples
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, StoreWriter
 from mm_ldlm.training.checkpoints.provenance import MADE_BY

@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from kedro.io import DatasetError
+from mm_ldlm.app.datasets.samples import KEEP
 
 from mm_ldlm.app.datasets import RunDataset, SamplesDataset, StoreDataset, ValidatedDataset, WorkspaceDataset
-from mm_ldlm.app.datasets.samples import KEEP
 from mm_ldlm.data.store import StoreWriter
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 

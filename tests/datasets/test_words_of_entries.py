@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
+from mm_ldlm.app.datasets.locks import FolderLocks
 
 from mm_ldlm.app.datasets import FolderDataset, RunDataset, StoreDataset, ValidatedDataset, WorkspaceDataset, locks
-from mm_ldlm.app.datasets.locks import FolderLocks
 from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import Manifest, StoreWriter

@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
+from mm_ldlm.pipelines.export import nodes as export_nodes
 
 from mm_ldlm.app.tracking import mlflow
 from mm_ldlm.core.config import parse
@@ -46,10 +48,8 @@ from mm_ldlm.families.hdlm import token_clusters
 from mm_ldlm.families.images import store as image_store
 from mm_ldlm.families.images import suite as images
 from mm_ldlm.inference import inputs as inference_inputs
-from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 from mm_ldlm.pipelines.embedding import nodes as embedding_nodes
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
-from mm_ldlm.pipelines.export import nodes as export_nodes
 from mm_ldlm.pipelines.ingestion import nodes as ingestion_nodes
 from mm_ldlm.pipelines.reporting import nodes as reporting_nodes
 from mm_ldlm.pipelines.sampling import nodes as sampling_nodes

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from mm_ldlm.pipelines.comparison import nodes
 
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
-from mm_ldlm.pipelines.comparison import nodes
 
 Run = Callable[..., CompletedProcess[str]]
 MEMBERS = [

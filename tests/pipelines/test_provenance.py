@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 from kedro.io import DatasetError
-
 from mm_ldlm.app.datasets.samples import KEEP, SamplesDataset
+
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.objectives.capabilities import Capabilities

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import PreflightError, StoreError, WorkerFailed
@@ -20,7 +21,6 @@ from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites import generation, inversion, latents
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.pipelines import needs
-from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 from mm_ldlm.pipelines.embedding import nodes as embedding_nodes
 from mm_ldlm.pipelines.evaluation import nodes as evaluation_nodes
 from mm_ldlm.pipelines.ingestion import nodes as ingestion_nodes

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mm_ldlm.pipelines.comparison import nodes as comparison
+from mm_ldlm.pipelines.export import nodes as export
 
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.families.classification import labels
 from mm_ldlm.pipelines import needs
-from mm_ldlm.pipelines.comparison import nodes as comparison
 from mm_ldlm.pipelines.embedding import nodes as embedding
 from mm_ldlm.pipelines.evaluation import nodes as evaluation
-from mm_ldlm.pipelines.export import nodes as export
 from mm_ldlm.pipelines.ingestion import nodes as ingestion
 from mm_ldlm.pipelines.reporting import nodes as reporting
 from mm_ldlm.pipelines.sampling import nodes as sampling

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException
+from mm_ldlm.app.tracking.description import by_pipeline, name_of, without_paths
+from mm_ldlm.app.tracking.outlook import outlook
 
 from mm_ldlm.app.tracking import follower, mlflow, names, progress, record, source
 from mm_ldlm.app.tracking.config import TrackingConfig
-from mm_ldlm.app.tracking.description import by_pipeline, name_of, without_paths
-from mm_ldlm.app.tracking.outlook import outlook
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError
 

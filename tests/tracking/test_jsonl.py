@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from mm_ldlm.app.tracking.follower import Follower
+from mm_ldlm.training.tracker import Silent, Tracker
+
 from mm_ldlm.app.tracking.mlflow import MlflowSink
 from mm_ldlm.app.tracking.progress import ProgressSink, progress_line
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.training.jsonl import JsonlTracker, follow, number, read_events, read_lines, read_metrics
-from mm_ldlm.training.tracker import Silent, Tracker
 
 
 def test_lines_events_and_numbers_that_json_lacks(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mm_ldlm.app.tracking.description import clean, command, name_of, note, without_paths
 
 from mm_ldlm.app.tracking import names
-from mm_ldlm.app.tracking.description import clean, command, name_of, note, without_paths
 from mm_ldlm.evaluation.headline import most_important
 
 TRAINING = (

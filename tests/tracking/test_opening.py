@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mm_ldlm.app.tracking.opening import LOCAL, open_somewhere, within
+from mm_ldlm.app.tracking.source import commit
 
 from mm_ldlm.app.tracking import mlflow as tracking
 from mm_ldlm.app.tracking import opening
-from mm_ldlm.app.tracking.opening import LOCAL, open_somewhere, within
-from mm_ldlm.app.tracking.source import commit
 from mm_ldlm.core.errors import TrackingError
 
 RUN: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {"a": 1}, "tags": {}, "parent": "of the server"}

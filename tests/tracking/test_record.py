@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mm_ldlm.app.tracking.record import NOTE, Record
 
 from mm_ldlm.app.tracking import mlflow as tracking
-from mm_ldlm.app.tracking.record import NOTE, Record
 
 REFERENCE = {"name": "run-0123", "fingerprint": "f00d", "step": 300, "checkpoint": "step-00000300", "metrics": {}}
 STORES = {"records": "aa" * 32, "tokenizer": "bb"}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mm_ldlm.app.tracking.description import clean, name_of, note, without_paths
 
 from mm_ldlm.app.tracking import names, record
-from mm_ldlm.app.tracking.description import clean, name_of, note, without_paths
 from mm_ldlm.app.tracking.progress import _EVENTS_SHOWN, ProgressSink, progress_line
 from mm_ldlm.training import jsonl
 from mm_ldlm.training.jsonl import JsonlTracker, number, read_metrics

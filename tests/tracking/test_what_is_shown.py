@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from mm_ldlm.app.tracking import progress, record
 from mm_ldlm.app.tracking.description import by_pipeline, clean, command, name_of, without_paths
 from mm_ldlm.app.tracking.outlook import outlook
+
+from mm_ldlm.app.tracking import progress, record
 from mm_ldlm.app.tracking.progress import sentence
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mm_ldlm.app.tracking.follower import Follower
 
 from mm_ldlm.app.tracking import follower, mlflow, opening
-from mm_ldlm.app.tracking.follower import Follower
 from mm_ldlm.core.errors import ConfigurationError, StoreError, TrackingError
 from mm_ldlm.training import jsonl
 from mm_ldlm.training.jsonl import JsonlTracker, follow, read_events, read_lines, read_metrics

@@ -10,13 +10,13 @@ from typing import Any
 import helpers
 import pytest
 import torch
-
 from mm_ldlm.app.tracking.names import of_training
+from mm_ldlm.training.gradients import append, gradient_statistics
+
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training import diagnostics
 from mm_ldlm.training.diagnosis import LARGEST_NORM, Findings
 from mm_ldlm.training.diagnostics import Diagnostics, part_of, underflow
-from mm_ldlm.training.gradients import append, gradient_statistics
 
 
 def numbers(*, scale: float | None, weights: float | None = None, update: float | None = None) -> dict[str, float]:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from kedro.pipeline import Pipeline, node
+from mm_ldlm.app.hooks.unread import unread
 from test_saves_by_hand import made
 
 from mm_ldlm.app.hooks import first_run
-from mm_ldlm.app.hooks.unread import unread
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
 from mm_ldlm.extras.foreign_checkpoints import importing

@@ -1,35 +1,43 @@
 """Configuration loader for several environments at once: `--env=tatoeba+mdlm` layers base, then tatoeba, then mdlm.
 
 Kedro builds this loader for every command (`run`, `viz`, `ipython`, `catalog`, `%reload_kedro`), because `settings.py`
-names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users.
+names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users. Files and `--params` are read by
+one function, `parse_yaml`, whose results OmegaConf can expand in bounded time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
-from kedro.config import OmegaConfigLoader
+import yaml
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError, load
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.messages import escape, nearest, shorten, show
+from mm_ldlm.core.messages import escape, nearest, reason_of, show
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""
-_STEMS = ("catalog", "parameters", "credentials")
-"""Beginnings of the names of files, or of their folder, that Kedro reads."""
+TYPES = ("parameters", "catalog", "credentials")
+"""Types of configuration; the name of a file, or of its folder, begins with its type."""
 _GLOBALS = "globals.yml"
 _SUFFIXES = (".yml", ".yaml", ".json")
 _IGNORED = (".md", "~", ".bak", ".orig", ".swp")
 """Ends of the names of files that hold no configuration."""
+MOST_BYTES, MOST_VALUES = 10_000_000, 5_000
+"""Size of a file, and number of its values once every alias is replaced by what it stands for"""
+_TOKEN = re.compile(r"""(?<=[\[{,:=])\s*(?:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')|.""", re.DOTALL)
+"""A quoted text where a value may begin, or one character"""
+EXAMPLE = "--params 'sampling.l2t.files=[a.npy,b.npy],reporting.title=\"a, b\"'"
+"""An option with a list and with a comma inside a text, for messages; the outer quotes are those of the shell."""
 
 
 class UnreadableConfiguration(ConfigurationError, click.ClickException):
@@ -41,154 +49,111 @@ class LayeredConfigLoader(OmegaConfigLoader):
 
     Layers are merged before `${...}` is resolved, so that a reference uses the value of the last layer. Configuration
     types with the merge strategy "soft" are merged by `merge`; for other types a layer replaces whole top-level keys.
-
-    Raises:
-        ConfigurationError: (at construction) a layer is empty or repeated, or it is not a folder of the configuration.
     """
-
-    @staticmethod
-    def combine(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-        """How a layer of parameters changes those below it (`merge`)."""
-        return merge(lower, upper)
 
     def layers(self) -> tuple[str, ...]:
         """List the folders to read, lowest first: base, then the layers of the environment."""
-        names = self._environments()
+        root = self._get_conf_env_path("")
+        if not self._fs.isdir(root):
+            raise ConfigurationError(
+                f"expected the folder of the configuration at {root}, found none. Run the command in the folder of the "
+                "project, or name the folder with --conf-source."
+            )
+        folders = [str(path).rstrip("/") for path in self._fs.ls(root, detail=False) if self._fs.isdir(path)]
+        names = sorted({Path(folder).name for folder in folders} - {self.base_env})
+        names = [name for name in names if not name.startswith(".")]
         if self.env:
             chosen = parse_environment(self.env, base=self.base_env, known=names, source=str(self.conf_source))
             return (self.base_env, *chosen)
         # The default environment may be absent: it is the user's own, and git ignores its files.
-        return (self.base_env, self.default_run_env) if self.default_run_env in names else (self.base_env,)
+        return (self.base_env, *(name for name in names if name == self.default_run_env))
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Read one type of configuration from all layers.
 
         Raises:
             UnreadableConfiguration: the environment is not known; a file is not YAML, sets a key twice or is not a
-                mapping; or a reference `${...}` cannot be resolved.
+                mapping; a reference `${...}` cannot be resolved; or the folder of the data is no folder.
             MissingConfigException: (as in Kedro) there is no file for this type.
         """
         try:
-            if key == "parameters":
-                self.refuse_unknown_files()
+            if key == "catalog":
+                refuse_other_folders({**self._globals, **(self.runtime_params or {})})
             return super().__getitem__(key)
-        except UnreadableConfiguration:
+        except (UnreadableConfiguration, MissingConfigException):
             raise
         except ConfigurationError as error:
             raise UnreadableConfiguration(mask(str(error))) from None
-        except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, AttributeError) as error:
-            reason = "a reference leads to itself" if isinstance(error, RecursionError) else str(error).rstrip(".")
-            if isinstance(error, AttributeError):  # Kedro reads every top-level key as a text
-                reason = "a top-level key is no text"
-            reason = shorten(escape(mask(" ".join(reason.split()))))
+        except (OmegaConfBaseException, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise UnreadableConfiguration(
                 f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
-                f"{self.conf_source} cannot be read: {reason}. Correct the file that it names."
+                f"{self.conf_source} cannot be read: {reason_of(error, 1000)}. Correct the file that it names."
             ) from error
 
-    def refuse_unknown_files(self) -> None:
-        """Refuse files that no type of configuration reads, such as `params.yml`, in the layers of the environment.
-
-        Raises:
-            ConfigurationError: there is such a file; the message names it and the name that may have been meant.
-        """
+    def _read_raw_config(self, key: str) -> tuple[dict[Path, DictConfig], dict[Path, DictConfig], str, str, set[Path]]:
+        # Kedro reads base and one environment here, then resolves and merges the two. All layers and the runtime
+        # parameters are merged here instead and returned as base, with nothing left to merge above it.
+        layers: list[Any] = []
+        files: set[Path] = set()
         for layer in self.layers():
-            folder = str(self._get_conf_env_path(layer)).strip("/")
-            for file in sorted(map(str, self._fs.find(self._get_conf_env_path(layer)))):
-                name = file.partition(f"{folder}/")[2] or Path(file).name
-                hidden = any(part.startswith((".", "_")) for part in Path(name).parts)
-                if hidden or name.endswith(_IGNORED) or _is_read(name):
-                    continue
-                stem = Path(name).parts[0].split(".")[0]
-                known = (*_STEMS, "globals")
-                hint = f" Did you mean '{stem}'?" if stem in known else nearest(stem, known, cutoff=0.4)
-                hint = hint.replace("'?", ".yml'?")
+            found = dict(self._read_layer(layer, key))
+            self._check_duplicates(key, found)
+            layers.append(OmegaConf.to_container(OmegaConf.unsafe_merge({}, *found.values()), resolve=False))
+            files |= found.keys()
+        if key == "parameters" and files:  # without a parameters file Kedro warns and takes these alone
+            layers.append(OmegaConf.to_container(OmegaConf.create(self.runtime_params), resolve=False))
+        combine = merge if self.merge_strategy.get(key) == "soft" else _replace_keys
+        merged: Mapping[str, Any] = reduce(combine, layers)
+        return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
+
+    def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, DictConfig]]:
+        """Read the files of one type in a layer; refuse files that no type of configuration reads."""
+        folder = str(self._get_conf_env_path(layer)).strip("/")
+        for file in sorted(map(str, self._fs.find(self._get_conf_env_path(layer)))):
+            name = file.partition(f"{folder}/")[2] or Path(file).name
+            parts = Path(name).parts
+            if any(part.startswith((".", "_")) for part in parts) or name.endswith(_IGNORED):
+                continue
+            kinds = [kind for kind in TYPES if any(part.startswith(kind) for part in (parts[0], parts[-1]))]
+            kinds = ["globals"] if name == _GLOBALS else kinds if Path(name).suffix in _SUFFIXES else []
+            if not kinds:
+                hint = nearest(parts[0].split(".")[0] + ".yml", [f"{kind}.yml" for kind in (*TYPES, "globals")])
                 raise ConfigurationError(
                     f"environment '{layer}': no command reads its file {show(name)}.{hint} Expected {_GLOBALS}, or "
                     "YAML or JSON whose name or folder begins with parameters, catalog or credentials. Rename it, or "
                     "remove it."
                 )
+            if key in kinds:
+                config = OmegaConf.create(self._read_file(file))
+                if key == "credentials":
+                    self._resolve_environment_variables(config)
+                yield Path(file), config
 
-    def _environments(self) -> list[str]:
-        root = self._get_conf_env_path("")
-        try:
-            paths = self._fs.ls(root, detail=False)
-        except FileNotFoundError:
+    def _read_file(self, file: str) -> dict[str, Any]:
+        if not self._fs.isfile(file) or self._fs.size(file) > MOST_BYTES:
+            raise UnreadableConfiguration(
+                f"{file}: expected a file of at most {MOST_BYTES:,} bytes, found something else. Remove it."
+            )
+        found = parse_yaml(self._fs.cat_file(file), file=file)
+        if found is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
+            raise UnreadableConfiguration(
+                f"{file}: expected a mapping of texts to values, found {show(found)}. Correct or remove it."
+            )
+        return found or {}
+
+
+def refuse_other_folders(values: Mapping[str, Any]) -> None:
+    """Refuse values of the keys that form the paths of the catalog that are not folders of this machine."""
+    for name in ("data", "features", "results", "run"):
+        value = values.get(name, "")
+        if not isinstance(value, str) or "://" in value or "\0" in value:
             raise ConfigurationError(
-                f"expected the folder of the configuration at {root}, found none. Run the command in the folder of the "
-                "project, or name the folder with --conf-source."
-            ) from None
-        folders = [str(path).rstrip("/") for path in paths if self._fs.isdir(path)]
-        names = {Path(folder).name for folder in folders}
-        return sorted(name for name in names if name != self.base_env and not name.startswith("."))
-
-    def _read_raw_config(self, key: str) -> tuple[dict[Path, DictConfig], dict[Path, DictConfig], str, str, set[Path]]:
-        # Kedro reads base and one environment here, then resolves and merges the two. All layers and the runtime
-        # parameters are merged here instead and returned as base, with nothing left to merge above it.
-        files: set[Path] = set()
-        folders = [self._get_conf_env_path(name) for name in self.layers()]
-        layers = [self._read_layer(folder, key, files) for folder in folders]
-        if key == "parameters" and any(layers):  # without a parameters file Kedro warns and takes these alone
-            layers.append(OmegaConf.to_container(OmegaConf.create(self.runtime_params), resolve=False))
-        combine = merge if self.merge_strategy.get(key) == "soft" else _replace_keys
-        merged: Mapping[str, Any] = reduce(combine, layers)
-        return {Path(folders[0]): OmegaConf.create(dict(merged))}, {}, folders[0], ", ".join(folders[1:]), files
-
-    def _read_layer(self, folder: str, key: str, files: set[Path]) -> Any:
-        try:
-            configs: Iterable[DictConfig] = self._read_dir_configs(
-                folder, self.config_patterns[key], key, files, key == "credentials"
-            ).values()
-        except (AttributeError, TypeError, YAMLError, ValueError):  # Kedro does not name every file, nor the right line
-            self._refuse_unreadable(folder, key)
-            raise
-        return OmegaConf.to_container(OmegaConf.unsafe_merge({}, *configs), resolve=False)
-
-    def _refuse_unreadable(self, folder: str, key: str) -> None:
-        """Refuse the first file of a layer that is no YAML or no mapping; the message has the file and the line."""
-        for pattern in self.config_patterns[key]:
-            for file in sorted(map(str, self._fs.glob(f"{folder}/{pattern}"))):
-                if Path(file).suffix not in _SUFFIXES or self._is_hidden(file) or self._fs.isdir(file):
-                    continue
-                found = parse_yaml(self._fs.cat_file(file), file=file)
-                if found is not None and not isinstance(found, Mapping):
-                    raise UnreadableConfiguration(
-                        f"{file}: expected a mapping of keys to values, found {show(found)}. Correct or remove it."
-                    )
+                f"parameter '{name}': expected the path of a folder on this machine, found {show(value)}. Mount other "
+                "storage, and give its folder."
+            )
 
 
-def parse_yaml(content: bytes, *, file: str) -> Any:
-    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
-
-    Raises:
-        UnreadableConfiguration: it is no YAML in UTF-8, or repeats a key; the message has the file and the line.
-    """
-    try:
-        return load(content.decode("utf-8"), Loader=get_yaml_loader())
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        reason = f"byte {content[error.start]:#04x} is not UTF-8"
-    except (YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        position = content.count(b"\n") + 1 if mark is None else mark.line + 1
-        if isinstance(getattr(error, "position", None), int):  # a character that YAML does not allow
-            position = content.decode("utf-8")[: error.position].count("\n") + 1  # type: ignore[union-attr]
-        line, reason = position, str(getattr(error, "problem", None) or error).splitlines()[0]
-    raise UnreadableConfiguration(
-        f"{file}, line {line}: cannot be read as YAML: {shorten(escape(mask(reason)), 200)}. Correct this line, or the "
-        "one before."
-    ) from None
-
-
-def _is_read(name: str) -> bool:
-    """Return whether Kedro reads a file of a layer; `name` is relative to the layer."""
-    parts = Path(name).parts
-    return name == _GLOBALS or (
-        Path(name).suffix in _SUFFIXES and any(part.startswith(_STEMS) for part in (parts[0], parts[-1]))
-    )
-
-
-def parse_environment(environment: str, *, base: str, known: Iterable[str], source: str) -> tuple[str, ...]:
+def parse_environment(environment: str, *, base: str, known: list[str], source: str) -> tuple[str, ...]:
     """Parse an environment such as "tatoeba+mdlm" to its layers above `base`, lowest first.
 
     Args:
@@ -199,31 +164,14 @@ def parse_environment(environment: str, *, base: str, known: Iterable[str], sour
     Raises:
         ConfigurationError: a layer is empty, unknown or repeated.
     """
-    if environment == base:
-        return ()
-    known = list(known)
-    layers = tuple(environment.split(SEPARATOR))
-    within = f" (in --env={environment})" if len(layers) > 1 else ""
-    for position, layer in enumerate(layers, start=1):
-        if not layer.strip():
+    layers = () if environment == base else tuple(environment.split(SEPARATOR))
+    for position, layer in enumerate(layers):
+        if layer not in known or layer in layers[:position]:
+            fault = "repeated" if layer in known else "not known"
+            within = f" (in --env={environment})" if len(layers) > 1 else ""
             raise ConfigurationError(
-                f"environment '{environment}': expected a name on each side of '{SEPARATOR}', found an empty layer at "
-                f"position {position}. Remove the extra '{SEPARATOR}', or name a layer: {', '.join(known)}."
-            )
-        if layer == base:
-            raise ConfigurationError(
-                f"environment '{environment}': '{base}' is always the lowest layer. Leave it out of a combination."
-            )
-        if layer not in known:
-            hint = nearest(layer, known)
-            raise ConfigurationError(
-                f"environment '{layer}' is not known{within}.{hint} Environments in {source}: {base}, "
-                f"{', '.join(known)}. Combine several with '{SEPARATOR}'."
-            )
-        if layer in layers[: position - 1]:
-            raise ConfigurationError(
-                f"environment '{environment}': expected each layer once, found '{layer}' repeated. Keep it at one "
-                "position; a later layer overrides an earlier one."
+                f"environment '{layer}' is {fault}{within}.{nearest(layer, known)} Environments in {source}: {base}, "
+                f"which is always the lowest layer, {', '.join(known)}. Combine several with '{SEPARATOR}', each once."
             )
     return layers
 
@@ -237,17 +185,110 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(lower)
     for key, value in upper.items():
-        below = merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping) and not _changes_kind(below, value):
-            merged[key] = merge(below, value)
-        else:
-            merged[key] = value
+        below, same = merged.get(key), False
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            same = not below.keys() & value.keys() & {"kind"} or below["kind"] == value["kind"]
+        merged[key] = merge(below, value) if same else value  # type: ignore[arg-type]
     return merged
-
-
-def _changes_kind(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
-    return "kind" in lower and "kind" in upper and lower["kind"] != upper["kind"]
 
 
 def _replace_keys(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     return {**lower, **upper}
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def parse_yaml(content: bytes, *, file: str) -> Any:
+    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
+
+    Raises:
+        UnreadableConfiguration: it is no YAML in UTF-8, repeats a key, or has too many values for OmegaConf, which
+            replaces aliases by copies; the message has the file and the line.
+    """
+    line, reason = 1, f"expected at most {MOST_VALUES:,} values, found more"
+    try:
+        found = yaml.load(content.decode("utf-8"), Loader=get_yaml_loader())
+        if _size(found, {}) <= MOST_VALUES:
+            return found
+    except UnicodeDecodeError as error:
+        line, reason = content[: error.start].count(b"\n") + 1, reason_of(error)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = content.count(b"\n") + 1 if mark is None else mark.line + 1
+        reason = escape(mask(getattr(error, "problem", None) or reason_of(error)))
+    raise UnreadableConfiguration(
+        f"{file}, line {line}: cannot be read as YAML: {reason}. Correct this line, or the one before."
+    )
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Count the values in a tree, those of an alias each time; `known` has the counts of mappings and lists by id."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MOST_VALUES + 1  # of a value that contains itself
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in inner)
+    return known[id(value)]
+
+
+def parse_params(text: str) -> dict[str, Any]:
+    """Parse the text of `--params` to nested parameters; a later item overrides an earlier one.
+
+    Items are KEY=VALUE, separated by commas, with dots in the keys. A value that begins with a bracket or a quote is
+    YAML in its flow style and may contain commas. Any other value is a number, true, false or null as in YAML, and
+    otherwise a text, verbatim.
+
+    Raises:
+        ConfigurationError: an item is not KEY=VALUE, or its value is not readable. The message has an example.
+    """
+    given = {}
+    for item in _items(text):
+        key, equals, value = item.partition("=")
+        if not equals or not all(part.strip() for part in key.split(".")):
+            raise ConfigurationError(
+                f"--params: expected KEY=VALUE, found {show(item, 80)}. Write a list in brackets, and quote a text "
+                f"that contains a comma. Example: {EXAMPLE}."
+            )
+        given[key.strip()] = _value(value.strip())
+    return nested(given)
+
+
+def _items(text: str) -> Iterator[str]:
+    """Split a text at the commas that are in no quoted or bracketed value."""
+    item, depth = "", 0
+    for token in _TOKEN.findall(text):
+        if token in ("[", "{") and (depth or item.rstrip().endswith("=")):
+            depth += 1
+        depth -= token in ("]", "}") and depth > 0
+        if token != "," or depth:
+            item += token
+        elif item.strip():
+            yield item
+            item = ""
+    if item.strip():
+        yield item
+
+
+def _value(text: str) -> Any:
+    if text.startswith(("[", "{", "'", '"')):
+        return parse_yaml(text.encode("utf-8", "replace"), file=f"--params, {show(text, 80)}")
+    loader = get_yaml_loader()("")
+    try:
+        return loader.construct_object(yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text))
+    except (yaml.YAMLError, ValueError):  # such as the merge key << and the marker =
+        return text
+
+
+def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest parameters whose keys may contain dots, as those of `--params` do: {"a.b": 1} becomes {"a": {"b": 1}}.
+
+    Keys inside of values are names of their own, which may contain dots.
+    """
+    made: dict[str, Any] = {}
+    for key, value in parameters.items():
+        for part in reversed(str(key).split(".")):
+            value = {part.strip(): value}
+        made = merge(made, value)
+    return made

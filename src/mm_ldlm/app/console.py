@@ -1,7 +1,7 @@
 """The command line `mm-ldlm`: a group of registered commands, and those that use a trained run.
 
-Modules of commands import little, so that the help appears at once; torch is imported when a model is loaded. Results go
-to standard output or to the named file, everything else to standard error.
+Modules of commands import little, so that the help appears at once; torch is imported when a model is loaded. Results
+go to standard output or to the named file, everything else to standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, SamplingError, StoreError
-from mm_ldlm.core.files import write_bytes, write_failure
+from mm_ldlm.core.files import write_bytes, write_problem
 from mm_ldlm.core.kinds import Registry
 from mm_ldlm.core.messages import show
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COMMANDS = Registry(
     "command",
-    {"run": "mm_ldlm.app.console:run", "invert": "mm_ldlm.app.console:invert", "embed": "mm_ldlm.app.console:embed"},
+    {"run": "mm_ldlm.__main__:run", "invert": "mm_ldlm.app.console:invert", "embed": "mm_ldlm.app.console:embed"},
     group="commands",
 )
 """Every command of `mm-ldlm`: objects of click."""
@@ -61,24 +61,9 @@ def messages_only() -> Iterator[None]:
     except MMLDLMError as error:
         raise click.ClickException(mask(str(error))) from None
     except OSError as error:
-        if (reason := write_failure(error)) is None:
+        if (reason := write_problem(error)) is None:
             raise
         raise click.ClickException(mask(reason)) from None
-
-
-# --- the pipelines ----------------------------------------------------------------------------------------------------
-
-
-@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
-    """Run pipelines, with the options of `kedro run`."""
-    from kedro.framework.project import configure_project
-
-    configure_project("mm_ldlm")
-    from mm_ldlm.cli import cli
-
-    cli.commands["run"].main(arguments, prog_name="mm-ldlm run")
 
 
 # --- a trained run ----------------------------------------------------------------------------------------------------
@@ -112,14 +97,18 @@ def _load(*, run: str, checkpoint: str, device: str | None) -> MMLDLM:
 @click.command()
 @click.argument("file")
 @click.option(
-    "--samples", type=int, default=1, show_default=True,
+    "--samples",
+    type=int,
+    default=1,
+    show_default=True,
     help="Number of texts for each latent; more than one requires a temperature above 0.",
 )
 @click.option("--keep", default="best", show_default=True, help="Which of several texts to print: best or all.")
 @click.option("--temperature", type=float, default=None, help="Temperature of the sampler; 0 by default.")
 @click.option("--steps", type=int, default=None, help="Number of steps of the sampler; 4 by default.")
 @click.option(
-    "--cosine", is_flag=True,
+    "--cosine",
+    is_flag=True,
     help="Embed the texts again, so that the best is the one with the highest cosine instead of the most probable one. "
     "Requires the encoder of the run.",
 )

@@ -1,8 +1,8 @@
 """Check of all parameters: each section is parsed to its type, and the sections are compared with one another.
 
-The check runs before the first node, so that a long run does not fail at a misspelt key of its last pipeline. What only
-a room can know about its own parameters, their classes say: `input_files()` yields (key, path) of the files that have to
-exist, `missing()` explains what this machine lacks, and `device` names a device.
+The check runs before the first node, so that a long run does not fail at a misspelt key of its last pipeline. The
+classes of the parameters answer what only their room can know: `input_files()` yields (key, path) of the files that
+have to exist, `missing()` explains what this machine lacks, and `device` names a device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHECKS = Registry(
     {
         "tasks": "mm_ldlm.pipelines.sampling.tasks:problems",
         "sweep": "mm_ldlm.evaluation.config:problems",
-        "stores": "mm_ldlm.data.store.needs:problems",
+        "features": "mm_ldlm.data.features:problems",
     },
     group="checks",
 )
@@ -103,12 +103,12 @@ def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: the path names a checkpoint, and a section another one; or its config.json is not readable.
     """
     chosen = chosen_run(path)[CHOSEN]
-    named = [key for key, section in typed.items() if getattr(section, "checkpoint", "latest") != "latest"]
-    named = [key for key in named if isinstance(typed[key].checkpoint, str)]
+    found = {key: getattr(section, "checkpoint", None) for key, section in typed.items()}
+    named = [key for key, name in found.items() if isinstance(name, str) and name != "latest"]
     if chosen is not None and named:
         raise ConfigurationError(
             f"parameter '{named[0]}.checkpoint': expected latest, because 'run' names the checkpoint {chosen}, found "
-            f"{show(typed[named[0]].checkpoint)}. Leave it out, or give the folder of the run as 'run'."
+            f"{show(found[named[0]])}. Leave it out, or give the folder of the run as 'run'."
         )
     config = config_of(path)
     return {
@@ -176,8 +176,8 @@ def _absent_files(at: str, each: Any) -> Iterator[str]:
         except (OSError, ValueError):
             names = []
         yield (
-            f"parameter '{at}.{key}': {show(path)} {fault} (looked from {Path.cwd()}).{nearest(Path(path).name, names)} "
-            "Correct it or put the file there."
+            f"parameter '{at}.{key}': {show(path)} {fault} (looked from {Path.cwd()})."
+            f"{nearest(Path(path).name, names)} Correct it or put the file there."
         )
 
 

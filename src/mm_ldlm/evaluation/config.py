@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -21,7 +23,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.lengths import Length
+from mm_ldlm.sampling.lengths import Length, refuse_long
 from mm_ldlm.sampling.limits import Draws
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
@@ -124,6 +126,12 @@ class StsConfig:
         """All sets, those of `files` last."""
         return (*self.sets, *(StsSource(format="stsb", name=name, path=path) for name, path in self.files.items()))
 
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        yield from ((f"files.{name}", path) for name, path in self.files.items())
+        for place, source in enumerate(self.sets):
+            if source.path and source.format != "hub":
+                yield f"sets.{place}.path", source.path
+
 
 @config
 class TextFile:
@@ -132,6 +140,9 @@ class TextFile:
     name: str
     path: str
     limit: Rows = 1000
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        yield "path", self.path
 
 
 @config
@@ -223,3 +234,25 @@ class ReportingConfig:
     examples: Rows = 40
     compare: tuple[str, ...] = ()
     smoothing: Smoothing = 0.8
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        for place, name in enumerate(self.compare):
+            if not re.fullmatch(r"[0-9a-f]{32}", name):  # the id of an MLflow run
+                yield f"compare.{place}", name
+
+
+def problems(sections: Mapping[str, Any]) -> list[str]:
+    """List the points of the sweep whose sampler or length the run does not support, if it inverts latents at all."""
+    sampling, sweep = sections["sampling"], sections["evaluation"].inversion.sweep
+    capabilities = sections["objective"].capabilities(sections["model"])
+    if capabilities.refuse_task("l2t", order=sampling.unconditional.order, length=sampling.length) is not None:
+        return []
+    refused = {}
+    for place, point in enumerate(sweep):
+        key = f"evaluation.inversion.sweep.{place}"
+        refused[f"{key}.sampler"] = capabilities.refuse_sampler(point.sampler, "l2t", given_latent=True)
+        refused[f"{key}.length"] = capabilities.refuse_length(point.length, "l2t", order="") or refuse_long(
+            point.length, max_length=sections["tokenizer"].max_length, sampler=point.sampler,
+            process=capabilities.process,
+        )  # fmt: skip
+    return [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]

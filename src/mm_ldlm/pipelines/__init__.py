@@ -1,10 +1,46 @@
 """Kedro pipelines, one folder each: nodes that turn catalog objects into calls of the rooms below, and back.
 
-Nothing is computed here. A node is a pure function of its arguments, without catalog, environment or path literals; it
-parses its parameters with `core.config.parse` and imports heavy packages inside its body. Pipelines do not import
-one another. The name of a pipeline is the tag and the namespace of its nodes (`training.plan_training`); its datasets
-have no prefix, because they connect the pipelines.
+Nothing is computed here. A node is a pure function of its arguments, without catalog, environment or path literals; its
+parameters arrive typed (`app.parameters`), and heavy packages are imported inside its body. Pipelines do not import one
+another. The name of a pipeline is the tag and the namespace of its nodes (`training.plan_training`); its datasets have
+no prefix, because they connect the pipelines.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mm_ldlm.core.kinds import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kedro.pipeline import Pipeline
 
 MAIN = ("ingestion", "embedding", "validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of the main job (`kedro run` without options), in order."""
+PIPELINES = Registry(
+    "pipeline",
+    {name: f"mm_ldlm.pipelines.{name}.pipeline:create_pipeline" for name in (*MAIN, "sanity")},
+    group="pipelines",
+)
+"""Functions that create the pipelines that `--pipelines` can name."""
+
+
+def executed_by(pipeline: Pipeline) -> dict[str, list[str]]:
+    """Return the names of the nodes of each registered pipeline, in order; without empty ones."""
+    found = {name: [node.name for node in pipeline.nodes if name in node.tags] for name in PIPELINES}
+    return {name: nodes for name, nodes in found.items() if nodes}
+
+
+def name_of(executed: Mapping[str, Sequence[str]]) -> str:
+    """Name a run by the pipelines that it executes: "all", "sampling,evaluation", "training (plan_training)"."""
+    from kedro.framework.project import pipelines
+
+    parts = []
+    for name, nodes in executed.items():
+        total = len(pipelines[name].nodes)
+        short = ", ".join(node.rpartition(".")[2] for node in nodes)
+        part = short if len(nodes) < 3 else f"{len(nodes)} of {total} nodes"
+        parts.append(name if len(nodes) == total else f"{name} ({part})")
+    return "all" if parts == list(MAIN) else ",".join(parts)

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.config import to_dict
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.core.files import recorded, write_json
+from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.distributed import collectives
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, all_in, latest, name_of, pointed
+from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.initial import weights_of
 from mm_ldlm.training.spec import TrainingSpec
 
 RECORD = "went_back.json"
@@ -28,6 +33,28 @@ class WentBack:
 
     step: int
     fingerprint: str
+
+
+def refuse_missing_origin(training: TrainingConfig, model: Any, *, runs: Path) -> None:
+    """Refuse a `training.resume` or `training.init_from` that names no checkpoint, before the first node of a run.
+
+    Raises:
+        ConfigurationError: there is none; the message names the nearest folder.
+        CheckpointError: it is not complete, or belongs to another model.
+    """
+    for key, named in (("resume", training.resume), ("init_from", training.init_from)):
+        if named in ("auto", "never", None):
+            continue
+        path = runs / named
+        if (key == "init_from" and weights_of(path, options=to_dict(model))) or (key == "resume" and went_back(path)):
+            continue
+        if not path.is_dir():
+            near = nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")))
+            raise ConfigurationError(
+                f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "
+                f"{show(named)} (relative to {runs}).{near} Correct the name, or set an absolute path."
+            )
+        folder.find(path)
 
 
 def start(checkpointer: Checkpointer, spec: TrainingSpec, root: Path) -> str | None:

@@ -19,9 +19,10 @@ from kedro.framework.hooks import hook_impl
 from mm_ldlm.app.tracking.mlflow import MOST_HEADLINES, MlflowRun, open_somewhere, within
 from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import TrackingError, purposeful
-from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.files import recorded
 from mm_ldlm.core.messages import reason_of
 from mm_ldlm.pipelines import executed_by, name_of
+from mm_ldlm.training.checkpoints.reference import run_folder
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
-    from mm_ldlm.app.tracking.progress import Follower
+    from mm_ldlm.app.tracking.progress import Follower, Sink
     from mm_ldlm.data import Dataset
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ PAGES = {"report": "report.html", "comparison_report": "comparison.html"}
 """Catalog entry → name of its copy in the MLflow run"""
 NOTE = "mlflow.note.content"
 """Tag with the Markdown text that MLflow shows as the description of a run"""
-_ABSOLUTE = re.compile(r"(?<=sqlite:///)/(?:[^\s/'\"=,;()\[\]{}]+/)+|(?<![\w.:/~-])(?:[A-Za-z]:)?/(?:[^\s/'\"=,;()\[\]{}]+/)+")
+_ABSOLUTE = re.compile(
+    r"(?<=sqlite:///)/(?:[^\s/'\"=,;()\[\]{}]+/)+|(?<![\w.:/~-])(?:[A-Za-z]:)?/(?:[^\s/'\"=,;()\[\]{}]+/)+"
+)
 """Folders of an absolute path, up to its last part; the path of an address (http://host/x) is none"""
 
 
@@ -46,7 +49,7 @@ class TrackingHooks:
     """Records each run of this process, one at a time, on the first of several hosts."""
 
     def __init__(self) -> None:
-        self._project = Path()
+        self._project, self._runs = Path(), Path()
         self._run: MlflowRun | None = None
         self._follower: Follower | None = None
         self._pipelines, self._command = "", ""
@@ -117,7 +120,9 @@ class TrackingHooks:
 
             spec = inputs["training_spec"]
             self._send("tag", {"run_folder": str(spec["name"])})  # so that a run that fails leads to it as well
-            sinks = [ProgressSink(spec["training"]["max_steps"]), *([MlflowSink(self._run)] if self._run else [])]
+            sinks: list[Sink] = [ProgressSink(spec["training"]["max_steps"])]
+            if self._run is not None:
+                sinks.append(MlflowSink(self._run))
             self._follower = Follower(inputs["runs"] / spec["name"] / LOG, sinks)
 
     @hook_impl
@@ -133,6 +138,8 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
+        if dataset_name == "runs":
+            self._runs = data
         self._record(dataset_name, data)
 
     @hook_impl
@@ -165,12 +172,12 @@ class TrackingHooks:
 
     def _record_run(self, reference: Mapping[str, Any]) -> None:
         """Record the run folder, its fingerprint and its configuration."""
-        name, folder = str(reference["name"]), self._project / str(reference["path"])
+        name = str(reference["name"])
         tags = {"run_folder": name, "trained_here": str("trained" in self._recorded).lower()}
         tags |= {key: str(reference.get(key, "")) for key in ("step", "checkpoint")}
         tags["run_fingerprint"] = str(reference.get("fingerprint", ""))
         self._send("tag", tags, name=None if self._name is None else f"{self._name} {name}")
-        config = InputFile(folder / "config.json", remedy="Train the run again.").json(dict)
+        config = recorded(run_folder(self._runs, reference) / "config.json") or {}
         shown = self._clean({key: value for key, value in config.items() if key != "tracking"})
         self._send("add_text", json.dumps(shown, indent=1), "config.json")
         kinds = ", ".join(f"{part} {config[part].get('kind')}" for part in ("model", "objective") if part in config)

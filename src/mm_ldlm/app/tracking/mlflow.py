@@ -154,7 +154,9 @@ class MlflowRun:
         tags = [InputTag("mlflow.data.context", context)]
         about = None if profile is None else json.dumps(profile)
         inputs = [
-            DatasetInput(Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": name}), profile=about), tags)
+            DatasetInput(
+                Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": name}), profile=about), tags
+            )
             for name, digest in digests.items()
         ]
         self._client.log_inputs(self.run_id, inputs)

@@ -17,6 +17,7 @@ from mm_ldlm.training.jsonl import follow, number
 
 log = logging.getLogger(__name__)
 Lines = Sequence[dict[str, Any]]
+Sink = Callable[[Lines], None]
 
 _SHOWN = frozenset(
     ("skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs", "alert")
@@ -32,7 +33,7 @@ class Follower:
     sink receives no lines.
     """
 
-    def __init__(self, path: Path, sinks: Sequence[Callable[[Lines], None]]) -> None:
+    def __init__(self, path: Path, sinks: Sequence[Sink]) -> None:
         self.lines = 0
         """Number of lines that were passed on"""
         self._path, self._sinks = path, list(sinks)
@@ -152,7 +153,8 @@ def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | Non
 
     left = number(line.get("seconds_left"))
     return (
-        f"step {line['step']}/{max_steps} · loss {shown(line.get('loss'), '.4f')} (smoothed {shown(smoothed, '.4f')}) · "
+        f"step {line['step']}/{max_steps} · "
+        f"loss {shown(line.get('loss'), '.4f')} (smoothed {shown(smoothed, '.4f')}) · "
         f"lr {shown(line.get('lr'), '.2e')} · grad {shown(line.get('grad_norm'), '.3f')} · "
         f"{shown(line.get('tokens_per_second'), ',.0f')} tokens/s · {'–' if left is None else duration(left)} left · "
         f"{shown(line.get('skipped'), '.0f')} skipped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, config
@@ -79,6 +80,11 @@ class IngestionConfig:
 
     def _with_path(self) -> list[Any]:
         return [source for source in self.sources if source.paths]
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        for place, source in enumerate(self.with_path_in_source().sources):
+            at = "" if self.path is not None and source.paths else f"sources.{place}."
+            yield from ((f"{at}{key}", path) for key, path in source.files)
 
     def with_path_in_source(self) -> IngestionConfig:
         """Return the same configuration with `path` and `text_column` moved into the source that they change."""

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +76,10 @@ class TokenizerConfig:
             if length > self.max_length:
                 detail = f"{length} tokens, tokenizer.max_length is {self.max_length}"
                 raise Unusable("too_many_tokens", detail, text)
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        if self.path is not None:
+            yield "path", self.path
 
 
 class TextTokenizer:

@@ -1,5 +1,6 @@
 """Latents that the sources contain already."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
-    "encoders": {"precomputed": "mm_ldlm.extras.own_vectors.encoder:PrecomputedEncoderConfig"}
+    "checks": {"own_vectors": "mm_ldlm.extras.own_vectors.checks:problems"},
+    "encoders": {"precomputed": "mm_ldlm.extras.own_vectors.encoder:PrecomputedEncoderConfig"},
 }

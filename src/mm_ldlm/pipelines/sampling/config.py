@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,17 @@ from mm_ldlm.sampling.limits import Candidates, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
 
+class _ReadsFiles:
+    """Files that the parameter `files` names."""
+
+    files: tuple[str, ...]
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        yield from ((f"files.{place}", file) for place, file in enumerate(self.files))
+
+
 @config
-class L2tConfig:
+class L2tConfig(_ReadsFiles):
     """Additional inputs of l2t (texts from latents), besides the held-out sentences."""
 
     files: tuple[str, ...] = ()
@@ -37,7 +47,7 @@ class L2tConfig:
 
 
 @config
-class T2lConfig:
+class T2lConfig(_ReadsFiles):
     """Additional inputs of t2l (latents from texts), besides the held-out sentences."""
 
     files: tuple[str, ...] = ()

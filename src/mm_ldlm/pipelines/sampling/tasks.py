@@ -104,11 +104,6 @@ class Task(ABC):
         return "", ()
 
     @property
-    def files(self) -> tuple[str, Sequence[str]]:
-        """Path and value of the parameter that names files."""
-        return "", ()
-
-    @property
     def requested(self) -> bool:
         """Whether the task takes place if the run supports it."""
         return self.has_input if self.sampling.tasks is None else self.name in self.sampling.tasks
@@ -134,11 +129,12 @@ def task_of(name: str, sections: Mapping[str, Any]) -> Task:
     return task
 
 
-def problems(sections: Mapping[str, Any], capabilities: Capabilities) -> list[str]:
-    """List the parameters of the tasks that a run of these capabilities cannot fulfil, with the reason of each."""
+def problems(sections: Mapping[str, Any]) -> list[str]:
+    """List the parameters of the tasks that the run cannot fulfil, with the reason of each."""
     from mm_ldlm.data.encoders.base import no_encoder
     from mm_ldlm.sampling.lengths import refuse_long
 
+    capabilities = sections["objective"].capabilities(sections["model"])
     chosen, found = sections["sampling"].tasks, dict[str, str | None]()
     for name in TASKS if chosen is None else chosen:
         task = task_of(name, sections)
@@ -191,10 +187,6 @@ class L2t(Task):
     def embeds(self) -> tuple[str, Sequence[str]]:
         return "sampling.l2t.texts", self.sampling.l2t.texts
 
-    @property
-    def files(self) -> tuple[str, Sequence[str]]:
-        return "sampling.l2t.files", self.sampling.l2t.files
-
     def writes(self, capabilities: Capabilities) -> Writes:
         return Writes("sampling.text", self.sampling.text, True, "sampling.length", self.sampling.length)
 
@@ -235,10 +227,6 @@ class T2l(Task):
     def has_input(self) -> bool:
         own = self.sampling.t2l
         return super().has_input or bool(own.files or own.texts)
-
-    @property
-    def files(self) -> tuple[str, Sequence[str]]:
-        return "sampling.t2l.files", self.sampling.t2l.files
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         import numpy as np

@@ -1,0 +1,80 @@
+"""Locks of the data folders: one run at a time writes to a part of them, and none while another run reads it.
+
+The parts are the three starts of the paths in the catalog: data (ingestion), features (embedding), and results (all
+other pipelines). A run locks the parts that it writes to, and shares the locks of the parts before them, so that models
+can be trained at the same time on the same data. The sessions of a comparison have separate results. Reading outside
+`kedro run` (kedro-viz, notebooks, `MMLDLM.from_run`) takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mm_ldlm.core import locks
+from mm_ldlm.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kedro.pipeline import Pipeline
+    from kedro.pipeline.node import Node
+
+FOLDERS = {"data": "records", "features": "latents", "results": "dataset"}
+"""Part, in the order of a run → a catalog entry in one of its layers"""
+WRITERS = {"ingestion": "data", "embedding": "features"}
+"""Pipeline → the part that it writes to; all others write to the results."""
+
+
+class FolderLocks:
+    """The locks that this process holds for its run."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, locks.Lock] = {}
+        self._unsaved: dict[str, set[str]] = {}  # part below the results → outputs that are still to be saved
+
+    def take(self, pipeline: Pipeline, folders: Mapping[str, Path]) -> None:
+        """Lock the parts that the nodes of a run write to or may read, in these folders.
+
+        Raises:
+            ConfigurationError: another run holds one of them; the message names it.
+        """
+        writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
+        used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes else []
+        self._unsaved = {
+            part: {name for node in pipeline.nodes if _part(node) == part for name in node.outputs}
+            for part in writes
+            if part != "results"
+        }
+        for part in used:
+            path, use = folders[part] / f".{part}.lock", "write" if part in writes else "read"
+            if (held := locks.take(path, "write" if part in writes else "read")) is None:
+                raise ConfigurationError(_taken(part, path, use))
+            self._held[part] = held
+
+    def saved(self, dataset_name: str) -> None:
+        """Share a part with other readers once this run has saved all that it writes there."""
+        for part, unsaved in self._unsaved.items():
+            if dataset_name in unsaved:
+                unsaved.remove(dataset_name)
+                if not unsaved and not self._held[part].share():
+                    raise ConfigurationError(_taken(part, self._held[part].path, "read"))
+
+    def release(self) -> None:
+        """Release all locks."""
+        for held in self._held.values():
+            held.release()
+        self._held, self._unsaved = {}, {}
+
+
+def _part(node: Node) -> str:
+    """Return the part of the data folders that a node writes to."""
+    return next((part for name, part in WRITERS.items() if name in node.tags), "results")
+
+
+def _taken(part: str, path: Path, use: str) -> str:
+    mine, theirs = ("writes", "uses") if use == "write" else ("uses", "writes")
+    return (
+        f"expected no other run that {theirs} the {part} in {path.parent} while this one {mine} them, found "
+        f"{locks.holder(path)}. Wait for it, stop it, or choose another folder: "
+        f"`--params {'results' if part == 'results' else 'data'}=FOLDER`."
+    )
