@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mm_ldlm.core.batching import batches_by_length, lanes_of, side_by_side
 
 from mm_ldlm.core import batching
-from mm_ldlm.core.batching import batches_by_length, lanes_of, side_by_side
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.extras.gpu_check.kernels import TOLERANCE
 
 import mm_ldlm
 from mm_ldlm.app.tracking.mlflow import MlflowSink
-from mm_ldlm.extras.gpu_check.kernels import TOLERANCE
 
 SOURCE = Path(mm_ldlm.__file__).parent
 TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8"))

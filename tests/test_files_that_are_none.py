@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mm_ldlm.inference.inputs import read_npy, read_texts
 
 from mm_ldlm import cli
 from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.evaluation.config import TextFile
 from mm_ldlm.evaluation.suites.likelihood import read_lines
 from mm_ldlm.extras.foreign_checkpoints.importing import read_yaml
-from mm_ldlm.inference.inputs import read_npy, read_texts
 
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "texts": (read_texts, "'{path}' {fault}. Give a UTF-8 file with one text per line."),

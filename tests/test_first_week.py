@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
+from mm_ldlm.inference.inputs import read_texts
 
 import mm_ldlm.app.parameters
 from mm_ldlm import __main__
@@ -20,7 +21,6 @@ from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, SamplingError, SourceError
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import ingest
-from mm_ldlm.inference.inputs import read_texts
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--env=test", "--help"]])

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mm_ldlm.extras.gpu_check.registry import chosen
+from mm_ldlm.inference.inputs import check_choice
 
 from mm_ldlm.app.parameters import check_files, check_parameters
 from mm_ldlm.core.config import parse, parse_kind
@@ -14,8 +16,6 @@ from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.core.messages import LONGEST, about, duration, nearest, shorten, show
 from mm_ldlm.evaluation.config import InversionConfig
 from mm_ldlm.extras.comparison.config import ComparisonConfig, MemberConfig
-from mm_ldlm.extras.gpu_check.registry import chosen
-from mm_ldlm.inference.inputs import check_choice
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.sampling.config import SamplingConfig, SearchConfig

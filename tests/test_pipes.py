@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mm_ldlm.inference.inputs import read_npy, read_texts
 
 from mm_ldlm import cli
 from mm_ldlm.core.errors import MMLDLMError
@@ -23,7 +24,6 @@ from mm_ldlm.evaluation.sts_sets import read_semeval, read_sick, read_stsb
 from mm_ldlm.evaluation.suites.likelihood import read_lines
 from mm_ldlm.extras.comparison.sessions import finished_before
 from mm_ldlm.extras.foreign_checkpoints.importing import read_yaml
-from mm_ldlm.inference.inputs import read_npy, read_texts
 from mm_ldlm.training.checkpoints import folder
 
 PATIENCE = 5

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.checkpoints.writer import Writer
 from torch import nn
 
 from mm_ldlm.core.errors import CheckpointError, EvaluationError
@@ -26,7 +27,6 @@ from mm_ldlm.training.checkpoints.reference import (
     weights_folder,
 )
 from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite, saved_tensors
-from mm_ldlm.training.checkpoints.writer import Writer
 
 
 class Module(nn.Module):

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.checkpoints.writer import Writer
 from safetensors import SafetensorError
 
 from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.training.checkpoints import folder, writer
 from mm_ldlm.training.checkpoints.folder import Contents
 from mm_ldlm.training.checkpoints.reference import results_of
-from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **folders: Path) -> Contents:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.checkpoints.writer import Writer
 
 from mm_ldlm.core import files as atomic
 from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.folder import Contents
-from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **folders: Path) -> Contents:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.checkpoints.writer import Writer
 
 from mm_ldlm.core.config import parse_kind, to_dict
 from mm_ldlm.core.errors import CheckpointError, EvaluationError
@@ -22,7 +23,6 @@ from mm_ldlm.training.checkpoints import folder, identity
 from mm_ldlm.training.checkpoints.folder import Contents
 from mm_ldlm.training.checkpoints.provenance import refuse_other, weights_of
 from mm_ldlm.training.checkpoints.reference import chosen_run, config_of
-from mm_ldlm.training.checkpoints.writer import Writer
 
 
 def contents(value: float = 1.0, **documents: Any) -> Contents:

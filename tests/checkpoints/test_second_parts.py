@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.checkpoints.writer import Writer
 
 from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.extras.foreign_checkpoints import converting
@@ -15,7 +16,6 @@ from mm_ldlm.extras.foreign_checkpoints.converting import Names, refuse_other_mo
 from mm_ldlm.extras.foreign_checkpoints.formats import DDIT, FORMATS, Rule
 from mm_ldlm.training.checkpoints import folder, reference
 from mm_ldlm.training.checkpoints.identity import identity_of
-from mm_ldlm.training.checkpoints.writer import Writer
 
 SOURCE, ONE = Path("f"), torch.ones(1)
 

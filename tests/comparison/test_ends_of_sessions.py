@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mm_ldlm.evaluation.run_result import Result
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.evaluation.config import BootstrapConfig
-from mm_ldlm.evaluation.run_result import Result
 from mm_ldlm.extras.comparison import results, sessions
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.members import Session

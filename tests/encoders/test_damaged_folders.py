@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mm_ldlm.data.encoders.spec import EncoderSpec
 
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders import LocalEncoderConfig, parse_encoder, transformer
-from mm_ldlm.data.encoders.spec import EncoderSpec
 from mm_ldlm.data.encoders.weights import LocatedWeights, _package_folder, _spec_of_folder, locate_weights
 
 Tiny = Callable[[str], Path]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.data.encoders.spec import EncoderSpec
 
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder, transformer, weights
 from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
-from mm_ldlm.data.encoders.spec import EncoderSpec
 from mm_ldlm.data.encoders.transformer import TransformerEncoder
 from mm_ldlm.data.encoders.weights import LocatedWeights, locate_weights
 

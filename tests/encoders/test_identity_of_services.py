@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from embedding_service import DIM, Service, unit
+from mm_ldlm.data.encoders.spec import EncoderSpec
 from torch import nn
 
 from mm_ldlm.core.errors import ConfigurationError, EncoderError
 from mm_ldlm.data.encoders import load_encoder, locate_encoder, parse_encoder, pooling
 from mm_ldlm.data.encoders.onednn import PackedLinear
 from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
-from mm_ldlm.data.encoders.spec import EncoderSpec
 from mm_ldlm.data.encoders.weights import LocatedWeights
 from mm_ldlm.extras.http_encoder import client as http_client
 from mm_ldlm.extras.http_encoder import probes

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
+from mm_ldlm.data.encoders.spec import EncoderSpec
 
 from mm_ldlm.data.encoders.registry import REGISTRY
-from mm_ldlm.data.encoders.spec import EncoderSpec
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "minilm": {"dim": 384, "max_length": 256, "licence": "Apache-2.0"},

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from mm_ldlm.data.encoders.pooling import finish, pool
 
 HIDDEN = torch.arange(24.0).reshape(3, 4, 2)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from mm_ldlm.core.batching import batches_by_length
+
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
 from mm_ldlm.data.encoders.transformer import TransformerEncoder

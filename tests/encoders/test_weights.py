@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.encoders.spec import EncoderSpec
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, EncoderError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, locate_encoder
-from mm_ldlm.data.encoders.spec import EncoderSpec
 from mm_ldlm.data.encoders.weights import LocatedWeights, _hub_folder, _spec_of_folder, locate_weights
 
 Tiny = Callable[[str], Path]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from mm_ldlm.inference.engine import Engine
+
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import Likelihood
 from mm_ldlm.sampling.denoising import TextSample

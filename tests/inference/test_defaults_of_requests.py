@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.engine import Engine
 from scripted import MASK, Scripted, engine
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, embedding, inverting, memory, scoring
-from mm_ldlm.inference.engine import Engine
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 RAW = np.array([[3.0, 1.0], [5.0, 2.0]], np.float32)

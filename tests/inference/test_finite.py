@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.finite import bad_weight, check_finite, check_words
 
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
-from mm_ldlm.inference.finite import bad_weight, check_finite, check_words
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler, text_sampler
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.engine import Engine
+from mm_ldlm.inference.latents import LatentWriter
 from scripted import ABLE, MASK, Scripted, engine
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, inverting, memory
-from mm_ldlm.inference.engine import Engine
-from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.edge import FARTHEST, Edge, refuse_huge
+from mm_ldlm.inference.finite import check_finite, check_words
 from scripted import ABLE, MASK, PAD, SHAPE, Scripted, Words, engine
 
 from mm_ldlm.core.errors import CheckpointError, FingerprintError, SamplingError
 from mm_ldlm.inference import MMLDLM, editing, inputs, loading
-from mm_ldlm.inference.edge import FARTHEST, Edge, refuse_huge
-from mm_ldlm.inference.finite import check_finite, check_words
 
 # -- rows and texts that are named -------------------------------------------------------------------------------------
 

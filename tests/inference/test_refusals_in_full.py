@@ -12,13 +12,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from mm_ldlm.inference.edge import Edge, refuse_huge
+from mm_ldlm.inference.finite import check_finite
 from scripted import ABLE, MASK, Scripted, Shift, Words, engine
 
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference import MMLDLM, editing, inputs, inverting
-from mm_ldlm.inference.edge import Edge, refuse_huge
-from mm_ldlm.inference.finite import check_finite
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

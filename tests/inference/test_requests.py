@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.edge import FARTHEST, Edge, fraction_of, refuse_huge
+from mm_ldlm.inference.engine import Engine
+from mm_ldlm.inference.finite import check_words
+from mm_ldlm.inference.latents import LatentWriter
 from scripted import LONGEST, MASK, PAD, SHAPE, Scripted, Sized, Words, engine
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference import batching, editing, embedding, inputs, inverting, memory, scoring
-from mm_ldlm.inference.edge import FARTHEST, Edge, fraction_of, refuse_huge
-from mm_ldlm.inference.engine import Engine
-from mm_ldlm.inference.finite import check_words
-from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.sampling.config import SearchConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.choices import latent_config, text_config
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference.choices import latent_config, text_config
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 LATENTS = np.ones((1, 6), dtype=np.float32)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.inference.edge import Edge
+from mm_ldlm.inference.latents import LatentWriter
 from scripted import MASK, SHAPE, Scripted, Shift, Words
 
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.images.requests import ImageWriter
-from mm_ldlm.inference.edge import Edge
-from mm_ldlm.inference.latents import LatentWriter
 from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Scores, Texts
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Writer

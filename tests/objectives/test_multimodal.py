@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.training.losses import total
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import parse_kind
@@ -18,7 +19,6 @@ from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.objectives.base import Batch, Losses, Objective
 from mm_ldlm.objectives.multimodal import MultimodalObjective
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.training.losses import total
 
 VOCAB, PAD, MASK, DIM, LENGTH = 20, 0, 1, 6, 8
 SHAPE = DataShape(vocab_size=VOCAB, pad_id=PAD, mask_id=MASK, max_length=LENGTH, latent_dim=DIM)

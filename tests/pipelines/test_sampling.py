@@ -12,13 +12,13 @@ import pytest
 import yaml
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
+from mm_ldlm.inference.edge import Edge
 
 from mm_ldlm.app.datasets import SamplesDataset
 from mm_ldlm.core.config import parse, to_dict
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.data.corpus.record import record_id
 from mm_ldlm.evaluation import samples
-from mm_ldlm.inference.edge import Edge
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.pipelines.sampling import nodes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.tracker import Silent
 
 ALONE = Process(RankInfo(), torch.device("cpu"), None)
 

@@ -11,11 +11,11 @@ from typing import Any
 import faults
 import helpers
 import pytest
+from mm_ldlm.training.gradients import STATISTICS
 
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.training import alerts
 from mm_ldlm.training.alerts import UNDERFLOW, WINDOW, ZERO_DIAGNOSES, ZERO_STEPS, Alerts
-from mm_ldlm.training.gradients import STATISTICS
 from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.worker import train
 

@@ -11,13 +11,13 @@ from typing import Any
 import helpers
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.core.config import to_dict
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.build import build
 from mm_ldlm.training.state import step_seed
-from mm_ldlm.training.tracker import Silent
 
 SET: dict[str, Any] = {
     "max_steps": 84, "max_minutes": 33.0, "diagnose_every": 5, "parameter_gradients": True, "validate_every": 6,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mm_ldlm.training.tracker import Silent
 from parts import Heard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -25,7 +26,6 @@ from mm_ldlm.training.checkpoints.folder import Contents
 from mm_ldlm.training.checkpoints.identity import identity_of
 from mm_ldlm.training.data import Data
 from mm_ldlm.training.initial import common_tokens, initialise, refuse_other_vocabulary
-from mm_ldlm.training.tracker import Silent
 
 SPECIALS = ("[PAD]", "[MASK]", "[UNK]")
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -13,6 +13,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 from torch import nn
 
 from mm_ldlm.distributed.environment import RankInfo
@@ -25,7 +26,6 @@ from mm_ldlm.training.config import BatchConfig, EmaConfig, GuardConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.state import TrainingState
-from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.validation import Validation
 
 ALONE = Process(RankInfo(), torch.device("cpu"), None)

@@ -12,6 +12,8 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.losses import Tally
+from mm_ldlm.training.tracker import Silent
 from parts import ALONE, Heard
 
 from mm_ldlm.core.errors import CheckpointError
@@ -23,9 +25,7 @@ from mm_ldlm.training.build import build
 from mm_ldlm.training.config import GuardConfig
 from mm_ldlm.training.guard import Guard, Verdict
 from mm_ldlm.training.loop import Agreed
-from mm_ldlm.training.losses import Tally
 from mm_ldlm.training.state import TrainingState
-from mm_ldlm.training.tracker import Silent
 
 
 def test_a_roll_back_keeps_what_was_seen_and_restores_what_was_learned() -> None:

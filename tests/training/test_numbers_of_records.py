@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from mm_ldlm.training.remaining import Remaining
+from mm_ldlm.training.tracker import Silent
 from parts import ALONE, Heard
 from test_checkpointer import made
 
@@ -31,7 +32,6 @@ from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.sanity import SanityConfig
 from mm_ldlm.training.state import seed_everything
 from mm_ldlm.training.status import read_status, write_status
-from mm_ldlm.training.tracker import Silent
 
 # -- alerts and the guard ----------------------------------------------------------------------------------------------
 

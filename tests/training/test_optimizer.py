@@ -7,12 +7,12 @@ from typing import Any
 import helpers
 import pytest
 import torch
+from mm_ldlm.training.learning_rate import learning_rate_factor
 from torch import nn
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.training.config import EmaConfig, OptimizerConfig
 from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.learning_rate import learning_rate_factor
 from mm_ldlm.training.optimizer import Optimization
 
 

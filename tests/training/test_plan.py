@@ -11,6 +11,7 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.core.config import parse_kind, to_dict
 from mm_ldlm.core.errors import ConfigurationError
@@ -24,7 +25,6 @@ from mm_ldlm.training.data import open_data
 from mm_ldlm.training.jsonl import read_metrics
 from mm_ldlm.training.plan import plan
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.distributed.environment import RankInfo
@@ -18,7 +19,6 @@ from mm_ldlm.training import preflight
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.config import BatchConfig, TrainingConfig
-from mm_ldlm.training.tracker import Silent
 
 
 @pytest.mark.parametrize(

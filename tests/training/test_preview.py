@@ -12,6 +12,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
@@ -24,7 +25,6 @@ from mm_ldlm.training.preview import task_of
 from mm_ldlm.training.session import run_session
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import random_states
-from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 EVERY_STEP = 1e-9

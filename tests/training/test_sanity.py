@@ -10,13 +10,13 @@ from typing import Any
 import helpers
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.training import sanity
 from mm_ldlm.training.build import build
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.sanity import SanityConfig, as_table, check_sanity
-from mm_ldlm.training.tracker import Silent
 
 CONFIG = SanityConfig(max_seconds=15)
 

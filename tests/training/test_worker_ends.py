@@ -10,6 +10,7 @@ from typing import Any
 import helpers
 import pytest
 import torch
+from mm_ldlm.training.tracker import Silent
 
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError, PreflightError, WorkerFailed
 from mm_ldlm.distributed.environment import RankInfo
@@ -17,7 +18,6 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.training import status, worker
 from mm_ldlm.training.jsonl import read_events
 from mm_ldlm.training.status import read_failure, read_status, sole_writer, write_status
-from mm_ldlm.training.tracker import Silent
 from mm_ldlm.training.worker import train
 
 SMALL = {"depth": 1}

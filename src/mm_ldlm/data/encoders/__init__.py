@@ -2,24 +2,14 @@
 
 Encoders of the kind `local` run here: this room contains their specifications (pooling, prompt, padding side,
 dimension, pinned revision), the search for weights with its checks, and two backends: a bare transformer, and
-sentence-transformers for folders with further modules. Encoders of the kind `http` run in a service, and those of the
-kind `precomputed` are declared, because their vectors come with the texts. Nothing here depends on pipelines, and
-nothing here trains. Torch and transformers are imported only when an encoder is loaded.
+sentence-transformers for folders with further modules. Other kinds register from outside: encoders behind a service,
+and encoders whose vectors come with the texts. Nothing here depends on pipelines, and nothing here trains. Torch and
+transformers are imported only when an encoder is loaded.
 """
 
-from mm_ldlm.data.encoders.base import (
-    Encoder,
-    EncoderConfig,
-    LocatedEncoder,
-    given_dim,
-    load_encoder,
-    locate_encoder,
-    no_encoder,
-)
+from mm_ldlm.data.encoders.base import Encoder, EncoderConfig, LocatedEncoder, load_encoder, no_encoder
 from mm_ldlm.data.encoders.local import LocalEncoderConfig
-from mm_ldlm.data.encoders.registry import ENCODERS, REGISTRY, parse_encoder
-from mm_ldlm.data.encoders.spec import EncoderSpec
-from mm_ldlm.families.ccdd.encoder_states import TokenEncoder
+from mm_ldlm.data.encoders.registry import ENCODERS, REGISTRY, EncoderSpec, parse_encoder
 
 __all__ = [
     "ENCODERS",
@@ -29,10 +19,7 @@ __all__ = [
     "EncoderSpec",
     "LocalEncoderConfig",
     "LocatedEncoder",
-    "TokenEncoder",
-    "given_dim",
     "load_encoder",
-    "locate_encoder",
     "no_encoder",
     "parse_encoder",
 ]

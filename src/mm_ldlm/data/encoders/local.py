@@ -94,10 +94,7 @@ class LocalEncoderConfig:
 
     def locate(self, *, expected: str | None = None) -> LocatedWeights:
         """Find the weights and check them; their fingerprint depends on their bytes and not on `expected`."""
-        return locate_weights(
-            self.name, path=self.path, revision=self.revision, truncate_dim=self.truncate_dim, prompt=self.prompt,
-            language=self.language, max_length=self.max_length, dtype=self.dtype,
-        )  # fmt: skip
+        return locate_weights(self)
 
     def load(self, located: LocatedWeights, *, device: str | None = None) -> Encoder:
         """Load tokenizer and weights."""

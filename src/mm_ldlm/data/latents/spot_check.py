@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.data.corpus.record import is_decoded
-from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, load_encoder, no_encoder
+from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, no_encoder
 from mm_ldlm.data.latents.config import ValidationConfig
 from mm_ldlm.data.latents.findings import MAX_EXAMPLES, Findings
 from mm_ldlm.data.store import ShardStore
@@ -44,7 +44,7 @@ def check_spots(
     if not len(rows):
         return
     texts = records.strings("text").take(rows)
-    again = load_encoder(encoder, located=located).encode(texts).astype(np.float64)
+    again = encoder.load(located).encode(texts).astype(np.float64)
     if again.shape != stored.shape:
         return  # another check reports a different dimension
     distance = np.linalg.norm(again - stored, axis=1) / np.maximum(np.linalg.norm(again, axis=1), 1e-12)

@@ -51,9 +51,9 @@ def encode_shards(
     Raises:
         EncoderError: The encoder returned numbers that are not finite and the plan is to stop; names the sentences.
     """
-    encoder = encoder or load_encoder(
-        plan.encoder, device=device, located=located, expected=plan.fingerprints["encoder"]
-    )
+    if encoder is None:
+        located = located or plan.encoder.locate(expected=plan.fingerprints["encoder"])
+        encoder = plan.encoder.load(located, device=device)
     _refuse_other_encoder(plan, encoder)
     stop = threading.Event()
     with ThreadPoolExecutor(lanes) as pool:

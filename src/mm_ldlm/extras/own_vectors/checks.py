@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mm_ldlm.data.encoders.base import given_dim
+from mm_ldlm.data.encoders.base import SourceVectors
 
 
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the sources whose vectors contradict the encoder, or that lack the vectors that it declares."""
     encoder = sections["encoder"]
-    given = given_dim(encoder) is not None
+    given = isinstance(encoder, SourceVectors)
     wrong = [
         (place, source) for place, source in enumerate(sections["ingestion"].sources) if source.has_vectors != given
     ]

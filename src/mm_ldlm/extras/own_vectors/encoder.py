@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import InvalidValue, Size, config, to_dict
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.data.encoders.base import Encoder, GivenVectors, load_encoder, no_encoder
+from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.extras.own_vectors.store import VectorStore
 
 if TYPE_CHECKING:
     from mm_ldlm.data.latents.config import ExtractConfig
@@ -50,7 +49,7 @@ class PrecomputedEncoderConfig:
             raise InvalidValue("expected the name of the encoder that made the vectors, found an empty one", "name")
         if self.for_new_texts is None:
             return
-        if isinstance(self.for_new_texts, GivenVectors):
+        if isinstance(self.for_new_texts, SourceVectors):
             raise InvalidValue(
                 "expected an encoder that computes vectors (local or http), found one whose vectors are given",
                 "for_new_texts",
@@ -67,15 +66,6 @@ class PrecomputedEncoderConfig:
         from mm_ldlm.extras.own_vectors.latents import take_over
 
         return take_over(records, encoder=self, config=config, workspace=workspace)
-
-    @property
-    def given_dim(self) -> int:
-        """Dimension of the vectors that the sources contain."""
-        return self.dim
-
-    def vector_store(self, folder: Path) -> VectorStore:
-        """Return the store of the vectors in a folder."""
-        return VectorStore(self.dim, folder)
 
     @property
     def batching(self) -> dict[str, int]:
@@ -131,22 +121,14 @@ class DeclaredEncoder:
         return {"kind": "precomputed", **dataclasses.asdict(self), "fingerprint": self.fingerprint}
 
 
-class _ForNewTexts:
+class _ForNewTexts(Encoder):
     """The encoder for new texts, under the fingerprint of the declared one."""
 
-    def __init__(self, encoder: Encoder, declared: DeclaredEncoder) -> None:
-        self._encoder, self._declared = encoder, declared
-
-    @property
-    def dim(self) -> int:
-        return self._encoder.dim
-
-    @property
-    def fingerprint(self) -> str:
-        return self._declared.fingerprint
+    def __init__(self, encoder: Encoder, declared: LocatedEncoder) -> None:
+        super().__init__(declared)
+        self._encoder, self.dim = encoder, encoder.dim
 
     def prepare(self, sentences: Sequence[str]) -> Any:
-        """Tokenise and batch the sentences."""
         return self._encoder.prepare(sentences)
 
     def run(self, prepared: Any) -> npt.NDArray[np.float32]:

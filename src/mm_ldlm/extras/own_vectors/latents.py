@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
-from mm_ldlm.data.encoders import EncoderConfig, locate_encoder
+from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.encoders.base import side_store
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
@@ -36,7 +36,7 @@ def take_over(records: ShardStore, *, encoder: EncoderConfig, config: ExtractCon
             f"{vectors.directory} contains the vectors of other records ({len(vectors)} rows, the records have "
             f"{len(records)}). Run the ingestion pipeline again."
         )
-    located = locate_encoder(encoder)
+    located = encoder.locate()
     shard_rows = config.shard_rows or default_shard_rows(len(records))
     made_by = {
         "records": records.manifest.fingerprint,

@@ -24,7 +24,7 @@ from mm_ldlm.core.config import Workers, config
 from mm_ldlm.core.errors import EncoderError, FingerprintError
 from mm_ldlm.core.files import InputFile, remove_temporaries, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.encoders import EncoderConfig, TokenEncoder, load_encoder, locate_encoder
+from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.plan import PROGRESS_FOLDER
@@ -129,7 +129,7 @@ class TokenStates(Feature):
 def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection, workspace: Path) -> Manifest:
     records, tokens, tokenizer = inputs.records, inputs.tokens, inputs.tokenizer
     workspace.mkdir(parents=True, exist_ok=True)
-    located = locate_encoder(encoder)
+    located = encoder.locate()
     made_by = {
         "records": records.manifest.fingerprint,
         "tokens": tokens.manifest.fingerprint,
@@ -140,8 +140,8 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
     done = _finished(workspace, made_by)
     if Manifest.exists(workspace):
         return Manifest.read(workspace)
-    loaded = load_encoder(encoder, located=located)
-    if not isinstance(loaded, TokenEncoder):
+    loaded = encoder.load(located)
+    if not isinstance(loaded, EncodesTokens):
         raise EncoderError(
             f"encoder {located.name!r} returns one vector for a text and no state for each token, which the "
             "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
@@ -178,7 +178,7 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
 
 
 def _encode(
-    encoder: TokenEncoder, records: ShardStore, tokens: ShardStore, tokenizer: TextTokenizer, first: int, last: int,
+    encoder: EncodesTokens, records: ShardStore, tokens: ShardStore, tokenizer: TextTokenizer, first: int, last: int,
     *, name: str,
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """Encode the records first … last − 1; return the states of their tokens (n, d)."""
@@ -189,7 +189,7 @@ def _encode(
         texts = table["text"].to_pylist()
         values, offsets = tokenizer.encode_base(texts)
         lengths = tokens.ints("length").take(rows)
-        for place, its in enumerate(encoder.token_states(texts)):
+        for place, its in enumerate(encoder.encode_tokens(texts)):
             ids = values[offsets[place] : offsets[place + 1]]
             if len(ids) != len(its.ids_n) or not np.array_equal(ids, its.ids_n):
                 raise EncoderError(_misaligned(name, table["id"][place].as_py(), ids, its.ids_n))

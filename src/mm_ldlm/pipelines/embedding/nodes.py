@@ -32,17 +32,17 @@ def embed_records(
     if "latents" not in objective.fields:
         log.info("latents (not needed): the objective '%s' reads none", objective.kind)
         return NOT_NEEDED
-    from mm_ldlm.data.encoders.base import GivenVectors
+    from mm_ldlm.data.encoders.base import SourceVectors
     from mm_ldlm.data.latents.extract import extract, extract_with_first_host
     from mm_ldlm.distributed.environment import hosts
 
-    is_first, given = hosts().is_first, isinstance(encoder, GivenVectors)
+    is_first, given = hosts().is_first, isinstance(encoder, SourceVectors)
     if not is_first:
         if not given:
             extract_with_first_host(encoder=encoder, config=embedding, workspace=workspace)
         log.info("latents: the first host commits them")
         return NOT_NEEDED
-    if isinstance(encoder, GivenVectors):
+    if isinstance(encoder, SourceVectors):
         return encoder.take_over(records, config=embedding, workspace=workspace)
     return extract(records, encoder=encoder, config=embedding, workspace=workspace)
 
