@@ -19,6 +19,7 @@ from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.extras.own_vectors.store import VectorStore
 
 if TYPE_CHECKING:
     from mm_ldlm.data.latents.config import ExtractConfig
@@ -60,6 +61,10 @@ class PrecomputedEncoderConfig:
                 f"'{self.for_new_texts.name}' of dimension {other}",
                 "for_new_texts", "dim",
             )  # fmt: skip
+
+    def vector_store(self, folder: Path) -> VectorStore:
+        """Return the store that ingestion fills with the vectors of the sources."""
+        return VectorStore(self.dim, folder)
 
     def take_over(self, records: ShardStore, *, config: ExtractConfig, workspace: Path) -> Manifest:
         """Make the latents of the vectors that the sources contained (`own_vectors.latents.take_over`)."""
