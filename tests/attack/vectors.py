@@ -163,7 +163,8 @@ def _npy(array: Any) -> bytes:
 def _of_layout(raw: bytes, folder: Path) -> str:
     """Read a folder layout whose second latent is the damaged file."""
     from mm_ldlm.core.config import parse_kind
-    from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening
+    from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Unusable
+    from mm_ldlm.extras.own_vectors.store import VectorStore
 
     root = folder / "layout"
     listed = []
@@ -182,7 +183,10 @@ def _of_layout(raw: bytes, folder: Path) -> str:
     if isinstance(rows[0], BadRow) or isinstance(rows[2], BadRow):
         raise Wrong("wrong row", "the rows beside the damaged one are whole")
     if not isinstance(rows[1], BadRow):
-        vector = rows[1].vector
-        if vector is None or vector.ndim != 1 or vector.dtype.kind not in "iuf":
+        try:
+            vector = VectorStore(6, folder).accept(rows[1].vector)
+        except Unusable:
+            return "quarantine"
+        if vector.shape != (6,) or vector.dtype != np.float32 or not np.isfinite(vector).all():
             raise Wrong("no vector", repr(vector)[:300])
     return "success"

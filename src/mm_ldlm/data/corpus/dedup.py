@@ -1,8 +1,4 @@
-"""Duplicate removal: exact duplicates by digests in sorted arrays, near duplicates by MinHash.
-
-A Python set of ten million digests takes over a gigabyte. Sorted arrays of two words per digest take 170 MB, and a
-whole batch is looked up in one call.
-"""
+"""Duplicate removal: exact duplicates by their digests, near duplicates by MinHash."""
 
 from __future__ import annotations
 
@@ -13,57 +9,38 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import Fraction, InvalidValue, Size, config
 
-Words = npt.NDArray[np.uint64]
-"""Digests of 16 bytes as (n, 2) little-endian words."""
-
-
-def as_words(digests: list[bytes]) -> Words:
-    """Convert n digests of 16 bytes to (n, 2) words."""
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
-
-
-class DigestMap:
-    """A map from digests to small numbers, kept as sorted runs that are merged as they grow.
-
-    Runs are sorted by the first word; the second word is compared where the first words agree. Two digests that share
-    the first word and differ in the second (probability 1 in 400,000 among ten million) would at worst let a duplicate
-    of one of them pass.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[Words, Words, npt.NDArray[np.uint8]]] = []
-
-    def __len__(self) -> int:
-        return sum(len(run[0]) for run in self._runs)
-
-    def lookup(self, keys: Words) -> npt.NDArray[np.int16]:
-        """Return the number stored with each key, or -1 for unknown keys. (n, 2) -> (n,)."""
-        found = np.full(len(keys), -1, np.int16)
-        first, second = keys[:, 0], keys[:, 1]
-        for run_first, run_second, values in self._runs:
-            at = np.searchsorted(run_first, first)
-            at[at == len(run_first)] = 0
-            hit = (run_first[at] == first) & (run_second[at] == second)
-            found[hit] = values[at[hit]]
-        return found
-
-    def add(self, keys: Words, values: npt.NDArray[np.uint8]) -> None:
-        """Store keys that `lookup` did not find."""
-        if not len(keys):
-            return
-        order = np.argsort(keys[:, 0], kind="stable")
-        self._runs.append((keys[order, 0], keys[order, 1], values[order].astype(np.uint8)))
-        while len(self._runs) > 1 and len(self._runs[-2][0]) <= 2 * len(self._runs[-1][0]):
-            newer, older = self._runs.pop(), self._runs.pop()
-            first = np.concatenate([older[0], newer[0]])
-            order = np.argsort(first, kind="stable")  # two sorted runs: a merge
-            second = np.concatenate([older[1], newer[1]])[order]
-            self._runs.append((first[order], second, np.concatenate([older[2], newer[2]])[order]))
-
-
+_LATEST = 1 << 16
 _WEIGHTS = (0.1, 0.9)
 """Weights of false positives and false negatives for datasketch. False candidates are cheap because each is checked;
 missed duplicates are lost."""
+
+
+class DigestMap:
+    """A map from digests of 16 bytes to small numbers: a sorted array, and a dictionary of the latest ones.
+
+    A dictionary of ten million digests takes over a gigabyte, the array 170 MB.
+    """
+
+    def __init__(self) -> None:
+        self._keys, self._values = np.empty(0, "S16"), np.empty(0, np.uint8)
+        self._latest: dict[bytes, int] = {}
+
+    def get(self, digest: bytes) -> int | None:
+        """Return the number that was stored with a digest; None for an unknown one."""
+        if digest in self._latest:
+            return self._latest[digest]
+        place = int(self._keys.searchsorted(digest))
+        known = place < len(self._keys) and self._keys[place] == digest.rstrip(b"\0")  # as numpy shows it
+        return int(self._values[place]) if known else None
+
+    def put(self, digest: bytes, number: int) -> None:
+        """Store a number with a digest that is not known yet."""
+        self._latest[digest] = number
+        if len(self._latest) > max(_LATEST, len(self._keys) // 8):
+            keys = np.concatenate([self._keys, np.array(list(self._latest), "S16")])
+            order = np.argsort(keys, kind="stable")  # two runs, one of them sorted
+            values = np.concatenate([self._values, np.array(list(self._latest.values()), np.uint8)])
+            self._keys, self._values, self._latest = keys[order], values[order], {}
 
 
 @config
@@ -88,16 +65,14 @@ class NearDuplicateConfig:
         if self.num_perm < 64:
             raise InvalidValue(f"num_perm {self.num_perm} is below 64, which makes the estimate too noisy", "num_perm")
 
+    def signature(self, form: str) -> Any:
+        """Compute the MinHash of a comparison form, without what only further updates would need."""
+        from datasketch import LeanMinHash, MinHash
 
-def signature(text: str, config: NearDuplicateConfig) -> Any:
-    """Compute the MinHash of a comparison form, without what only further updates would need."""
-    from datasketch import LeanMinHash, MinHash
-
-    size = config.shingle_characters
-    shingles = {text[i : i + size].encode() for i in range(max(1, len(text) - size + 1))}
-    sketch = MinHash(num_perm=config.num_perm)
-    sketch.update_batch(shingles)
-    return LeanMinHash(sketch)
+        size = self.shingle_characters
+        sketch = MinHash(num_perm=self.num_perm)
+        sketch.update_batch({form[i : i + size].encode() for i in range(max(1, len(form) - size + 1))})
+        return LeanMinHash(sketch)
 
 
 class NearDuplicates:
@@ -110,10 +85,6 @@ class NearDuplicates:
         self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm, weights=_WEIGHTS)
         self._signatures: list[npt.NDArray[np.uint32]] = []
 
-    def signature(self, text: str) -> Any:
-        """Compute the MinHash of a comparison form."""
-        return signature(text, self.config)
-
     def seen(self, sketch: Any) -> bool:
         """Return whether an earlier text is at least `threshold` similar; each candidate of the index is checked."""
         values = sketch.hashvalues.astype(np.uint32)
@@ -123,6 +94,6 @@ class NearDuplicates:
         )
 
     def add(self, sketch: Any) -> None:
-        """Add the MinHash of an accepted text."""
+        """Add the signature of an accepted text."""
         self._index.insert(len(self._signatures), sketch, check_duplication=False)
         self._signatures.append(sketch.hashvalues.astype(np.uint32))

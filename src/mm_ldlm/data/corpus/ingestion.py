@@ -22,12 +22,11 @@ from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.filters import LanguageFilter, describe_function
+from mm_ldlm.data.corpus.filters import describe_function
 from mm_ldlm.data.corpus.merging import QUARANTINE_SCHEMA, Counts, Merger
-from mm_ldlm.data.corpus.preparing import Preparation
+from mm_ldlm.data.corpus.preparing import Preparation, SideStore, language_filter
 from mm_ldlm.data.corpus.progress import Progress
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
-from mm_ldlm.data.corpus.side import SideStore
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source
 from mm_ldlm.data.corpus.sources.base import printable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
@@ -122,14 +121,14 @@ def _run(
     with (
         config.engine.started() as engine,
         tqdm(
-            desc="ingestion", unit=" rows", unit_scale=True, initial=counts.rows_in, mininterval=1.0,
+            desc="ingestion", unit=" rows", unit_scale=True, initial=counts.total("read"), mininterval=1.0,
             disable=None if config.progress else True,
         ) as bar,
     ):  # fmt: skip
         for _, prepared in engine.run(preparation, chunks, ordered=True):
             chunks.advance()
             merger.merge(prepared)
-            bar.update(sum(prepared.read.values()))
+            bar.update(counts.total("read") - bar.n)
             if counts.rows_in > EARLY_STOP_ROWS:
                 _check_damage(config, counts)
             if merger.waiting >= shard_rows:
@@ -140,7 +139,7 @@ def _run(
 
 
 class _Chunks:
-    """Reads the sources in chunks of (source number, row), in an order that depends on the parameters only.
+    """Reads the sources in chunks of (name of the source, row), in an order that depends on the parameters only.
 
     An engine takes chunks before the earlier ones are merged. `state` has the rows that were consumed of each source,
     and the sources that were read to their end, of the chunks for which `advance` was called.
@@ -152,7 +151,7 @@ class _Chunks:
         self._ends: deque[dict[str, Any]] = deque()
         self.state = self._now()
 
-    def __iter__(self) -> Iterator[list[tuple[int, Row | BadRow]]]:
+    def __iter__(self) -> Iterator[list[tuple[str, Row | BadRow]]]:
         rows = self._rows()
         while chunk := list(itertools.islice(rows, self._size)):
             self._ends.append(self._now())
@@ -169,7 +168,7 @@ class _Chunks:
     def _now(self) -> dict[str, Any]:
         return {"consumed": [*self._consumed], "exhausted": [*self._exhausted]}
 
-    def _rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+    def _rows(self) -> Iterator[tuple[str, Row | BadRow]]:
         consumed, exhausted = self._consumed, self._exhausted
         weights = [config.weight for config in self._config.sources]
         rows = [
@@ -186,7 +185,7 @@ class _Chunks:
                 number += 1
             else:
                 consumed[number] += 1
-                yield number, drawn
+                yield self._config.sources[number].label, drawn
 
 
 # -- checks and report -------------------------------------------------------------------------------------------------
@@ -201,8 +200,8 @@ def _check(config: IngestionConfig, counts: Counts, exhausted: list[bool]) -> No
     for source, ended in zip(config.sources, exhausted, strict=True):
         if ended and not counts.sources[source.label]["read"]:
             raise SourceError(
-                f"source '{source.label}' is empty: expected rows in {show(source.place)}, found none. Check the "
-                "source's 'path'."
+                f"source '{source.label}' is empty: expected rows in {show(', '.join(source.paths))}, found none. "
+                "Correct the source's 'path'."
             )
     _check_damage(config, counts)
     if not counts.total("accepted"):
@@ -261,7 +260,9 @@ def conservation(report: dict[str, Any]) -> str:
 
 def _described(config: IngestionConfig) -> list[str]:
     """Describe each source by its name, its kind and where it is read; numbers of rows are no other source."""
-    return [printable(f"{s.label} ({s.kind}{f': {s.place}' if s.place else ''})") for s in config.sources]
+    places = [", ".join(source.paths) or getattr(source, "dataset", "") for source in config.sources]
+    named = zip(config.sources, places, strict=True)
+    return [printable(f"{source.label} ({source.kind}{f': {place}' if place else ''})") for source, place in named]
 
 
 def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
@@ -288,7 +289,7 @@ def _fingerprints(
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources
             plain.pop(key, None)
     if config.language_filter is not None:
-        LanguageFilter(config.language_filter)  # refuses a name that cannot be imported
+        language_filter(config.language_filter)  # refuses a name that cannot be imported
         parameters["language_filter"] = describe_function(config.language_filter)
     limits = None
     if tokenizer is not None and tokens is not None:

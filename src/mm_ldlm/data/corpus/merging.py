@@ -10,13 +10,12 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from mm_ldlm.core.messages import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicates, as_words, signature
-from mm_ldlm.data.corpus.preparing import Prepared
+from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicates
+from mm_ldlm.data.corpus.preparing import Prepared, SideStore
 from mm_ldlm.data.corpus.record import (
     PAIR,
     RECORD_SCHEMA,
@@ -26,9 +25,8 @@ from mm_ldlm.data.corpus.record import (
     meta_value,
     whole_text,
 )
-from mm_ldlm.data.corpus.side import SideStore
-from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, BadRow, Row, printable
-from mm_ldlm.data.corpus.splits import SPLITS, Split
+from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, printable
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store import ShardStore
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -86,74 +84,52 @@ class Merger:
 
     def __init__(self, config: IngestionConfig, counts: Counts, side: SideStore | None = None) -> None:
         self.config, self.counts, self.side = config, counts, side
-        self._labels = [source.label for source in config.sources]
         self._ids, self._forms = DigestMap(), DigestMap()
-        self._near = NearDuplicates(config.near_duplicates) if config.near_duplicates else None
-        self._accepted: list[tuple[str, str, str, Split, str | None]] = []
+        self._near = None if config.near_duplicates is None else NearDuplicates(config.near_duplicates)
+        self._accepted: list[tuple[str, str, str, str, str | None]] = []
         self._refused: list[tuple[str, str, int, str, str, str]] = []
         self._values: list[Any] = []
 
     def merge(self, prepared: Prepared) -> None:
         """Sort the rows of the next chunk into accepted, duplicate and quarantined."""
-        for outcome, numbers in (("read", prepared.read), ("from_splitting", prepared.from_splitting)):
-            for source, number in numbers.items():
-                self.counts.sources[self._labels[source]][outcome] += number
-        self.counts.truncated += prepared.truncated
+        counts = self.counts
+        counts.truncated += prepared.truncated
+        for (source, outcome), number in prepared.counts.items():
+            counts.sources[source][outcome] += number
         for source, bad in prepared.refused:
-            self._refuse(self._labels[source], bad)
-        if prepared.rows:
-            self._remove_duplicates(prepared)
-
-    def _remove_duplicates(self, prepared: Prepared) -> None:
-        known_ids = self._ids.lookup(as_words(prepared.ids)).tolist()
-        known_forms = self._forms.lookup(as_words(prepared.forms)).tolist()
-        new_ids, new_forms = dict[bytes, int](), dict[bytes, int]()
-        for i, (source, row) in enumerate(prepared.rows):
-            identity, form = prepared.ids[i], prepared.forms[i]
-            split = SPLITS.index(self._split(row, form))
-            elsewhere = known_forms[i] if known_forms[i] >= 0 else new_forms.get(form, split)
-            near = None if self._near is None or row.describes is not None else prepared.signatures[i]
-            if known_ids[i] >= 0 or identity in new_ids:
+            file, detail = printable(bad.file), printable(shorten(bad.detail, 400))
+            counts.sources[source]["quarantined"] += 1
+            counts.quarantined_by_reason[bad.reason] += 1
+            counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
+            self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
+        for source, row, meta, identity, form, signature in prepared.candidates:
+            split = row.split or ""
+            if split not in SPLITS:
+                split = self.config.splits.split_of(form, held_out=split == HELD_OUT)
+            number, elsewhere = SPLITS.index(split), self._forms.get(form)
+            if self._ids.get(identity) is not None:
                 kind = "exact"
-            elif elsewhere != split:
-                place = SPLITS[elsewhere]
+            elif elsewhere not in (None, number):
+                place = SPLITS[elsewhere or 0]
                 kind = f"in_{place}_but_for_case" if row.describes is None else f"described_in_{place}"
-            elif self._near is not None and near is not None and self._near.seen(near):
+            elif self._near is not None and signature is not None and self._near.seen(signature):
                 kind = "near"
             else:
-                new_ids[identity] = 0
-                if known_forms[i] < 0:
-                    new_forms[form] = split
-                if self._near is not None and near is not None:
-                    self._near.add(near)
-                self._accept(self._labels[source], row, identity.hex(), SPLITS[split], prepared.metas[i])
+                self._remember(identity, form, number, signature)
+                counts.sources[source]["accepted"] += 1
+                counts.splits[split] += 1
+                self._accepted.append((identity.hex(), row.text, source, split, meta))
+                self._values.append(row.vector)
                 continue
-            self.counts.sources[self._labels[source]]["duplicates"] += 1
-            self.counts.duplicates_by_kind[kind] += 1
-        self._remember(new_ids, new_forms)
+            counts.sources[source]["duplicates"] += 1
+            counts.duplicates_by_kind[kind] += 1
 
-    def _split(self, row: Row, form: bytes) -> Split:
-        """Return the split of a row: its own, or that of the hash."""
-        if row.split in SPLITS:
-            return row.split
-        return self.config.splits.split_of(form, held_out=row.split == HELD_OUT)
-
-    def _remember(self, ids: dict[bytes, int], forms: dict[bytes, int]) -> None:
-        for known, new in ((self._ids, ids), (self._forms, forms)):
-            known.add(as_words(list(new)), np.array(list(new.values()), np.uint8))
-
-    def _accept(self, label: str, row: Row, identity: str, split: Split, meta: str | None) -> None:
-        self.counts.sources[label]["accepted"] += 1
-        self.counts.splits[split] += 1
-        self._accepted.append((identity, row.text, label, split, meta))
-        self._values.append(row.vector)
-
-    def _refuse(self, label: str, bad: BadRow) -> None:
-        file, detail = printable(bad.file), printable(shorten(bad.detail, 400))
-        self.counts.sources[label]["quarantined"] += 1
-        self.counts.quarantined_by_reason[bad.reason] += 1
-        self.counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
-        self._refused.append((label, file, bad.line, bad.reason, detail, bad.excerpt))
+    def _remember(self, identity: bytes, form: bytes, number: int, signature: Any) -> None:
+        self._ids.put(identity, 0)
+        if self._forms.get(form) is None:
+            self._forms.put(form, number)
+        if self._near is not None and signature is not None:
+            self._near.add(signature)
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
@@ -164,10 +140,8 @@ class Merger:
 
     def take_tables(self) -> dict[str, pa.Table]:
         """Return the rows accepted and refused since the last call, and their values for the side store."""
-        tables = {
-            "records": _table(self._accepted, RECORD_SCHEMA),
-            "quarantine": _table(self._refused, QUARANTINE_SCHEMA),
-        }
+        named = (("records", self._accepted, RECORD_SCHEMA), ("quarantine", self._refused, QUARANTINE_SCHEMA))
+        tables = {name: _table(rows, schema) for name, rows, schema in named}
         if self.side is not None:
             tables["side"] = self.side.table([row[0] for row in self._accepted], self._values)
         self._accepted, self._refused, self._values = [], [], []
@@ -175,23 +149,17 @@ class Merger:
 
     def restore(self, records: ShardStore) -> None:
         """Restore the state of an interrupted run from the records that it committed."""
-        key = self.config.splits.key.encode()
+        key, near = self.config.splits.key.encode(), self.config.near_duplicates
         for table in records.iter_tables(columns=["id", "text", "split", "meta"]):
-            ids, forms = dict[bytes, int](), dict[bytes, int]()
             for identity, text, split, meta in zip(*table.to_pydict().values(), strict=True):
-                described = described_by(meta)
-                ids[bytes.fromhex(identity)] = 0
-                forms.setdefault(comparison_digest(described or text, key=key), SPLITS.index(split))
-                if self._near is not None and described is None:
-                    form = comparison_form(whole_text(text, meta_value(meta, PAIR)))
-                    self._near.add(signature(form, self._near.config))
-            known = self._forms.lookup(as_words(list(forms)))
-            fresh = [form for form, number in zip(forms, known.tolist(), strict=True) if number < 0]
-            self._remember(ids, {form: forms[form] for form in fresh})
+                described, signature = described_by(meta), None
+                if near is not None and described is None:
+                    signature = near.signature(comparison_form(whole_text(text, meta_value(meta, PAIR))))
+                form = comparison_digest(described or text, key=key)
+                self._remember(bytes.fromhex(identity), form, SPLITS.index(split), signature)
 
 
 def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)

@@ -9,49 +9,87 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.dedup import signature
 from mm_ldlm.data.corpus.filters import LanguageFilter
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, comparison_form, meta_text, text_digest, whole_text
-from mm_ldlm.data.corpus.side import SideStore
 from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
-from mm_ldlm.data.corpus.text_splitting import split_text
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
+from mm_ldlm.data.store import Manifest, Shard
+
+
+class SideStore(Protocol):
+    """A store with one row for each record, which ingestion fills with what sources contain besides texts.
+
+    Attributes:
+        workspace: its folder.
+        most_rows: largest number of rows of a shard that fits in memory.
+        fingerprint: digest of everything that decides which values are accepted.
+    """
+
+    @property
+    def workspace(self) -> Path: ...
+
+    @property
+    def most_rows(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def accept(self, value: Any) -> Any:
+        """Return the value of a row (`Row.vector`) as it is stored, or raise `Unusable`."""
+
+    def table(self, ids: Sequence[str], values: Sequence[Any]) -> pa.Table:
+        """Return the rows of n records as a table; the values were accepted."""
+
+    def commit(self, shards: Sequence[Shard], *, records: Manifest) -> None:
+        """Write the manifest of the finished store of these records."""
+
+
+class Candidate(NamedTuple):
+    """A usable row with normalised texts.
+
+    Attributes:
+        source: name of its source.
+        meta: `meta` of the record as JSON.
+        id: digest that identifies the record.
+        form: keyed digest of the comparison form; it decides the split.
+        signature: for near duplicates, if they are removed.
+    """
+
+    source: str
+    row: Row
+    meta: str | None
+    id: bytes
+    form: bytes
+    signature: Any
 
 
 @dataclasses.dataclass
 class Prepared:
-    """A prepared chunk: its n usable rows with their digests, and the rows refused, both by number of their source.
+    """A prepared chunk.
 
     Attributes:
-        rows: n rows with normalised texts.
-        ids: n digests that identify the records.
-        forms: n keyed digests of the comparison forms; they decide the splits.
-        metas: `meta` of the n records as JSON.
-        signatures: n signatures for near duplicates, if they are removed.
-        read: source → number of rows read.
-        from_splitting: source → number of further rows that splitting made.
+        refused: (source, damaged row) of the others.
+        counts: (source, read or from_splitting) → rows; splitting makes further rows.
         truncated: number of texts of which only the first tokens are used.
     """
 
-    rows: list[tuple[int, Row]] = dataclasses.field(default_factory=list)
-    ids: list[bytes] = dataclasses.field(default_factory=list)
-    forms: list[bytes] = dataclasses.field(default_factory=list)
-    metas: list[str | None] = dataclasses.field(default_factory=list)
-    signatures: list[Any] = dataclasses.field(default_factory=list)
-    refused: list[tuple[int, BadRow]] = dataclasses.field(default_factory=list)
-    read: Counter[int] = dataclasses.field(default_factory=Counter)
-    from_splitting: Counter[int] = dataclasses.field(default_factory=Counter)
+    candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    refused: list[tuple[str, BadRow]] = dataclasses.field(default_factory=list)
+    counts: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     truncated: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Prepares chunks of (source number, row).
+    """Prepares chunks of (name of the source, row).
 
     Attributes:
         tokenizer, limits: the bounds in tokens; None applies none.
@@ -63,21 +101,11 @@ class Preparation:
     limits: TokenizerConfig | None = None
     side: SideStore | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the language filter, which every process loads itself."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @functools.cached_property
-    def language(self) -> LanguageFilter | None:
-        """The language filter of the parameters."""
-        name = self.config.language_filter
-        return None if name is None else LanguageFilter(name)
-
-    def __call__(self, chunk: list[tuple[int, Row | BadRow]]) -> Prepared:
+    def __call__(self, chunk: list[tuple[str, Row | BadRow]]) -> Prepared:
         """Prepare a chunk; every row of it is in the result, as usable or as refused."""
-        out, usable = Prepared(), list[tuple[int, Row]]()
+        out, usable = Prepared(), list[tuple[str, Row]]()
         for source, row in chunk:
-            out.read[source] += 1
+            out.counts[source, "read"] += 1
             if isinstance(row, BadRow):
                 out.refused.append((source, row))
                 continue
@@ -85,12 +113,13 @@ class Preparation:
                 usable.append((source, self._checked(row)))
             except Unusable as error:
                 out.refused.append((source, error.at(row.file, row.line)))
-        for source, row, lengths in self._with_lengths(usable):
-            pieces = self._pieces(row, lengths, out)
-            out.from_splitting[source] += len(pieces) - 1
-            for piece, lengths in pieces:
+        for (source, row), lengths in zip(usable, self._lengths([row for _, row in usable]), strict=True):
+            pieces = self._pieces(row, lengths)
+            out.counts[source, "from_splitting"] += len(pieces) - 1
+            out.truncated += self._truncates(lengths)
+            for piece, size in pieces:
                 try:
-                    self._add(out, source, piece, lengths)
+                    out.candidates.append(self._candidate(source, piece, size))
                 except Unusable as error:
                     out.refused.append((source, error.at(row.file, row.line)))
         return out
@@ -98,7 +127,7 @@ class Preparation:
     # -- texts ---------------------------------------------------------------------------------------------------------
 
     def _checked(self, row: Row) -> Row:
-        """Return the row with normalised texts, and with the checked value of the side store."""
+        """Return the row with normalised texts, and with the accepted value of the side store."""
         text = self._checked_text(row.text)
         pair = None if row.pair is None else self._checked_text(row.pair)
         vector = None if self.side is None else self.side.accept(row.vector)
@@ -108,7 +137,7 @@ class Preparation:
         if "\0" in text:
             raise Unusable("nul", "NUL character in the text", text)
         try:
-            size = len(text) if text.isascii() else len(text.encode("utf-8"))
+            size = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             detail = f"lone surrogate at character {error.start}: the source was decoded with the wrong encoding"
             raise Unusable("encoding", detail, text) from None
@@ -116,27 +145,31 @@ class Preparation:
             raise Unusable("oversized", f"{size} bytes, at most {self.config.max_row_bytes} are read", text)
         text = self.config.normalise(text)
         self.config.length.check(text)
-        if self.language is not None:
-            self.language.check(text)
+        if self.config.language_filter is not None:
+            language_filter(self.config.language_filter).check(text)
         return text
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
-    def _with_lengths(self, rows: list[tuple[int, Row]]) -> list[tuple[int, Row, list[int]]]:
-        """Return each row with the number of tokens of its text and of the second text of a pair."""
-        if self.tokenizer is None or self.limits is None:
-            return [(source, row, []) for source, row in rows]
-        texts = [[text for text in (row.text, row.pair) if text is not None] for _, row in rows]
-        counts = iter(np.diff(self.tokenizer.encode_base([text for pair in texts for text in pair])[1]).tolist())
-        return [(*item, [next(counts) for _ in pair]) for item, pair in zip(rows, texts, strict=True)]
+    def _lengths(self, rows: list[Row]) -> Iterator[list[int]]:
+        """Yield the numbers of tokens of each text and of the second text of a pair; none without a tokenizer."""
+        texts = [[text for text in (row.text, row.pair) if text is not None] for row in rows]
+        if self.tokenizer is None:
+            yield from ([] for _ in texts)
+        else:
+            counts = iter(np.diff(self.tokenizer.encode_base([text for pair in texts for text in pair])[1]).tolist())
+            yield from ([next(counts) for _ in pair] for pair in texts)
 
-    def _pieces(self, row: Row, lengths: list[int], out: Prepared) -> list[tuple[Row, list[int]]]:
+    def _truncates(self, lengths: list[int]) -> bool:
+        limits = self.limits
+        return limits is not None and limits.too_long == "truncate" and max(lengths) > limits.max_length
+
+    def _pieces(self, row: Row, lengths: list[int]) -> list[tuple[Row, list[int]]]:
         """Return the row, or the pieces of a text that is too long, with their numbers of tokens."""
         limits, tokenizer = self.limits, self.tokenizer
         if limits is None or tokenizer is None or max(lengths) <= limits.max_length:
             return [(row, lengths)]
         if limits.too_long == "truncate":
-            out.truncated += 1
             return [(row, [min(length, limits.max_length) for length in lengths])]
         if limits.too_long == "drop" or row.pair is not None or row.vector is not None:
             return [(row, lengths)]
@@ -147,24 +180,23 @@ class Preparation:
             for number, (text, length) in enumerate(found)
         ]
 
-    def _add(self, out: Prepared, source: int, row: Row, lengths: list[int]) -> None:
-        """Add a row to the result, or raise `Unusable`."""
+    def _candidate(self, source: str, row: Row, lengths: list[int]) -> Candidate:
         self.config.length.check(row.text)
         if self.limits is not None:
             self.limits.check(lengths, row.text)
         try:
             meta = meta_text(row.meta)
-            if meta is not None and len(meta) > self.config.max_row_bytes:
-                detail = f"{len(meta)} bytes of 'meta', at most {self.config.max_row_bytes} are kept"
+            if len(meta or "") > self.config.max_row_bytes:
+                detail = f"{len(meta or '')} bytes of 'meta', at most {self.config.max_row_bytes} are kept"
                 raise Unusable("oversized", detail, row.text)
-            if row.pair is not None:
-                meta = meta_text({**row.meta, PAIR: row.pair})
+            meta = meta if row.pair is None else meta_text({**row.meta, PAIR: row.pair})
         except ValueError as error:
             raise Unusable("wrong_type", f"the columns of 'meta': {error}", row.text) from None
-        whole = whole_text(row.text, row.pair)
-        out.rows.append((source, row))
-        out.metas.append(meta)
-        out.ids.append(text_digest(whole, row.describes))
-        out.forms.append(comparison_digest(row.describes or row.text, key=self.config.splits.key.encode()))
-        if self.config.near_duplicates is not None:
-            out.signatures.append(signature(comparison_form(whole), self.config.near_duplicates))
+        whole, near = whole_text(row.text, row.pair), self.config.near_duplicates
+        form = comparison_digest(row.describes or row.text, key=self.config.splits.key.encode())
+        signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
+        return Candidate(source, row, meta, text_digest(whole, row.describes), form, signature)
+
+
+language_filter = functools.cache(LanguageFilter)
+"""The filter of a name, which every process loads once"""

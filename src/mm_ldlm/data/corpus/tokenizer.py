@@ -1,4 +1,4 @@
-"""The text tokenizer: any Hugging Face tokenizer, without [CLS] and [SEP], over its whole vocabulary or a part of it.
+"""The text tokenizer: any Hugging Face tokenizer, without [CLS] and [SEP], over its entire vocabulary or a part of it.
 
 A saved tokenizer is a folder with `tokenizer.json` (the base tokenizer, with pad, mask and unknown tokens added where
 missing) and `vocabulary.json` (the base ids that are kept, and the three special ids). Loading it needs only the
@@ -7,6 +7,7 @@ missing) and `vocabulary.json` (the base ids that are kept, and the three specia
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -20,20 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.config import InvalidValue, Size, config
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import InputFile, new_directory
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.corpus.sources.base import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 FORMAT_VERSION = 1
-MASKS = ("[MASK]", "<mask>", "<|mask|>")
 PADS = ("[PAD]", "<pad>", "<|pad|>")
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
+UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
 _THREADS = 16
 _ROWS_PER_THREAD = 512
-UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
+_FILES = ("tokenizer.json", "vocabulary.json")
 
 
 @config
@@ -48,7 +50,7 @@ class TokenizerConfig:
         max_length: maximum number of tokens in a sequence.
         min_length: minimum number of tokens; shorter rows go to quarantine.
         too_long: treatment of longer rows: "drop" (quarantine), "truncate" (only the tokens; text and embedding
-            stay whole) or "split" (at word boundaries, each piece becomes a record).
+            stay as they are) or "split" (at word boundaries, each piece becomes a record).
         reduce_vocabulary: keep only tokens that occur in the training split.
     """
 
@@ -82,8 +84,23 @@ class TokenizerConfig:
             yield "path", self.path
 
 
+@dataclasses.dataclass(frozen=True)
+class _Vocabulary:
+    """Contents of vocabulary.json."""
+
+    format_version: int
+    fingerprint: str
+    max_length: int
+    vocab_size: int
+    base_size: int
+    pad_id: int
+    mask_id: int
+    unk_id: int
+    kept: list[int] | None
+
+
 class TextTokenizer:
-    """A tokenizer with the part of its vocabulary that is used.
+    """A tokenizer with the part of its vocabulary that is used. It adds missing pad, mask and unknown tokens to `base`.
 
     Attributes:
         vocab_size: ids are 0 .. vocab_size - 1, special ids included.
@@ -92,42 +109,31 @@ class TextTokenizer:
         max_length: maximum number of tokens in a sequence, as prepared for training.
         kept_V: (V,) int64, the base id of each id, ascending; all base ids unless the vocabulary was reduced.
         fingerprint: digest of everything that decides the ids of a text.
+        directory: where it was loaded from, if it was.
     """
 
     directory: Path | None = None
-    """where it was loaded from"""
 
     def __init__(self, base: Any, *, max_length: int, kept: npt.NDArray[np.int64] | None = None) -> None:
-        self.base = base
+        self.base, self.max_length = complete_specials(base), max_length
         base.no_padding()
         base.no_truncation()
         base.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
-        self.max_length = max_length
-        specials = [found for names in (PADS, MASKS, UNKNOWNS) if (found := _find(base, names)) is not None]
-        if len(specials) < 3:
-            raise StoreError(
-                "expected a tokenizer with pad, mask and unknown tokens. Add them with `complete_specials`."
-            )
+        specials = np.array([_find(base, names) for names in (PADS, MASKS, UNKNOWNS)], np.int64)
         self.base_size = int(base.get_vocab_size(with_added_tokens=True))
-        every = np.arange(self.base_size, dtype=np.int64)
-        self.kept_V = every if kept is None else np.union1d(kept, np.array(specials, np.int64)).astype(np.int64)
-        if len(self.kept_V) and self.kept_V[-1] >= self.base_size:
+        self.kept_V = np.union1d(np.arange(self.base_size) if kept is None else kept, specials).astype(np.int64)
+        if not 0 <= self.kept_V[0] <= self.kept_V[-1] < self.base_size:
             raise StoreError(
-                f"the vocabulary keeps base id {self.kept_V[-1]}, but the tokenizer has {self.base_size} tokens."
+                f"expected a vocabulary of the ids 0 to {self.base_size - 1}, found {self.kept_V[0]} to "
+                f"{self.kept_V[-1]}. Run ingestion again."
             )
+        self.vocab_size = len(self.kept_V)
+        self.reduced = self.vocab_size < self.base_size
         self._from_base = np.full(self.base_size, -1, np.int64)
-        self._from_base[self.kept_V] = np.arange(len(self.kept_V))
+        self._from_base[self.kept_V] = np.arange(self.vocab_size)
         self.pad_id, self.mask_id, self.unk_id = (int(self._from_base[special]) for special in specials)
         self._to_ours = np.where(self._from_base < 0, self.unk_id, self._from_base).astype(np.int32)
         self._to_ours[specials[:2]] = self.unk_id  # a unigram model may find "<pad>" in a text as an ordinary piece
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.kept_V)
-
-    @property
-    def reduced(self) -> bool:
-        return self.vocab_size < self.base_size
 
     @functools.cached_property
     def base_fingerprint(self) -> str:
@@ -149,28 +155,23 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text without special tokens; `max_length` is not applied here."""
-        values, offsets = self.encode_arrays(texts)
-        flat = values.tolist()
+        values, offsets = self.encode_base(texts)
+        flat = self._to_ours[values].tolist()
         return [flat[a:b] for a, b in itertools.pairwise(offsets.tolist())]
 
-    def encode_arrays(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Return (values, offsets): text i is `values[offsets[i]:offsets[i + 1]]`."""
-        values, offsets = self.encode_base(texts)
-        return self._to_ours[values], offsets
-
     def encode_base(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the same in ids of the whole vocabulary. Large batches use several threads (Rust releases the GIL)."""
+        """Return (values, offsets) in ids of the entire vocabulary: text i is `values[offsets[i]:offsets[i + 1]]`.
+
+        Large batches use several threads (Rust releases the GIL).
+        """
         texts = list(texts)
-        pieces = max(1, min(_THREADS, os.cpu_count() or 1, len(texts) // _ROWS_PER_THREAD))
-        if pieces == 1:
+        if len(texts) < 2 * _ROWS_PER_THREAD:
             found = self._ids(texts)
         else:
-            cuts = [len(texts) * i // pieces for i in range(pieces + 1)]
-            with ThreadPoolExecutor(pieces) as pool:
-                parts = pool.map(self._ids, [texts[a:b] for a, b in itertools.pairwise(cuts)])
-                found = list(itertools.chain.from_iterable(parts))
-        offsets = np.zeros(len(found) + 1, np.int64)
-        np.cumsum([len(ids) for ids in found], out=offsets[1:])
+            parts = [texts[start : start + _ROWS_PER_THREAD] for start in range(0, len(texts), _ROWS_PER_THREAD)]
+            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+                found = list(itertools.chain.from_iterable(pool.map(self._ids, parts)))
+        offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(found), np.int64, count=int(offsets[-1])), offsets
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
@@ -179,17 +180,6 @@ class TextTokenizer:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a text stands in it: the first character, and the one after the last."""
         return list(self.base.encode(text, add_special_tokens=False).offsets)
-
-    def without_special_ends(self, base_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return base ids without the special tokens at their ends ([CLS], [SEP], padding); unknown tokens stay."""
-        inner = np.flatnonzero(~np.isin(base_ids, self._frame_ids))
-        return base_ids[inner[0] : inner[-1] + 1] if len(inner) else base_ids[:0]
-
-    @functools.cached_property
-    def _frame_ids(self) -> list[int]:
-        """Base ids of special tokens that other programs put before and after a text."""
-        added = {index: token for index, token in self.base.get_added_tokens_decoder().items() if token.special}
-        return [index for index, token in added.items() if token.content not in (*UNKNOWNS, *MASKS)]
 
     def from_base(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Map base ids to ids of the kept vocabulary; others become `unk_id`."""
@@ -207,7 +197,7 @@ class TextTokenizer:
         Where the vocabulary does not record spaces, they are written as in English (`detokenising`).
 
         Raises:
-            StoreError: An id is outside the vocabulary.
+            StoreError: an id is outside the vocabulary.
         """
         return self.decode_batch([ids], skip_special=skip_special)[0]
 
@@ -237,92 +227,92 @@ class TextTokenizer:
 
     def with_vocabulary(self, base_ids: npt.NDArray[np.int64]) -> TextTokenizer:
         """Return the same tokenizer restricted to these base ids and the special ones."""
-        return TextTokenizer(self.base, max_length=self.max_length, kept=np.unique(base_ids))
+        return TextTokenizer(self.base, max_length=self.max_length, kept=base_ids)
 
     def save(self, directory: str | Path) -> None:
         """Write the folder, replacing an existing one."""
+        names = [field.name for field in dataclasses.fields(_Vocabulary)]
+        kept = self.kept_V.tolist() if self.reduced else None
+        document = {"format_version": FORMAT_VERSION, "kept": kept}
+        document |= {name: getattr(self, name) for name in names if name not in document}
         with new_directory(directory) as temporary:
-            (temporary / "tokenizer.json").write_text(self.base.to_str(pretty=True), encoding="utf-8")
-            document = {
-                "format_version": FORMAT_VERSION,
-                "fingerprint": self.fingerprint,
-                "max_length": self.max_length,
-                "vocab_size": self.vocab_size,
-                "base_size": self.base_size,
-                "pad_id": self.pad_id,
-                "mask_id": self.mask_id,
-                "unk_id": self.unk_id,
-                "kept": self.kept_V.tolist() if self.reduced else None,
-            }
-            (temporary / "vocabulary.json").write_text(json.dumps(document), encoding="utf-8")
+            for name, text in zip(_FILES, (self.base.to_str(pretty=True), json.dumps(document)), strict=True):
+                (temporary / name).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | Path) -> TextTokenizer:
         """Read a folder written by `save`.
 
         Raises:
-            StoreError: Files are missing, damaged, or do not belong together.
+            StoreError: files are missing, damaged, or do not belong together.
         """
         from tokenizers import Tokenizer
 
-        directory = Path(directory)
-        document = InputFile(directory / "vocabulary.json", remedy="Run ingestion.").json(dict)
-        file = InputFile(directory / "tokenizer.json", remedy="Run ingestion.").check()
+        base_file, file = (InputFile(Path(directory) / name, remedy="Run ingestion again.") for name in _FILES)
+        document = file.json(_Vocabulary)
+        if document.format_version != FORMAT_VERSION or not 0 < document.max_length < 2**31:
+            found = f"{document.format_version} and {document.max_length}"
+            file.refuse(f"the format version {FORMAT_VERSION} and a maximum length", found)
         try:
-            base = Tokenizer.from_file(str(file))
+            base = Tokenizer.from_file(str(base_file.check()))
+            kept = None if document.kept is None else np.asarray(document.kept, np.int64)
+        except StoreError:
+            raise
         except Exception as error:  # the Rust library raises plain Exception
-            raise StoreError(
-                f"{directory}: the saved tokenizer cannot be read ({error}). Run ingestion again."
-            ) from None
-        found = document.get("format_version") if isinstance(document, dict) else None
-        if found != FORMAT_VERSION:
-            raise StoreError(
-                f"{directory}: expected tokenizer format {FORMAT_VERSION}, found {found!r}. Run ingestion again."
-            )
-        try:
-            kept = None if document["kept"] is None else np.asarray(document["kept"], np.int64)
-            if type(max_length := document["max_length"]) is not int or max_length < 1:
-                raise ValueError(f"max_length is {show(max_length, 60)}")
-            tokenizer, expected = cls(base, max_length=max_length, kept=kept), document["fingerprint"]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StoreError(
-                f"{directory}: a field of vocabulary.json is missing or of another type ({error}). Run ingestion again."
-            ) from None
-        if tokenizer.fingerprint != expected:
-            raise StoreError(
-                f"{directory}: expected a tokenizer with fingerprint {expected}, found "
-                f"{tokenizer.fingerprint}: tokenizer.json or vocabulary.json was changed. Run ingestion again."
-            )
-        tokenizer.directory = directory
+            base_file.refuse("a saved tokenizer", f"an error ({reason_of(error)})")
+        tokenizer = cls(base, max_length=document.max_length, kept=kept)
+        if tokenizer.fingerprint != document.fingerprint:
+            base_file.refuse(f"a tokenizer with fingerprint {document.fingerprint}", tokenizer.fingerprint)
+        tokenizer.directory = Path(directory)
         return tokenizer
+
+
+def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
+    """Load the tokenizer that the parameters name, with its entire vocabulary.
+
+    Raises:
+        ConfigurationError: it cannot be found or read.
+    """
+    if config.path is None:
+        base = pretrained.from_name(config.name, revision=config.revision)
+    else:
+        base = pretrained.from_path(Path(config.path), lowercase=config.lowercase)
+    return TextTokenizer(base, max_length=config.max_length)
 
 
 def complete_specials(base: Any) -> Any:
     """Add missing pad, mask and unknown tokens. Changes and returns `base`."""
     from tokenizers import AddedToken
 
-    for names in (PADS, MASKS, UNKNOWNS):
-        if _find(base, names) is None:
-            base.add_special_tokens([AddedToken(names[0], special=True, normalized=False)])
+    missing = [names[0] for names in (PADS, MASKS, UNKNOWNS) if _find(base, names) is None]
+    base.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
     return base
 
 
-def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
-    """Load the tokenizer that the parameters name, with its whole vocabulary.
+def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[tuple[str, int]]:
+    """Split a text into (piece, length in tokens), in order; joined by spaces, the pieces give the words of the text.
 
-    Raises:
-        ConfigurationError: It cannot be found; the message lists the places that were tried.
+    Each piece is tokenised by itself. A piece that is still longer than `max_length` could not be split (a single
+    character with more tokens); the caller refuses it.
     """
-    if config.path is not None:
-        base = pretrained.from_path(Path(config.path), lowercase=config.lowercase)
-    elif config.name == pretrained.EMBEDDED_NAME:
-        base = pretrained.from_package()
-    else:
-        base = pretrained.from_hub(config.name, revision=config.revision)
-    try:
-        return TextTokenizer(complete_specials(base), max_length=config.max_length)
-    except StoreError as error:
-        raise ConfigurationError(f"parameter 'tokenizer': {error}") from None
+    text = " ".join(text.split())
+    spans = tokenizer.spans(text)
+    if len(spans) <= max_length:
+        return [(text, len(spans))]
+    pieces: list[tuple[str, int]] = []
+    start = 0  # first token of the piece
+    while start < len(spans):
+        stop, first, last = start + max_length, spans[start][0], len(text)
+        if stop < len(spans):
+            starts = ((token, spans[token][0]) for token in range(stop, start, -1))
+            stop = next((token for token, at in starts if at > first and " " in text[at - 1 : at + 1]), stop)
+            last = spans[stop][0]
+        piece = text[first:last].strip()
+        if piece in ("", text):  # one character has several tokens
+            return [*pieces, (text[first:].strip(), len(spans) - start)]
+        pieces += split_text(piece, tokenizer, max_length=max_length)  # alone it may have more tokens than in the text
+        start = stop
+    return pieces
 
 
 def _find(base: Any, names: Sequence[str]) -> int | None:

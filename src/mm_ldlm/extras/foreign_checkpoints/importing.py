@@ -20,7 +20,7 @@ from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.core.files import InputFile, new_directory, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus import pretrained
-from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import (
@@ -273,18 +273,14 @@ def _tokenizer(place: Path, named: str | None, *, rows: int, max_length: int) ->
             f"{place}: expected tokenizer.json or vocab.txt beside the weights, found none. Give the tokenizer of the "
             "checkpoint by --tokenizer, a folder, a file or a name."
         )
-    if named is None:
-        base = pretrained.from_path(beside[0], lowercase=True)
-    elif Path(named).exists():
-        base = pretrained.from_path(Path(named), lowercase=True)
-    elif named == pretrained.EMBEDDED_NAME:
-        base = pretrained.from_package()
+    if named is None or Path(named).exists():
+        base = pretrained.from_path(Path(named or beside[0]), lowercase=True)
     else:
-        base = pretrained.from_hub(named, revision=None)
+        base = pretrained.from_name(named)
     size = base.get_vocab_size(with_added_tokens=True)
     if rows == size + 1 and all(base.token_to_id(mask) is None for mask in MASKS):
         base.add_special_tokens([MASKS[0]])  # MDLM's [MASK] is the id after those of its tokenizer
-    return TextTokenizer(complete_specials(base), max_length=max_length)
+    return TextTokenizer(base, max_length=max_length)
 
 
 # -- files of the user -------------------------------------------------------------------------------------------------

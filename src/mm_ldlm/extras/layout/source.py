@@ -7,7 +7,6 @@ under "layout_id".
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import zipfile
@@ -23,12 +22,12 @@ from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.core.files import array_in
 from mm_ldlm.data.corpus.record import DECODED, PAIR, is_storable, record_id
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.sources.delimited import json_object
-from mm_ldlm.data.corpus.sources.files import explain_decoding
+from mm_ldlm.data.corpus.sources.lines import explain_decoding
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.corpus.tokenizer import MASKS, UNKNOWNS
+from mm_ldlm.data.corpus.tokenizer import MASKS, UNKNOWNS, TextTokenizer
 from mm_ldlm.extras.layout.folder import Folder, Item, path_of
 
 LAYOUT_ID = "layout_id"
@@ -61,36 +60,26 @@ class LayoutConfig(SourceConfig):
     def has_vectors(self) -> bool:
         return self.latents
 
-    def open(self, opening: Opening) -> Source:
-        return LayoutSource(self, opening)
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutSource:
-    """The rows of all folders, in the order of their lists, and the texts that no list names."""
-
-    config: LayoutConfig
-    opening: Opening
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        if self.config.tokens and self.opening.tokenizer is None:
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of all folders, in the order of their lists, and the texts that no list names."""
+        if self.tokens and opening.tokenizer is None:
             raise ConfigurationError(
-                f"source '{self.config.label}': 'tokens' compares stored tokens with those of a tokenizer, but there "
+                f"source '{self.label}': 'tokens' compares stored tokens with those of a tokenizer, but there "
                 "is none. Pass one, or set 'tokens' to false."
             )
-        for path in self.config.paths:
+        for path in self.paths:
             with closing(Folder(path)) as folder:
-                yield from self._rows_of(folder)
+                yield from self._rows_of(folder, opening)
 
-    def describe(self) -> Any:
-        parts = [part for part, read in (("tokens", self.config.tokens), ("latents", self.config.latents)) if read]
+    def describe(self, opening: Opening) -> Any:
+        parts = [part for part, read in (("tokens", self.tokens), ("latents", self.latents)) if read]
         digests = []
-        for path in self.config.paths:
+        for path in self.paths:
             with closing(Folder(path)) as folder:
                 digests.append(folder.describe(parts))
         return digests
 
-    def _rows_of(self, folder: Folder) -> Iterator[Row | BadRow]:
+    def _rows_of(self, folder: Folder, opening: Opening) -> Iterator[Row | BadRow]:
         items, texts = folder.items(), folder.names("texts")
         splits = self._splits({split for split, _ in items})
         read, number = set(), 0
@@ -100,7 +89,8 @@ class LayoutSource:
             if isinstance(name, str):
                 read.add(PurePosixPath(name).as_posix())
             try:
-                yield self._row(folder, item, Row("", file, number, splits[split]), has_texts=bool(texts))
+                row = Row("", file, number, splits[split])
+                yield self._row(folder, item, row, opening, has_texts=bool(texts))
             except Unusable as error:
                 yield error.at(file, number)
         for name in texts:
@@ -111,72 +101,70 @@ class LayoutSource:
 
     def _splits(self, there: set[str]) -> Mapping[str, str | None]:
         """Return the split of the rows of each split of the layout; None stands for the hash split."""
-        named: dict[str, str] = {split: (self.config.splits or {}).get(split, split) for split in SPLITS}
+        named: dict[str, str] = {split: (self.splits or {}).get(split, split) for split in SPLITS}
         tested = any(named[split] == "test" for split in there)
         words: dict[str, str | None] = {"hash": None, HELD_OUT: "validation" if tested else HELD_OUT}
         return {split: words.get(to, to) for split, to in named.items()}
 
-    def _row(self, folder: Folder, item: Item, row: Row, *, has_texts: bool) -> Row:
+    def _row(self, folder: Folder, item: Item, row: Row, opening: Opening, *, has_texts: bool) -> Row:
         for key in ("id", "text", "text_path", "token_path", "latent_path"):
             if (value := item.get(key)) is not None and not (isinstance(value, str) and is_storable(value)):
                 raise Unusable("wrong_type", f"'{key}' contains {value!r:.80}, expected text")
-        meta, read = item.get("meta") or {}, functools.partial(folder.read, max_bytes=self.opening.max_row_bytes)
+        meta, read = item.get("meta") or {}, functools.partial(folder.read, max_bytes=opening.max_row_bytes)
         if not isinstance(meta, Mapping):
             meta = json_object(meta if isinstance(meta, str) else repr(meta))
         text, vector = item.get("text"), None
-        if item.get("text_path") is not None and (has_texts or not self.config.tokens):
+        if item.get("text_path") is not None and (has_texts or not self.tokens):
             raw = read(item["text_path"])
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise Unusable("encoding", explain_decoding(error, "utf-8", 0), raw) from None
-        if self.config.tokens:
-            text, decoded = self._with_tokens(text, read(path_of(item, "tokens")))
+        if self.tokens:
+            text, decoded = _with_tokens(text, read(path_of(item, "tokens")), opening)
             meta = {**meta, DECODED: True} if decoded else meta
         if text is None:
             raise Unusable("missing_column", "neither 'text_path' nor 'text'", item)
-        if self.config.latents:
+        if self.latents:
             vector = _latent(read(path_of(item, "latents")))
         pair = meta.get(PAIR) if isinstance(meta.get(PAIR), str) else None  # as the export writes it
         if item.get("id") is not None and (DECODED in meta or item["id"] != record_id(text, pair)):
             meta = {**meta, LAYOUT_ID: item["id"]}
         return row._replace(text=text, meta=meta, pair=pair, vector=vector)
 
-    def _with_tokens(self, text: str | None, raw: bytes) -> tuple[str, bool]:
-        """Return the text, and whether it was decoded from its stored tokens, which must be those of the tokenizer.
 
-        Other programs truncate: the stored tokens may be the beginning. A decoded text must have all of them.
-        """
-        tokenizer = self.opening.tokenizer
-        assert tokenizer is not None
-        ids, decoded = self._without_ends(_tokens(raw, self.opening.max_row_bytes)), text is None
-        if text is None:
-            try:
-                text = tokenizer.decode(ids.tolist())
-            except StoreError as error:
-                raise Unusable("other_tokens", str(error)) from None
-        stored = self.opening.normalise(text)
-        ours, count = tokenizer.encode_base([stored])[0], len(ids)
-        complete = count == len(ours) or (not decoded and 0 < count < len(ours))
-        if stored and not (complete and (ours[:count] == ids).all()):
-            place = next((n for n, pair in enumerate(zip(ids, ours, strict=False)) if pair[0] != pair[1]), count)
-            detail = (
-                f"token {place} of {count} is not that of the configured tokenizer, which has {len(ours)} for the "
-                "text: tokenizer.name must be that of the stored tokens"
-            )
-            raise Unusable("other_tokens", detail, text)
-        return text, decoded
+def _with_tokens(text: str | None, raw: bytes, opening: Opening) -> tuple[str, bool]:
+    """Return the text, and whether it was decoded from its stored tokens, which must be those of the tokenizer.
 
-    def _without_ends(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return ids without the special tokens at their ends ([CLS], [SEP], padding); unknown tokens stay."""
-        inner = np.flatnonzero(~np.isin(ids, self._end_ids))
-        return ids[inner[0] : inner[-1] + 1] if len(inner) else ids[:0]
+    Other programs truncate: the stored tokens may be the beginning. A decoded text must have all of them.
+    """
+    tokenizer = opening.tokenizer
+    assert tokenizer is not None
+    ids, decoded = _without_ends(_tokens(raw, opening.max_row_bytes), tokenizer), text is None
+    if text is None:
+        try:
+            text = tokenizer.decode(ids.tolist())
+        except StoreError as error:
+            raise Unusable("other_tokens", str(error)) from None
+    stored = opening.normalise(text)
+    ours, count = tokenizer.encode_base([stored])[0], len(ids)
+    complete = count == len(ours) or (not decoded and 0 < count < len(ours))
+    if stored and not (complete and (ours[:count] == ids).all()):
+        place = next((n for n, pair in enumerate(zip(ids, ours, strict=False)) if pair[0] != pair[1]), count)
+        detail = (
+            f"token {place} of {count} is not that of the configured tokenizer, which has {len(ours)} for the "
+            "text: tokenizer.name must be that of the stored tokens"
+        )
+        raise Unusable("other_tokens", detail, text)
+    return text, decoded
 
-    @functools.cached_property
-    def _end_ids(self) -> list[int]:
-        assert self.opening.tokenizer is not None
-        added = self.opening.tokenizer.base.get_added_tokens_decoder()
-        return [i for i, each in added.items() if each.special and each.content not in (*UNKNOWNS, *MASKS)]
+
+def _without_ends(ids: npt.NDArray[np.int64], tokenizer: TextTokenizer) -> npt.NDArray[np.int64]:
+    """Return ids without the special tokens at their ends ([CLS], [SEP], padding); unknown tokens stay."""
+    added = tokenizer.base.get_added_tokens_decoder()
+    ends = [i for i, each in added.items() if each.special and each.content not in (*UNKNOWNS, *MASKS)]
+    inner = np.flatnonzero(~np.isin(ids, ends))
+    return ids[inner[0] : inner[-1] + 1] if len(inner) else ids[:0]
 
 
 def _tokens(raw: bytes, max_bytes: int) -> npt.NDArray[np.int64]:

@@ -26,7 +26,7 @@ _BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 @dataclasses.dataclass(frozen=True)
 class VectorStore:
-    """The folder that ingestion fills with vectors (`data.corpus.side`), and the dimension that each must have."""
+    """The folder that ingestion fills with vectors (a `SideStore`), and the dimension that each must have."""
 
     dim: int
     workspace: Path

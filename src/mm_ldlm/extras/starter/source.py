@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
 from mm_ldlm.core.config import Rows, RowsOrNone, config
 from mm_ldlm.data.corpus.record import LABEL
-from mm_ldlm.data.corpus.sources import Opening, Row, Source, SourceConfig
+from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 
@@ -30,16 +29,18 @@ class StarterConfig(SourceConfig):
     num_validation: RowsOrNone = 500
     num_test: RowsOrNone = 500
 
-    def open(self, opening: Opening) -> Source:
-        return StarterSource(self, opening.seed)
-
-    def rows(self, seed: int) -> Iterator[Row]:
-        """Yield each sentence with the name of its shape."""
+    def rows(self, opening: Opening) -> Iterator[Row]:
         sentences = generate_starter_corpus(
-            seed=seed, num_train=self.num_train, num_validation=self.num_validation, num_test=self.num_test
+            seed=opening.seed, num_train=self.num_train, num_validation=self.num_validation, num_test=self.num_test
         )
         for number, sentence in enumerate(sentences, start=1):
             yield Row(sentence.text, self.kind, number, sentence.split, {"shape": sentence.shape})
+
+    def describe(self, opening: Opening) -> Any:
+        """Describe the sentences by the seed and the source code of the grammar."""
+        folder = resources.files("mm_ldlm.extras.starter.corpus")
+        code = {item.name: item.read_text("utf-8") for item in folder.iterdir() if item.name.endswith(".py")}
+        return {"seed": opening.seed, "grammar": fingerprint(code), "similar_words": SIMILAR_WORDS}
 
 
 @config
@@ -52,30 +53,13 @@ class StarterPairsConfig(StarterConfig):
 
     kind: str = "starter_pairs"
 
-    def rows(self, seed: int) -> Iterator[Row]:
-        """Yield each pair with its label: "first", "second" or "similar"."""
+    def rows(self, opening: Opening) -> Iterator[Row]:
         doubled = {name: 2 * getattr(self, name) for name in ("num_train", "num_validation", "num_test")}
-        sentences = dataclasses.replace(StarterConfig(), **doubled).rows(seed)
+        sentences = StarterConfig(**doubled).rows(opening)
         for number, first in enumerate(sentences, start=1):
             second = next(sentences)
             label = longer(first.text, second.text)
             yield first._replace(file=self.kind, line=number, meta={LABEL: label}, pair=second.text)
-
-
-@dataclasses.dataclass(frozen=True)
-class StarterSource:
-    """The generated sentences, described by the seed and the source code of the grammar."""
-
-    config: StarterConfig
-    seed: int
-
-    def rows(self) -> Iterator[Row]:
-        return self.config.rows(self.seed)
-
-    def describe(self) -> Any:
-        folder = resources.files("mm_ldlm.extras.starter.corpus")
-        code = {item.name: item.read_text("utf-8") for item in folder.iterdir() if item.name.endswith(".py")}
-        return {"seed": self.seed, "grammar": fingerprint(code), "similar_words": SIMILAR_WORDS}
 
 
 def longer(first: str, second: str) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 from mm_ldlm.core.config import Bytes, config
 from mm_ldlm.core.errors import UnsafePathError
 from mm_ldlm.core.files import inside, problem
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources.base import damaged
 from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
-from mm_ldlm.data.corpus.sources.files import FileSource, check_encoding, damaged, find_files, open_bytes
+from mm_ldlm.data.corpus.sources.lines import check_encoding, open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import decode, digits, with_image
 
@@ -37,25 +38,15 @@ class DigitsConfig(SourceConfig):
 
     kind: str = "digits"
 
-    def open(self, opening: Opening) -> Source:
-        return DigitsSource(opening.seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class DigitsSource:
-    """The digits in the order of scikit-learn."""
-
-    seed: int
-
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         for number, (pixels, label) in enumerate(zip(*digits(), strict=True)):
             row = with_image(Row("", "digits", number + 1, meta={"label": NAMES[label]}), {"digits": number}, pixels)
-            form = random.Random(f"{self.seed} {row.describes}").choice(CAPTIONS)
+            form = random.Random(f"{opening.seed} {row.describes}").choice(CAPTIONS)
             yield row._replace(text=form.format(NAMES[label]))
 
-    def describe(self) -> Any:
+    def describe(self, opening: Opening) -> Any:
         images, labels = digits()
-        return {"seed": self.seed, "captions": CAPTIONS, "images": fingerprint([images.tolist(), labels])}
+        return {"seed": opening.seed, "captions": CAPTIONS, "images": fingerprint([images.tolist(), labels])}
 
 
 @config
@@ -97,9 +88,6 @@ class ImageFolderConfig(ImageFilesConfig):
         super().__post_init__()
         check_encoding(self.encoding)
 
-    def open(self, opening: Opening) -> Source:
-        return ImageFolderSource(self, opening)
-
     def captions(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         """Yield the captions of a file, with the path of the image in `meta`."""
         kind = CsvConfig if ".csv" in path.suffixes else JsonlConfig
@@ -109,7 +97,6 @@ class ImageFolderConfig(ImageFilesConfig):
         yield from made.read(path, opening)
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one caption file."""
         for row in self.captions(path, opening):
             try:
                 yield row if isinstance(row, BadRow) else self._captioned(row, path.parent)
@@ -135,20 +122,16 @@ class ImageFolderConfig(ImageFilesConfig):
             raise Unusable("unreadable_file", f"image {name!r:.200}: {error}", row.text) from None
         return self.with_image(row._replace(meta=meta), path, data, {"file": str(path)})
 
-
-class ImageFolderSource(FileSource):
-    """The captions of all files with their images."""
-
-    def describe(self) -> Any:
+    def describe(self, opening: Opening) -> Any:
         """Describe the caption files by their content, and the images by name, size and time of modification."""
         images = []
-        for path in find_files(self.config):
-            for row in self.config.captions(path, self.opening):
-                with contextlib.suppress(UnsafePathError, OSError, AttributeError):  # they go to quarantine
-                    name = row.meta.get(self.config.image_column)
+        for path in self.find():
+            for row in self.captions(path, opening):
+                with contextlib.suppress(UnsafePathError, OSError):  # they go to quarantine
+                    name = row.meta.get(self.image_column) if isinstance(row, Row) else None
                     about = inside(path.parent, name).stat()
                     images.append([name, about.st_size, about.st_mtime_ns])
-        return {"captions": super().describe(), "images": fingerprint(images)}
+        return {"captions": super().describe(opening), "images": fingerprint(images)}
 
 
 @config
@@ -161,11 +144,7 @@ class WebDatasetConfig(ImageFilesConfig):
 
     kind: str = "webdataset"
 
-    def open(self, opening: Opening) -> Source:
-        return FileSource(self, opening)
-
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one archive."""
         samples = itertools.groupby(_members(path), key=_key)
         for number, (key, members) in enumerate(samples, start=1):
             try:

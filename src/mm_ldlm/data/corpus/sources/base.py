@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_ldlm.core.config import PositiveFloat, PositiveInt, config
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core.messages import reason_of
+from mm_ldlm.data.store.fingerprint import file_sha256
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -88,15 +95,6 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
-class Source(Protocol):
-    """An opened source; it yields rows in a reproducible order."""
-
-    def rows(self) -> Iterator[Row | BadRow]: ...
-
-    def describe(self) -> Any:
-        """Return plain JSON that changes when the content changes (file digests, revisions)."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Opening:
     """Everything that a source may need besides its own keys.
@@ -118,6 +116,8 @@ class Opening:
 class SourceConfig:
     """Keys of every kind of source; the base class of the kinds, and their interface.
 
+    A kind that reads files defines `read`; any other kind defines `rows` and `describe`.
+
     Attributes:
         name: the name used in the records and in the report; the kind by default.
         max_samples: maximum number of rows read from this source, bad rows included.
@@ -131,7 +131,20 @@ class SourceConfig:
 
     def open(self, opening: Opening) -> Source:
         """Return the reader, without reading anything yet."""
+        return Source(self, opening)
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of one file, in a reproducible order."""
         raise NotImplementedError
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        """Yield the rows of all files, one file after another."""
+        for path in self.find():
+            yield from self.read(path, opening)
+
+    def describe(self, opening: Opening) -> Any:
+        """Return plain JSON that changes when the content changes."""
+        return describe_files(self.find())
 
     @property
     def label(self) -> str:
@@ -139,38 +152,82 @@ class SourceConfig:
         return self.name or self.kind
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """Files, folders and globs that the key `path` names."""
-        path = getattr(self, "path", None) or ()
-        return (path,) if isinstance(path, str) else tuple(path)
-
-    @property
-    def place(self) -> str:
-        """Where the source is read, for messages."""
-        return ", ".join(self.paths)
-
-    @property
     def files(self) -> list[tuple[str, str]]:
         """(key, path) of every file, folder and glob that the configuration names."""
-        return [("path", path) for path in self.paths]
+        path = getattr(self, "path", None) or ()
+        return [("path", each) for each in ((path,) if isinstance(path, str) else path)]
+
+    @property
+    def paths(self) -> list[str]:
+        """Files, folders and globs that the key `path` names."""
+        return [path for key, path in self.files if key == "path"]
 
     @property
     def has_vectors(self) -> bool:
         """Whether the source contains a vector for each text."""
         return False
 
+    def find(self, key: str = "path") -> list[Path]:
+        """List the files that a key names, in that order, each once; the files of a glob are sorted.
+
+        Raises:
+            SourceError: a file is missing or is not a regular file, or a glob matches nothing.
+        """
+        found: list[Path] = []
+        for pattern in [path for name, path in self.files if name == key]:
+            matches = [pattern]
+            if glob.has_magic(pattern) and not os.path.lexists(pattern):
+                matches = [each for each in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(each)]
+            found += [self.file(path, key=key).check() for path in matches or [pattern]]
+        return list(dict.fromkeys(found))
+
+    def file(self, path: str | Path, *, key: str = "path") -> InputFile:
+        """Return the door to a file of the source."""
+        remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (looked from {Path.cwd()})."
+        return InputFile(path, remedy=remedy, error=SourceError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An opened source."""
+
+    config: Any
+    opening: Opening
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Yield the rows in a reproducible order."""
+        found: Iterator[Row | BadRow] = self.config.rows(self.opening)
+        return found
+
+    def describe(self) -> Any:
+        """Return plain JSON that changes when the content changes (file digests, revisions)."""
+        return self.config.describe(self.opening)
+
+
+def describe_files(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Describe each file by name, size and sha256, without its location or time."""
+    return [{"name": printable(p.name), "bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths]
+
+
+def damaged(path: Path, number: int, error: Exception) -> SourceError:
+    """Return the error for a truncated or unreadable file; continuing would lose rows silently."""
+    return SourceError(
+        f"{path}: damaged, or not of the type that its name suggests, after line {number} ({reason_of(error)}). Fetch "
+        "the file again or take it out of the source's 'path'."
+    )
+
 
 SOURCES = Kinds(
     what="source",
     core={
-        "text": "mm_ldlm.data.corpus.sources.text:TextConfig",
+        "text": "mm_ldlm.data.corpus.sources.lines:TextConfig",
         "jsonl": "mm_ldlm.data.corpus.sources.delimited:JsonlConfig",
         "csv": "mm_ldlm.data.corpus.sources.delimited:CsvConfig",
         "parquet": "mm_ldlm.data.corpus.sources.columnar:ParquetConfig",
         "arrow": "mm_ldlm.data.corpus.sources.columnar:ArrowConfig",
-        "disk": "mm_ldlm.data.corpus.sources.data_sets:DiskConfig",
-        "hub": "mm_ldlm.data.corpus.sources.data_sets:HubConfig",
-        "table": "mm_ldlm.data.corpus.sources.table:TableConfig",
+        "disk": "mm_ldlm.data.corpus.sources.columnar:DiskConfig",
+        "hub": "mm_ldlm.data.corpus.sources.fields:HubConfig",
+        "table": "mm_ldlm.data.corpus.sources.fields:TableConfig",
     },
     group="sources",
     interface=SourceConfig,

@@ -1,4 +1,4 @@
-"""Arrow and Parquet files: batches whose buffers are valid, a count of what the file contains, and their rows.
+"""Arrow files, Parquet files and saved data sets: valid batches, a count of what the file contains, and their rows.
 
 A damaged offset makes Arrow read outside its buffers, which ends the process, so every column is validated before a
 value is read. A file may also end early between two batches, which readers do not notice; the number of batches is
@@ -7,6 +7,7 @@ therefore counted from the messages of the file, and a stream must end with its 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_ldlm.core.config import config
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core.files import inside
 from mm_ldlm.core.messages import reason_of
-from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable
-from mm_ldlm.data.corpus.sources.fields import ColumnsConfig, TableFilesConfig
-from mm_ldlm.data.corpus.sources.files import damaged
+from mm_ldlm.data.corpus.sources.base import (
+    SPLIT_WORDS,
+    BadRow,
+    Opening,
+    Row,
+    Unusable,
+    damaged,
+    describe_files,
+)
+from mm_ldlm.data.corpus.sources.fields import ColumnsConfig, Splits, TableFilesConfig, held_out_first
 
 BATCH_ROWS = 1024
 _MAGIC = b"ARROW1"
@@ -36,8 +46,7 @@ class ParquetConfig(TableFilesConfig):
     kind: str = "parquet"
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one file."""
-        yield from rows_of_batches(_parquet(path, self), path, self, file=str(path), opening=opening)
+        yield from _rows_of(_parquet(path, self), self, opening, path=path)
 
 
 @config
@@ -47,21 +56,77 @@ class ArrowConfig(TableFilesConfig):
     kind: str = "arrow"
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one file."""
-        yield from rows_of_batches(arrow_batches(path, self), path, self, file=str(path), opening=opening)
+        yield from _rows_of(_arrow(path, self), self, opening, path=path)
 
 
-def rows_of_batches(
+@config
+class DiskConfig(ColumnsConfig):
+    """A data set that `Dataset.save_to_disk` wrote; its Arrow streams are read as any other.
+
+    Attributes:
+        path: the folder.
+        splits: the splits to read, each mapped to train, validation, test, or hash (the project's hash split); by
+            default all, under their names, and those of other names by hash.
+    """
+
+    kind: str = "disk"
+    path: str
+    splits: Splits | None = None
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        found = self._streams()
+        words: dict[str, Any] = (
+            SPLIT_WORDS if os.path.isfile(self._divided) else {}
+        )  # the one split of others is called train
+        named = self.splits or {name: words.get(name, "hash") for name in found}
+        if missing := sorted({*named} - {*found}):
+            raise SourceError(
+                f"source '{self.label}': {self.path} has no split {', '.join(missing)}; it has {', '.join(found)}. "
+                "Correct the source's 'splits'."
+            )
+        for name, split in held_out_first(named):
+            number = 0
+            for path in found[name]:
+                for row in _rows_of(
+                    _arrow(path, self), self, opening, path=path, file=f"{self.path}[{name}]", start=number, split=split
+                ):
+                    number = row.line
+                    yield row
+
+    def describe(self, opening: Opening) -> Any:
+        return {name: describe_files(paths) for name, paths in self._streams().items()}
+
+    @property
+    def _divided(self) -> Path:
+        """File that names the splits of a data set with several."""
+        return Path(self.path) / "dataset_dict.json"
+
+    def _streams(self) -> dict[str, list[Path]]:
+        """List the files of each split, in order."""
+        folder = Path(self.path)
+        file, splits, found = self.file(self._divided), {"train": folder}, {}
+        try:
+            if os.path.isfile(self._divided):
+                splits = {name: inside(folder, name) for name in file.json(dict)["splits"]}
+            for name, place in splits.items():
+                file = self.file(place / "state.json")
+                found[name] = [inside(place, each["filename"]) for each in file.json(dict)["_data_files"]]
+        except (TypeError, LookupError) as error:
+            file.refuse("the names that Dataset.save_to_disk writes", f"others ({reason_of(error)})")
+        return found
+
+
+def _rows_of(
     batches: Iterator[pa.RecordBatch],
-    path: Path,
     config: ColumnsConfig,
-    *,
-    file: str,
     opening: Opening,
+    *,
+    path: Path,
+    file: str = "",
     start: int = 0,
     split: str | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of the batches of a file; the first has number `start + 1`.
+    """Yield the rows of the batches of a file, called `file` in its rows; the first has number `start + 1`.
 
     Raises:
         SourceError: the file is damaged.
@@ -78,12 +143,12 @@ def rows_of_batches(
                 for place in range(min(BATCH_ROWS, batch.num_rows - first)):
                     number += 1
                     fields = {name: values[place] for name, values in cells.items()}
-                    yield from config.rows_of(fields, file=file, line=number, split=split)
+                    yield from config.rows_of(fields, file=file or str(path), line=number, split=split)
     except _FAULTS as error:
         raise damaged(path, number, error) from None
 
 
-def arrow_batches(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
+def _arrow(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
     """Yield the batches of an Arrow file, or of a stream as the `datasets` library writes it, with the columns read."""
     with pa.memory_map(str(path)) as source:
         mapped = source.read_buffer()

@@ -19,7 +19,7 @@ from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable, excerpt
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
-from mm_ldlm.data.corpus.sources.files import Line, check_encoding, read_lines
+from mm_ldlm.data.corpus.sources.lines import Line, check_encoding, read_lines
 
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
@@ -41,7 +41,6 @@ class JsonlConfig(TableFilesConfig):
         check_encoding(self.encoding)
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one file."""
         for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
             if line.bad is not None:
                 yield line.bad
@@ -76,7 +75,6 @@ class CsvConfig(TableFilesConfig):
             raise InvalidValue(f"'delimiter' must be one character, found {self.delimiter!r:.60}", "delimiter")
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of one file."""
         file, names = str(path), list[str]()
         lines = read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes)
         for number, values in _Records(lines, self.delimiter, file, opening.max_row_bytes):

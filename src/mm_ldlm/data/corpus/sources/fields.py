@@ -1,26 +1,34 @@
-"""Named columns: the keys of sources that read them, and the rows that they become."""
+"""Named columns: the rows that they become, the keys of sources that read them, and the kinds `table` and `hub`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import SourceError
-from mm_ldlm.core.messages import nearest
+from mm_ldlm.core.messages import nearest, reason_of
 from mm_ldlm.data.corpus.record import LABEL, is_storable, label_text
 from mm_ldlm.data.corpus.sources.base import (
+    SOURCES,
     SPLIT_WORDS,
     BadRow,
     Opening,
     Row,
-    Source,
     SourceConfig,
     Unusable,
     excerpt,
 )
-from mm_ldlm.data.corpus.sources.files import FileSource
 from mm_ldlm.data.corpus.splits import Split
+
+Splits = dict[str, Literal["train", "validation", "test", "hash"]]
+_KINDS = {
+    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".csv": "csv", ".tsv": "csv", ".txt": "text",
+}  # fmt: skip
+"""Kind of the source for a suffix; a folder is one that `Dataset.save_to_disk` wrote"""
 
 
 @config
@@ -64,13 +72,8 @@ class ColumnsConfig(SourceConfig):
     @property
     def read_columns(self) -> list[str]:
         """All columns that are read, each once."""
-        single = (self.split_column, self.label_column, self.pair_column, self.vector_column)
+        single = (self.label_column, self.pair_column, self.vector_column)
         return list(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
-
-    @property
-    def split_column(self) -> str | None:
-        """A column that contains the split; None for a source whose splits are named elsewhere."""
-        return None
 
     def present(self, names: Sequence[str], file: str) -> list[str] | None:
         """Return the columns that are read and that a table has; None for all, if a text is missing, for the message.
@@ -99,19 +102,18 @@ class ColumnsConfig(SourceConfig):
     def _row(self, fields: Mapping[str, Any], column: str, row: Row) -> Row:
         text, pair, vector = _text(fields, column), None, None
         meta = {name: _cell(fields, name) for name in self.meta_columns if name in fields}
-        if self.split_column is not None:
-            word = _text(fields, self.split_column)
-            if word.lower() not in SPLIT_WORDS:
-                detail = f"column '{self.split_column}' contains {word!r:.80}, expected one of {', '.join(SPLIT_WORDS)}"
-                raise Unusable("wrong_type", detail)
-            row = row._replace(split=SPLIT_WORDS[word.lower()])
         if self.label_column is not None:
             meta[LABEL] = self._label(_cell(fields, self.label_column), self.label_column)
         if self.pair_column is not None:
             pair = _text(fields, self.pair_column)
         if self.vector_column is not None:
             vector = _cell(fields, self.vector_column)
-        return row._replace(text=text, meta=meta, pair=pair, vector=vector)
+        split = row.split or self.split_of(fields)
+        return row._replace(text=text, split=split, meta=meta, pair=pair, vector=vector)
+
+    def split_of(self, fields: Mapping[str, Any]) -> str | None:
+        """Return the split of a row; None for the hash split, or where the source divides its rows otherwise."""
+        return None
 
     def _label(self, value: Any, column: str) -> str:
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -144,8 +146,120 @@ class TableFilesConfig(ColumnsConfig):
         if self.split and self.split_column:
             raise InvalidValue("give 'split' or 'split_column', not both", "split", "split_column")
 
-    def open(self, opening: Opening) -> Source:
-        return FileSource(self, opening)
+    @property
+    def read_columns(self) -> list[str]:
+        return list(dict.fromkeys([*super().read_columns, *([self.split_column] if self.split_column else [])]))
+
+    def split_of(self, fields: Mapping[str, Any]) -> str | None:
+        if self.split_column is None:
+            return self.split
+        word = _text(fields, self.split_column)
+        if word.lower() not in SPLIT_WORDS:
+            detail = f"column '{self.split_column}' contains {word!r:.80}, expected one of {', '.join(SPLIT_WORDS)}"
+            raise Unusable("wrong_type", detail)
+        return SPLIT_WORDS[word.lower()]
+
+
+@config
+class TableConfig(SourceConfig):
+    """Files and folders whose format follows from their names, with the same columns.
+
+    Attributes:
+        path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
+        columns: columns that contain a text; each becomes a separate row.
+        meta_columns: columns kept as JSON in `meta`.
+        vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers;
+            the vectors of a text file are in the .npy file of the same name.
+    """
+
+    kind: str = "table"
+    path: str | tuple[str, ...]
+    columns: tuple[str, ...] = ("text",)
+    meta_columns: tuple[str, ...] = ()
+    vector_column: str | None = None
+
+    @property
+    def has_vectors(self) -> bool:
+        return self.vector_column is not None
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        for path in self.paths:
+            yield from self._kind_of(path).rows(opening)
+
+    def describe(self, opening: Opening) -> Any:
+        return [self._kind_of(path).describe(opening) for path in self.paths]
+
+    def _kind_of(self, path: str) -> Any:
+        suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+        kind = "disk" if os.path.isdir(path) else _KINDS.get(suffix)
+        if kind is None:
+            expected = f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set"
+            self.file(path).refuse(expected, f"the suffix '{suffix}'")
+        keys: dict[str, Any] = {"name": self.label, "path": path}
+        if kind == "text":
+            keys["vectors"] = "beside" if self.has_vectors else None
+        else:
+            keys |= {name: getattr(self, name) for name in ("columns", "meta_columns", "vector_column")}
+        if suffix == ".tsv":
+            keys["delimiter"] = "\t"
+        return SOURCES.load(kind)(**keys)
+
+
+@config
+class HubConfig(ColumnsConfig):
+    """A data set on the hub.
+
+    Attributes:
+        dataset: its name.
+        subset: its configuration (`name=` of `load_dataset`).
+        revision: commit or tag.
+        streaming: read while downloading; false downloads into the Hugging Face cache first.
+        splits: the splits to read, each mapped to train, validation, test, or hash (the project's hash split).
+    """
+
+    kind: str = "hub"
+    dataset: str
+    subset: str | None = None
+    revision: str | None = None
+    streaming: bool = True
+    splits: Splits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.dataset or not self.splits:
+            raise InvalidValue("expected a name and splits (for example {train: hash})", "dataset", "splits")
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        import datasets
+
+        for name, split in held_out_first(self.splits):
+            number, place = 0, f"{self.dataset}[{name}]"
+            try:
+                loaded = datasets.load_dataset(
+                    self.dataset, self.subset, split=name, revision=self.revision, streaming=self.streaming
+                )
+                for number, fields in enumerate(loaded, start=1):
+                    yield from self.rows_of(fields, file=place, line=number, split=split)
+            except Exception as error:  # the hub, the network, the file format and the library raise many types
+                raise SourceError(
+                    f"source '{self.label}': {place} could not be read after {number} rows ({reason_of(error)}). "
+                    "Offline: save it on another machine with Dataset.save_to_disk, copy the folder here and use kind "
+                    "'disk'. An interrupted run continues where it stopped."
+                ) from error
+
+    def describe(self, opening: Opening) -> Any:
+        return {"dataset": self.dataset, "revision": self.revision}
+
+
+def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """Return (name in the source, split of its rows) in the order in which they are read; None is the hash split.
+
+    A text that occurs in two splits stays in the one read first, so that it is removed from the training split and not
+    from the test split.
+    """
+    order = ("test", "validation", "hash", "train")
+    named = sorted(splits.items(), key=lambda item: order.index(item[1]))
+    return [(name, None if split == "hash" else split) for name, split in named]
 
 
 def _cell(fields: Mapping[str, Any], name: str) -> Any:

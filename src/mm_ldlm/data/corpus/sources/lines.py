@@ -1,74 +1,99 @@
-"""Files of sources: globs, compression, and lines or documents of bounded size."""
+"""Lines and documents of bounded size in plain or compressed files, and the kind of source that consists of them."""
 
 from __future__ import annotations
 
-import dataclasses
-import glob
+import functools
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
-from mm_ldlm.core.config import InvalidValue
+import numpy as np
+
+from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import reason_of, show
-from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, SourceConfig, excerpt, printable
-from mm_ldlm.data.store.fingerprint import file_sha256
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.corpus.sources.base import (
+    BadRow,
+    Opening,
+    Row,
+    SourceConfig,
+    damaged,
+    describe_files,
+    excerpt,
+)
+from mm_ldlm.data.corpus.splits import Split
 
+BESIDE = "beside"
+"""Value of `vectors` for the .npy files that have the names of the text files"""
 _BUFFER = 1 << 20
 _UTF8_MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32, in which a line break is not one byte"""
 
 
-@dataclasses.dataclass(frozen=True)
-class FileSource:
-    """The rows of all files of a source, one file after another: `config.read(path, opening)` yields those of one."""
+@config
+class TextConfig(SourceConfig):
+    """Text files, plain or compressed (.gz, .zst).
 
-    config: Any
-    opening: Opening
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        for path in find_files(self.config):
-            yield from self.config.read(path, self.opening)
-
-    def describe(self) -> Any:
-        return describe_files(find_files(self.config))
-
-
-def find_files(config: SourceConfig, *, key: str = "path") -> list[Path]:
-    """List the files that a key of a source names, in that order, each once; the files of a glob are sorted.
-
-    Raises:
-        SourceError: a file is missing or is not a regular file, or a glob matches nothing.
+    Attributes:
+        path: a file, a glob, or a list of files and globs; relative to the working directory.
+        split: the split of every text, instead of the hash split.
+        unit: one document per "line" or per "file".
+        encoding: any encoding of text in which ASCII characters are single bytes.
+        vectors: the .npy file with a vector for each line, or "beside" for the file of the same name.
     """
-    found: list[Path] = []
-    for pattern in [path for name, path in config.files if name == key]:
-        matches = [pattern]
-        if glob.has_magic(pattern) and not os.path.lexists(pattern):
-            matches = [each for each in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(each)]
-        found += [regular_file(config, path, key=key) for path in matches or [pattern]]
-    return list(dict.fromkeys(found))
 
+    kind: str = "text"
+    path: str | tuple[str, ...]
+    split: Split | None = None
+    unit: Literal["line", "file"] = "line"
+    encoding: str = "utf-8"
+    vectors: str | None = None
 
-def regular_file(config: SourceConfig, path: str | Path, *, key: str) -> Path:
-    """Return the path of a file of a source; a folder, a pipe or a missing file is a SourceError."""
-    remedy = f"Correct the '{key}' of source '{config.label}', or put the file there (looked from {Path.cwd()})."
-    return InputFile(path, remedy=remedy, error=SourceError).check()
+    def __post_init__(self) -> None:
+        check_encoding(self.encoding)
+        if self.has_vectors and self.unit != "line":
+            raise InvalidValue("'vectors' needs 'unit' line: a row of the .npy file belongs to one line", "vectors")
 
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        named = [] if self.vectors in (None, BESIDE) else [("vectors", str(self.vectors))]
+        return [*super().files, *named]
 
-def describe_files(paths: list[Path]) -> list[dict[str, Any]]:
-    """Describe each file by name, size and sha256, without its location or time."""
-    try:
-        return [
-            {"name": printable(path.name), "bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths
-        ]
-    except OSError as error:
-        raise SourceError(f"{error.filename}: cannot be read ({error.strerror}). Correct the permissions.") from None
+    @property
+    def has_vectors(self) -> bool:
+        return self.vectors is not None
+
+    def describe(self, opening: Opening) -> Any:
+        texts = self.find()
+        return describe_files([*texts, *(self._vectors_of(path).check() for path in texts if self.has_vectors)])
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        lines = functools.partial(
+            read_lines, path, encoding=self.encoding, max_bytes=opening.max_row_bytes, whole=self.unit == "file"
+        )
+        vectors_nd = None
+        if self.has_vectors:
+            file, count = self._vectors_of(path), sum(1 for _ in lines())
+            vectors_nd = file.array()
+            if vectors_nd.ndim != 2 or len(vectors_nd) != count:
+                file.refuse(f"a row for each of the {count} lines of {path}", f"an array of shape {vectors_nd.shape}")
+        for line in lines():
+            vector = None if vectors_nd is None else np.array(vectors_nd[line.number - 1])
+            yield line.bad or Row(line.text, str(path), line.number, self.split, vector=vector)
+
+    def _vectors_of(self, path: Path) -> InputFile:
+        if self.vectors != BESIDE and len(self.find()) > 1:
+            raise SourceError(
+                f"source '{self.label}': expected one text file for the vectors in {self.vectors}, found several. Set "
+                f"the source's 'vectors' to {BESIDE}, and give each text file a .npy file of the same name."
+            )
+        plain = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
+        return self.file(plain.with_suffix(".npy") if self.vectors == BESIDE else str(self.vectors), key="vectors")
 
 
 def check_encoding(encoding: str) -> None:
@@ -164,14 +189,6 @@ def explain_decoding(error: UnicodeError, encoding: str, offset: int) -> str:
     return (
         f"byte {place} of the file is not {encoding} ({getattr(error, 'reason', error)}): convert the file (iconv -f "
         "latin1 -t utf-8), or set the source's 'encoding'"
-    )
-
-
-def damaged(path: Path, number: int, error: Exception) -> SourceError:
-    """Return the error for a truncated or unreadable file; continuing would lose rows silently."""
-    return SourceError(
-        f"{path}: damaged, or not of the type that its name suggests, after line {number} "
-        f"({reason_of(error)}). Fetch the file again or take it out of the source's 'path'."
     )
 
 
