@@ -1,190 +1,238 @@
-"""Which record of a failure belongs to a launch, and until when a signal is a cause."""
+"""The launcher: a failing rank ends the run with one readable error, and a killed launcher leaves no process."""
 
-from __future__ import annotations
-
-import json
-import logging
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from subprocess import CompletedProcess
 from typing import Any
 
+import psutil
 import pytest
-from torch.distributed import DistStoreError
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher import api
+from safetensors.numpy import load_file
 
 from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
-from mm_ldlm.distributed import launch as module
-from mm_ldlm.distributed.launch import LaunchConfig, check_hosts, check_number, launch
+from mm_ldlm.distributed import entry
+from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 
-
-def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Let PyTorch's launcher raise this error instead of starting anything."""
-
-    def start(config: Any, program: str) -> Any:
-        def run(*_: str) -> None:
-            raise error
-
-        return run
-
-    monkeypatch.setattr(api, "elastic_launch", start)
-
-
-def record(directory: Path, message: str, *, seconds: float) -> None:
-    """The record of a rank that failed so many seconds after now."""
-    found = {"rank": 3, "local_rank": 1, "host": "h", "step": 7, "error_class": "TrainingDiverged", "message": message,
-             "location": "", "is_ours": True, "time": time.time() + seconds}  # fmt: skip
-    directory.mkdir(parents=True)
-    (directory / "error.json").write_text(json.dumps({"message": {"extraInfo": {"mm_ldlm": found}}}))
-
-
-def failed(code: int = 1, *, local_rank: int = 1, at: int = 150) -> Any:
-    return SimpleNamespace(exitcode=code, local_rank=local_rank, timestamp=at)
-
-
-def child_failed(failures: dict[int, Any]) -> ChildFailedError:
-    error = ChildFailedError.__new__(ChildFailedError)
-    error.name, error.failures = "worker", failures
-    return error
-
-
-@pytest.mark.parametrize("restarts", [0, 1, 2])
-def test_the_error_of_this_launch_is_reported_and_not_that_of_an_earlier_one(
-    restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, child_failed({3: failed()}))
-    config = LaunchConfig(max_restarts=restarts)
-    again = {0: "", 1: "\n(after 1 restart)", 2: "\n(after 2 restarts)"}[restarts]
-    record(tmp_path / "of before" / "1", "an old one", seconds=-1000)
-    with pytest.raises(WorkerFailed) as raised:
-        launch("m", [], config=config, log_directory=tmp_path)
-    assert str(raised.value) == f"rank 3 ended with exit code 1.\nThe logs of all ranks are in {tmp_path}{again}"
-    assert raised.value.error_class == ""
-    record(tmp_path / "now" / "attempt_0" / "1", "too far", seconds=1000)
-    with pytest.raises(WorkerFailed) as raised:
-        launch("m", [], config=config, log_directory=tmp_path)
-    log = tmp_path / "now" / "attempt_0" / "1" / "stderr.log"
-    assert str(raised.value) == (
-        f"rank 3 on h failed at step 7: too far\nThe log of that rank is {log}; those of all ranks of this host are in "
-        f"{tmp_path / 'now' / 'attempt_0'}{again}"
-    )
-    assert raised.value.error_class == "TrainingDiverged"
-
-
-def test_hosts_that_do_not_come_are_named_by_their_number_place_and_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error, words in (
-        (DistStoreError("closed"), "DistStoreError: closed"), (TimeoutError(" "), "TimeoutError: no details"),
-    ):  # fmt: skip
-        failing(monkeypatch, error)
-        with pytest.raises(WorkerFailed) as raised:
-            launch("m", [], config=LaunchConfig(join_timeout=9), log_directory=tmp_path)
-        assert str(raised.value) == (
-            f"expected 1 hosts to join at this machine within 9 s, but they did not ({words}). Start the same command "
-            "on every host, and check MASTER_ADDR, MASTER_PORT and that the port is open."
-        )
-
-
-def test_the_errors_of_the_launcher_are_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("torch.distributed.elastic", "torch.distributed.launcher")
-    for name in names:
-        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    failing(monkeypatch, TimeoutError("x"))
-    with pytest.raises(WorkerFailed):
-        launch("m", [], config=LaunchConfig(), log_directory=tmp_path / "new" / "logs")
-    assert [logging.getLogger(name).level for name in names] == [logging.CRITICAL] * 2
-    assert (tmp_path / "new" / "logs").is_dir()
-
-
-@pytest.mark.parametrize(("later", "cause"), [(0, True), (14, True), (15, False), (16, False)])
-def test_a_signal_is_a_cause_within_half_the_time_after_which_the_agent_kills(later: int, cause: bool) -> None:
-    failures = {0: failed(1, at=100), 4: failed(-signal.SIGKILL, at=100 + later), 5: failed(0, at=101)}
-    assert module._killed_first(failures) == ({4} if cause else set())
-
-
-def test_of_several_ranks_that_signals_ended_the_cause_is_named(tmp_path: Path) -> None:
-    """The agent ends the others with SIGTERM; without a cause the first of these is named, with its own log."""
-    for local in (0, 1):
-        folder = tmp_path / "job" / "attempt_0" / str(local)
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").touch()
-    killed, ended = failed(-signal.SIGKILL, local_rank=1, at=101), failed(-signal.SIGTERM, local_rank=0, at=100)
-    error = SimpleNamespace(failures={4: ended, 5: killed}, get_first_failure=lambda: (4, ended))
-    text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
-    assert text.startswith("rank 5 was ended by SIGKILL from outside.")
-    assert f"The log of that rank is {tmp_path / 'job' / 'attempt_0' / '1' / 'stderr.log'};" in text
-    watchdog = failed(-signal.SIGABRT, local_rank=0, at=100)
-    error = SimpleNamespace(failures={4: watchdog, 5: killed}, get_first_failure=lambda: (4, watchdog))
-    text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
-    assert text.startswith("rank 5 was ended by SIGKILL"), "the watchdog ends a rank whose peer is gone"
-    error = SimpleNamespace(failures={4: ended}, get_first_failure=lambda: (4, ended))
-    text = str(module._worker_failed(error, tmp_path, 0.0, LaunchConfig()))
-    assert text.startswith("rank 4 was ended by SIGTERM from outside.\nThe log of that rank is ")
-    assert str(tmp_path / "job" / "attempt_0" / "0" / "stderr.log") in text
-
-
-def test_the_last_line_is_that_of_a_log_of_this_launch(tmp_path: Path) -> None:
-    for name, age, line in (("a", 100, "of before"), ("b", 0, "of now")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "stderr.log").write_text(f"{line}\n")
-        os.utime(tmp_path / name / "stderr.log", (1000 - age, 1000 - age))
-    assert module._last_line(tmp_path, 1000.0) == ": of now"
-    assert module._last_line(tmp_path, 900.0) == ": of before"
+# -- a failing rank ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "number", "hosts"),
+    ("case", "words", "error_class"),
     [
-        ({}, None, None), ({"node_rank": 0}, None, None),
-        ({"node_rank": 1}, "expected several hosts, found number 1", "expected several hosts, found number 1"),
-        ({"nodes": 2}, "expected the number of this host among 2", "expected the number of this host among 2"),
-        ({"nodes": 2, "node_rank": 0}, None, "expected the address of the first of 2 hosts, found none"),
-        ({"nodes": 2, "node_rank": 1, "rendezvous": "head:1"}, None, None),
+        ("refuses", r"rank 1 on \S+ failed at step 5: expected seven, found eight\. Write seven\.", "ConfigurationError"),
+        ("breaks", r"rank 1 .* before the first step: ZeroDivisionError \(ranks\.py:\d+\): a plain defect",
+         "ZeroDivisionError"),
+        ("exits", r"rank 1 ended with exit code 7 .*the last words", ""),
+        ("is_killed", r"rank 1 was ended by SIGKILL from outside", ""),
+        ("exits_beside_a_collective", r"rank 1 ended with exit code 7", ""),
     ],
-    ids=str,
 )  # fmt: skip
-def test_several_hosts_have_numbers_and_a_place_to_meet(
-    settings: dict[str, Any], number: str | None, hosts: str | None
+def test_a_failing_rank_ends_all_with_one_error_that_names_it(
+    run_ranks: Callable[..., Path], case: str, words: str, error_class: str
 ) -> None:
-    config = LaunchConfig(**settings)
-    for check, words in ((check_number, number), (check_hosts, hosts)):
-        if words is None:
-            check(config)
-        else:
-            with pytest.raises(ConfigurationError, match=words):
-                check(config)
+    with pytest.raises(WorkerFailed) as raised:
+        run_ranks(case)
+    message = str(raised.value)
+    assert re.match(words, message), message
+    assert "\n" not in message
+    assert raised.value.error_class == error_class
+    log = re.search(r"\(log: (\S+)\)$", message)
+    assert log is not None, message
+    assert "/1/stderr.log" in log[1]
+    assert Path(log[1]).is_file()
 
 
-@pytest.mark.parametrize(("towards", "interface"), [("10.0.0.9", "eth1"), (None, None)])
-def test_gloo_uses_the_interface_on_the_way_to_the_first_host_if_there_is_a_way(
-    towards: str | None, interface: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_cannot_be_imported_is_named(run_ranks: Callable[..., Path]) -> None:
+    with pytest.raises(WorkerFailed, match=r"rank 0 ended with exit code 1 .*No module named .?nothing_of_this_name"):
+        run_ranks("", module="nothing_of_this_name")
+
+
+def test_handlers_and_environment_are_those_of_before(run_ranks: Callable[..., Path]) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = dict(os.environ), [signal.getsignal(number) for number in numbers]
+    with pytest.raises(WorkerFailed):
+        run_ranks("breaks")
+    assert before == (dict(os.environ), [signal.getsignal(number) for number in numbers])
+
+
+def test_old_logs_are_removed_and_long_ones_are_cut(tmp_path: Path) -> None:
+    config = LaunchConfig(keep_logs=2, log_megabytes=1, monitor_interval=0.05)
+    talk = ["-n1", "-r1", "print('x' * 3_000_000); import nothing"]
+    for _ in range(3):
+        with pytest.raises(WorkerFailed):
+            launch("timeit", talk, config=config, log_directory=tmp_path)
+    logs = list(tmp_path.glob("*/attempt_*/*/stdout.log"))
+    assert len(logs) == 2
+    assert max(path.stat().st_size for path in logs) <= 10**6
+    assert max(path.stat().st_size for path in tmp_path.rglob("stdout.log.1")) >= 4 * 10**5
+
+
+# -- the hosts ---------------------------------------------------------------------------------------------------------
+
+
+def test_variables_of_the_launcher_replace_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RanksConfig(nodes=2, rendezvous="a:1", processes=3)
+    assert with_environment(config) == LaunchConfig(nodes=2, rendezvous="a:1", processes=3)
+    for name, value in {"NNODES": "4", "NODE_RANK": "1", "MASTER_ADDR": "b", "NPROC_PER_NODE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert with_environment(config) == LaunchConfig(nodes=4, rendezvous="b:29400", processes=8, node_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (LaunchConfig(nodes=2, rendezvous="a:1"), ("NODE_RANK", 2)),
+        (LaunchConfig(nodes=1, node_rank=3), ("NODE_RANK", 3)),
+        (LaunchConfig(nodes=2, node_rank=0), ("MASTER_ADDR", 2)),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused(
+    refuses: Callable[..., Any], config: LaunchConfig, named: tuple[Any, ...]
 ) -> None:
-    seen: dict[str, Any] = {}
-
-    def start(config: Any, program: str) -> Any:
-        return lambda *_: seen.update(interface=os.environ.get("GLOO_SOCKET_IFNAME"))
-
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(api, "LaunchConfig", lambda **given: seen.update(given))
-    monkeypatch.setattr(api, "elastic_launch", start)
-    monkeypatch.setattr(module.master, "probe", lambda *_, **__: None)
-    monkeypatch.setattr(module.interfaces, "address_towards", lambda endpoint: towards if endpoint == "head:7" else "x")
-    monkeypatch.setattr(module.interfaces, "interface_of", {"10.0.0.9": "eth1"}.__getitem__)
-    launch("m", [], config=LaunchConfig(nodes=2, node_rank=1, rendezvous="head:7"), log_directory=tmp_path)
-    assert (seen["local_addr"], seen["interface"]) == (towards, interface)
-    assert seen["rdzv_backend"] == "c10d"
-    assert seen["logs_specs"].root_log_dir == str(tmp_path)
+    with refuses(ConfigurationError, *named):
+        check_hosts(config)
 
 
-def test_launches_without_a_name_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    monkeypatch.setattr(api, "LaunchConfig", lambda **given: names.append(given["run_id"]))
-    monkeypatch.setattr(api, "elastic_launch", lambda config, program: lambda *_: None)
-    for _ in range(2):
-        launch("m", [], config=LaunchConfig(), log_directory=tmp_path)
-    assert names[0] != names[1]
-    assert [len(name) for name in names] == [12, 12]
+@pytest.mark.parametrize("address", ["127.0.0.1:{free}", "no.such.host.invalid:29400", "nonsense"])
+def test_a_first_host_that_does_not_answer_is_reported(address: str, tmp_path: Path, free_port: int) -> None:
+    config = LaunchConfig(nodes=2, node_rank=1, rendezvous=address.format(free=free_port), join_timeout=1)
+    with pytest.raises(WorkerFailed, match=r"expected 2 hosts to join at .* within 1 s"):
+        launch("this", [], config=config, log_directory=tmp_path)
+
+
+# -- a killed launcher -------------------------------------------------------------------------------------------------
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from mm_ldlm.distributed.launch import LaunchConfig, launch
+launch(sys.argv[1], ["waits", sys.argv[2]], config=LaunchConfig(processes=2), log_directory=Path(sys.argv[2]))
+"""
+
+
+def start(project: Path, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": f"{project / 'src'}{os.pathsep}{project}"}
+    return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment)
+
+
+def survivors(launcher: subprocess.Popen[bytes], *, after: float) -> list[psutil.Process]:
+    """Kill a launcher some seconds after its two ranks appear; return the processes of the run after 10 s at most."""
+    parent, ranks = psutil.Process(launcher.pid), set()
+    while len(ranks) < 2:
+        assert launcher.poll() is None
+        ranks = set(parent.children(recursive=True))
+    time.sleep(after)
+    ranks |= set(parent.children(recursive=True))
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    return psutil.wait_procs(ranks, timeout=10)[1]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.5])
+def test_pitfall_45_ranks_end_with_a_launcher_that_is_killed_early(project: Path, tmp_path: Path, after: float) -> None:
+    launcher = start(project, tmp_path, "-c", LAUNCHER, "tests.distributed.ranks", str(tmp_path))
+    assert not survivors(launcher, after=after)
+
+
+@pytest.mark.slow
+def test_twenty_early_kills_of_a_training_leave_no_process(
+    run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+) -> None:
+    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
+    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    for number in range(20):
+        params = f"--params=training.run_name=early-{number},training.launch.processes=2,tracking.enabled=false"
+        launcher = start(project, workshop, "-m", "kedro", "run", "--env=test", "--pipeline=training", params)
+        assert not survivors(launcher, after=0.1 + 2.9 * number / 19), number
+
+
+def test_a_child_whose_parent_has_already_ended_imports_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, entry.LAUNCHER: str(os.getppid())}  # not the parent of the child
+    (tmp_path / "touches.py").write_text("open('touched', 'w')")
+    command = [sys.executable, "-m", entry.__name__, "touches"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ranks_and_then_the_launcher(project: Path, tmp_path: Path, number: signal.Signals) -> None:
+    launcher = start(project, tmp_path, "-c", LAUNCHER, "tests.distributed.ranks", str(tmp_path))
+    parent, ranks = psutil.Process(launcher.pid), []
+    while len(ranks) < 2:
+        ranks = parent.children(recursive=True)
+    timer = threading.Timer(60, launcher.kill)
+    timer.start()
+    launcher.send_signal(number)
+    assert launcher.wait() != 0
+    timer.cancel()
+    assert not psutil.wait_procs(ranks, timeout=10)[1]
+
+
+# -- two hosts ---------------------------------------------------------------------------------------------------------
+
+PARAMS = "training.max_steps=6,tracking.enabled=false"
+
+
+def on_hosts(namespaces: list[str], *arguments: str, workshop: Path, project: Path, port: int) -> list[str]:
+    """Run `kedro run` in both namespaces, as host 1 and as host 0; return what they printed."""
+    hosts = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-m", "kedro", "run", "--env=test", *arguments],
+            cwd=workshop,
+            env={**os.environ, "PYTHONPATH": str(project / "src"), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(port),
+                 "NNODES": "2", "NODE_RANK": str(number), "NPROC_PER_NODE": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for number, name in enumerate(namespaces)
+    ]  # fmt: skip
+    printed = [host.communicate(timeout=600)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], "\n".join(text[-2000:] for text in printed)
+    return printed
+
+
+@pytest.mark.slow
+def test_embedding_on_two_hosts_equals_one(
+    namespaces: list[str], run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+) -> None:
+    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding", "--params=tracking.enabled=false")
+    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    features = workshop / "data" / "test" / "04_feature"
+    expected = {path: path.read_bytes() for path in features.rglob("part-*.arrow")}
+    expected |= {path: path.read_bytes() for path in features.rglob("manifest.json")}
+    shutil.rmtree(features)
+    params = ("--pipeline=embedding", "--params=tracking.enabled=false")
+    first, second = on_hosts(namespaces, *params, workshop=workshop, project=project, port=29523)
+    assert "this is host 0" in first
+    assert "this is host 1" in second
+    assert {path: path.read_bytes() for path in expected} == expected
+
+
+@pytest.mark.slow
+def test_training_on_two_hosts_equals_two_processes_of_one(
+    namespaces: list[str], run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+) -> None:
+    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
+    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    one = ("run", "--env=test", "--pipeline=training", f"--params={PARAMS},training.run_name=one-host")
+    result = run_kedro(*one, NPROC_PER_NODE="2")
+    assert result.returncode == 0, result.stderr[-2000:]
+    two = ("--pipeline=training", f"--params={PARAMS},training.run_name=two-hosts")
+    on_hosts(namespaces, *two, workshop=workshop, project=project, port=29519)
+    runs = workshop / "data" / "test" / "06_models" / "runs"
+    for name in ("model", "ema", "optimizer"):
+        one_host, two_hosts = (
+            load_file(runs / run / "checkpoints" / "step-00000006" / f"{name}.safetensors")
+            for run in ("one-host", "two-hosts")
+        )
+        assert {key: value.tobytes() for key, value in one_host.items()} == {
+            key: value.tobytes() for key, value in two_hosts.items()
+        }, name

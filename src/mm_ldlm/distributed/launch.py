@@ -156,7 +156,11 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         run_id=config.job or uuid.uuid4().hex[:12],
         rdzv_backend="c10d",
         rdzv_endpoint=endpoint,
-        rdzv_configs={"join_timeout": config.join_timeout, "is_host": not config.node_rank},
+        rdzv_configs={
+            "join_timeout": config.join_timeout,
+            "read_timeout": config.join_timeout,  # of the connection to the first host
+            "is_host": not config.node_rank,
+        },
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=address,

@@ -1,0 +1,107 @@
+"""Ranks that the tests launch: `python -m tests.distributed.ranks CASE FOLDER`."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.distributed import environment, failure
+
+RANK = environment.rank_info().rank
+
+
+def reports(folder: Path) -> None:
+    """Write what every collective operation, and every way to average gradients, gives on this rank."""
+    import torch
+    from torch import nn
+
+    from mm_ldlm.distributed import collectives, shared_memory
+    from mm_ldlm.distributed.parallel import Parallel, full
+    from mm_ldlm.distributed.process import joined
+
+    shared_memory.CHUNK = 32
+    with joined(device="cpu", timeout_minutes=1, threads=1) as process:
+        found: dict[str, Any] = {
+            "sum": collectives.sum_(torch.arange(4.0) * (RANK + 1)).tolist(),
+            "max": collectives.max_(torch.tensor([float(RANK), -float(RANK)])).tolist(),
+            "gather": collectives.gather({"rank": RANK, "text": "ä€😀"[:RANK]}),
+        }
+        memory = shared_memory.shared_memory(process, elements=101)
+        assert memory is not None
+        for name, tensor in tensors(RANK).items():
+            memory.average_(tensor)
+            found[name] = repr(tensor.double().flatten().tolist())
+        for strategy in ("ddp", "fsdp"):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+            if strategy == "fsdp":
+                from mm_ldlm.distributed.parallel import shard
+
+                shard(model, [model[0]], process)
+            parallel = Parallel(model, process, strategy=strategy)
+            for micro in range(2):  # of accumulation: gradients are exchanged in the last one only
+                x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2 * RANK + micro))
+                with parallel.accumulate(last=micro == 1):
+                    (parallel.module(x).sum() * parallel.gradient_scale).backward()
+            found[strategy] = [full(p.grad).flatten().tolist() for p in model.parameters() if p.grad is not None]
+    (folder / f"{RANK}.json").write_text(json.dumps(found))
+
+
+def tensors(rank: int) -> dict[str, Any]:
+    """Gradients of a rank: longer than the shared memory, of several dimensions and types, empty, not finite."""
+    import torch
+
+    long = torch.randn(101, generator=torch.Generator().manual_seed(rank))
+    return {
+        "long": long, "shaped": long[:24].clone().view(2, 3, 4), "double": long.double(), "bf16": long.bfloat16(),
+        "empty": torch.empty(0), "nan": torch.tensor([1.0, torch.nan if rank else 1.0]),
+        "inf": torch.tensor([1.0, torch.inf if rank else 1.0]),
+    }  # fmt: skip
+
+
+def refuses(folder: Path) -> None:
+    error = ConfigurationError("expected seven, found eight. Write seven.")
+    failure.note(error, step=5)
+    raise error
+
+
+def breaks(folder: Path) -> None:
+    raise ZeroDivisionError("a plain defect")
+
+
+def exits(folder: Path) -> None:
+    print("the last words", file=sys.stderr, flush=True)
+    os._exit(7)
+
+
+def is_killed(folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits_beside_a_collective(folder: Path) -> None:
+    """Rank 1 ends without an error; the others lose their connection in the middle of an all-reduce."""
+    import torch
+
+    from mm_ldlm.distributed import collectives
+    from mm_ldlm.distributed.process import joined
+
+    with joined(device="cpu", timeout_minutes=1, threads=1):
+        collectives.barrier()
+        if RANK == 1:
+            os._exit(7)
+        collectives.sum_(torch.zeros(10))
+
+
+def waits(folder: Path) -> None:
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    case, rest = globals()[sys.argv[1]], Path(sys.argv[2])
+    with failure.recorded():
+        everyone = case in (reports, exits_beside_a_collective) or RANK == 1
+        case(rest) if everyone else waits(rest)
