@@ -1,118 +1,117 @@
-"""The pipeline `reporting`: its graph fits its nodes, and it writes a page for a run without metrics."""
-
-from __future__ import annotations
+"""Nodes of `reporting` on a finished run: results of other weights are refused, and a chosen run stays as it is."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
-from kedro.io import DataCatalog, MemoryDataset
-from kedro.runner import SequentialRunner
-from kedro_datasets.json import JSONDataset
 
-from mm_ldlm.evaluation import compare, run_result
-from mm_ldlm.evaluation.report import cards, figures, inputs, page, theme
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.pipelines.reporting import nodes
-from mm_ldlm.pipelines.reporting.pipeline import create_pipeline
-from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.folder import Contents
-from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.training.checkpoints.reference import CHOSEN
+
+WRITTEN = {
+    "metrics": [f"metrics_{name}" for name in suites()],
+    "rows": [f"{name}_rows" for name, suite in suites().items() if suite.row_columns],
+}
 
 
-def test_a_run_without_measurements_has_metrics_plots_and_a_page(tmp_path):
-    run = tmp_path / "runs" / "x"
-    checkpoint = folder.write(run / "checkpoints", 7, Contents({}, {"training_state.json": {}}))
-    (run / "training_log.jsonl").write_text('{"step": 7, "seconds": 61.0}\n')
-    made_by = {MADE_BY: weights_of(checkpoint, use_ema=True)}
-    skipped = {"skipped": "not trained", **made_by}
-    values = {
-        "run": {"name": "x", "path": "data/runs/x"},
-        "runs": tmp_path / "runs",
-        "metrics_inversion": skipped,
-        "metrics_latents": skipped,
-        "metrics_generation": skipped,
-        "metrics_classification": skipped,
-        "metrics_images": skipped,
-        "metrics_sts": made_by,
-        "metrics_likelihood": made_by,
-        "timings": {"training": 4.0, "sampling": 2.0},  # the call that found the run finished
-        "inversion_rows": pd.DataFrame({"id": pd.Series(dtype="string"), "reference": pd.Series(dtype="string")}),
-        "likelihood_rows": pd.DataFrame({"id": pd.Series(dtype="string"), "nll": pd.Series(dtype="float64")}),
-        "samples_unconditional": pd.DataFrame(),
-        "ingestion_report": {},
-        "validation_report": {"findings": []},
-        "tracking_reference": {"tracking_uri": None, "run_id": None},
-        "params:reporting": {},
-        "params:evaluation": {},
-        "params:seed": 0,
-        "parameters": {"reporting": {}, "seed": 0},
+@pytest.fixture
+def inputs(finished: Path, tmp_path: Path) -> dict[str, Any]:
+    """What the nodes of reporting read, by the names of the catalog; the run folder is a copy."""
+    data = finished / "data" / "test"
+    found: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in (data / "08_reporting").glob("*.json")}
+    found |= {name: pd.read_parquet(data / "08_reporting" / f"{name}.parquet") for name in WRITTEN["rows"]}
+    run = json.loads((data / "06_models" / "run.json").read_text())
+    kept = tmp_path / run["name"]
+    kept.mkdir()
+    source = data / "06_models" / "runs" / run["name"]
+    for name in ("config.json", "training_log.jsonl", "checkpoints"):
+        (kept / name).symlink_to(source / name)
+    return {**found, "run": {**run, "path": str(kept)}, "runs": tmp_path}
+
+
+def call(node: Callable[..., Any], inputs: dict[str, Any], names: list[str], **more: Any) -> Any:
+    return node(**{name: inputs[name] for name in ("run", "runs", *names)}, **more)
+
+
+def other_weights(value: Any) -> Any:
+    changed = {**(value.attrs if isinstance(value, pd.DataFrame) else value)[MADE_BY], "digest": "0" * 32}
+    if not isinstance(value, pd.DataFrame):
+        return {**value, MADE_BY: changed}
+    table = value.copy()
+    table.attrs = {MADE_BY: changed}
+    return table
+
+
+def report(inputs: dict[str, Any]) -> dict[str, Any]:
+    import plotly.io
+
+    plots = {name: plotly.io.from_json(json.dumps(inputs[name])) for name in nodes.DATA_PLOTS}
+    names = ["metrics", "comparison", "timings", *WRITTEN["metrics"], *WRITTEN["rows"]]
+    reports = {name: inputs[name] for name in ("ingestion_report", "validation_report")}
+    parameters = {"seed": 0, "ingestion": {"sources": []}, "evaluation": {"bootstrap": {}}, "model": {"kind": "other"}}
+    found: dict[str, Any] = call(
+        nodes.write_report, inputs, names, reporting=ReportingConfig(), parameters=parameters, **reports, **plots
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", [*WRITTEN["metrics"], *WRITTEN["rows"], "comparison"])
+def test_results_of_other_weights_end_no_report(name: str, inputs: dict[str, Any], refuses: Callable[..., Any]) -> None:
+    inputs[name] = other_weights(inputs[name])
+    with refuses(EvaluationError, name):
+        report(inputs)
+    if name in WRITTEN["metrics"]:
+        with refuses(EvaluationError, name):
+            call(nodes.collect_metrics, inputs, ["timings", *WRITTEN["metrics"]], evaluation=EvaluationConfig())
+    if name in WRITTEN["rows"]:
+        with refuses(EvaluationError, name):
+            compare(inputs)
+
+
+def test_metrics_of_another_checkpoint_are_not_collected(inputs: dict[str, Any], refuses: Callable[..., Any]) -> None:
+    names = ["timings", *WRITTEN["metrics"]]
+    assert call(nodes.collect_metrics, inputs, names, evaluation=EvaluationConfig()).items() >= {
+        (key, value) for key, value in inputs["metrics"].items() if "seconds" not in key and key != MADE_BY
     }
-    for name in ("inversion_rows", "likelihood_rows", "samples_unconditional"):
-        values[name].attrs = made_by
-    values |= {name: theme.empty() for name in nodes.DATA_PLOTS}
-    catalog = DataCatalog({name: MemoryDataset(value, copy_mode="assign") for name, value in values.items()})
-    catalog["metrics"] = JSONDataset(filepath=str(tmp_path / "metrics.json"))
-    found = SequentialRunner().run(create_pipeline(), catalog)
-    page = found["report"].load()
-    assert set(nodes.PLOTS) < set(found)
-    assert "Left out: not trained" in page
-    assert "in 61 s" in page
-    assert "in 4 s" not in page, "the time of the run, not that of the call which found it finished"
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {
-        "seconds.training": 61.0,
-        "seconds.sampling": 2.0,
-        **made_by,
-    }
-    kept = json.loads((tmp_path / "runs" / "x" / "evaluation" / "metrics.json").read_text())
-    assert kept["seconds.training"] == 61.0
-    assert kept[MADE_BY] == made_by[MADE_BY]
-    assert all(found[name].load().layout.meta == made_by for name in nodes.PLOTS)
+    with refuses(EvaluationError, "last weights"):
+        call(nodes.collect_metrics, inputs, names, evaluation=EvaluationConfig(use_ema=False))
 
 
-def test_the_report_shows_what_a_chosen_run_was_trained_with() -> None:
-    own = ("model", "objective", "training", "encoder")
-    environment = {name: f"{name} of the environment" for name in (*own, "sampling", "tokenizer")}
-    config = {name: f"{name} of the run" for name in (*own, "sampling", "shape")}
-    assert nodes._as_trained(environment, {"name": "a"}, config) == environment
-    shown = nodes._as_trained(environment, {"name": "a", "chosen": None}, config)
-    assert shown == {**environment, **{name: config[name] for name in own}}
-    del config["encoder"]  # a run of texts alone
-    assert nodes._as_trained(environment, {"name": "a", "chosen": "x"}, config)["encoder"] == environment["encoder"]
-
-
-@pytest.mark.parametrize("chosen", [None, "step-00000007"])
-def test_the_folder_of_a_run_that_was_chosen_stays_as_it_is(
-    chosen: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run is chosen with its newest checkpoint (None) or with one of its checkpoints."""
-    monkeypatch.setattr(run_result, "keep", lambda *_: pytest.fail("a result was kept"))
-    monkeypatch.setattr(compare, "compare", lambda ours, others, **_: {"of": ours.name})
-    rows = pd.DataFrame()
-    rows.attrs = made_by = {MADE_BY: {"run": "x"}}
-    found = nodes.compare_runs({"name": "x", "chosen": chosen}, Path(), made_by, rows, rows, {}, {}, 0, {})
-    assert found == {"of": "x", **made_by}
-
-
-def test_the_log_lists_the_cards_of_the_report(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="mm_ldlm")
-    shown = [
-        SimpleNamespace(label="Exact matches", value="93 %", interval="91, 95"),
-        SimpleNamespace(label="Training", value="61 s", interval=None),
-    ]
-    monkeypatch.setattr(cards, "cards", lambda metrics: shown if metrics == made_by else [])
-    monkeypatch.setattr(figures, "all_figures", lambda **_: {})
-    monkeypatch.setattr(page, "render", lambda made_of, drawn, *, made_at: sorted(drawn))
-    for name in ("training_log", "training_events", "run_config", "own_timings"):
-        monkeypatch.setattr(inputs, name, lambda *_: {})
-    rows = pd.DataFrame()
-    rows.attrs = made_by = {MADE_BY: {"run": "x"}}
-    found = nodes.write_report(
-        {"name": "x"}, Path(), made_by, made_by, *[made_by] * 7, rows, rows, {}, {}, {}, {"reporting": {}, "seed": 0},
-        *[theme.empty()] * len(nodes.DATA_PLOTS),
+def compare(inputs: dict[str, Any], *others: str) -> Any:
+    evaluation = EvaluationConfig()
+    return call(
+        nodes.compare_runs, inputs, ["metrics", *WRITTEN["rows"]], reporting=ReportingConfig(compare=others),
+        evaluation=evaluation, seed=0, from_tracking=lambda run_id: {"l2t.bleu": 1.0} if run_id == "tracked" else None,
     )  # fmt: skip
-    assert found == {"report": sorted(nodes.DATA_PLOTS)}
-    assert caplog.messages == [f"{'Exact matches':<24} 93 %  [91, 95]", f"{'Training':<24} 61 s"]
+
+
+def test_a_run_keeps_its_result_unless_it_was_chosen_by_its_path(inputs: dict[str, Any]) -> None:
+    folder = Path(inputs["run"]["path"])
+    chosen = {**inputs, "run": {**inputs["run"], CHOSEN: None}}
+    assert compare(chosen)["table"] == []
+    assert not (folder / "evaluation").exists()
+    assert compare(inputs)["table"] == []
+    found = compare(inputs, str(folder), "tracked")
+    assert found["runs"] == [folder.name, f"{folder.name} (2)", "tracked"]
+    assert all(
+        entry["difference"]["value"] == 0
+        for suite in found["paired"][f"{folder.name} (2)"].values()
+        for entry in suite["differences"].values()
+    )
+
+
+def test_the_report_of_a_chosen_run_shows_what_it_was_trained_with(inputs: dict[str, Any]) -> None:
+    assert "<td><code>other</code></td>" in report(inputs)["report"]
+    chosen = report({**inputs, "run": {**inputs["run"], CHOSEN: None}})
+    assert "<td><code>other</code></td>" not in chosen["report"]
+    assert {name for name in chosen if name.startswith("plot_")} >= {
+        plot for s in suites().values() for plot in s.plots
+    }
+    assert all(figure.layout.meta[MADE_BY] == inputs["metrics"][MADE_BY] for name, figure in chosen.items() if name != "report")  # fmt: skip

@@ -39,8 +39,6 @@ class Bootstrap:
 
     def count_blocks(self, items: int) -> Iterator[np.ndarray]:
         """Yield blocks (r, N) of draw counts, `replicates` rows in all; each row sums to N."""
-        if items < 1:
-            raise EvaluationError("A bootstrap needs at least one item, found none. Evaluate more examples.")
         generator = np.random.default_rng([self.seed, items, 0xB007])
         rows_per_block = max(1, _BLOCK // items)
         for start in range(0, self.replicates, rows_per_block):

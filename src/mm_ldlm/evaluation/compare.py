@@ -182,13 +182,12 @@ def paired_differences(theirs: Sequence[Result], ours: Sequence[Result], bootstr
 
 
 def shared(tables: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Select the rows of all tables for the ids that all of them have, in the same order.
+    """Select the rows of all tables for the ids that all of them have, in their order.
 
     Raises:
         EvaluationError: there are fewer than two.
     """
-    common = set.intersection(*(set(table["id"]) for table in tables))
-    ids = [i for i in tables[0]["id"] if i in common]
+    ids = sorted(set.intersection(*(set(table["id"]) for table in tables)))
     if len(ids) < 2:
         raise EvaluationError(
             f"Expected runs that share held-out sentences, found {len(ids)} shared ids, fewer than two, among "

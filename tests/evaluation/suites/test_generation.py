@@ -1,0 +1,83 @@
+"""Diversity of texts, and their cost under another model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
+
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.suites.generation import CausalModel, diversity, mauve, self_bleu
+
+rows = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=2, max_size=7)
+
+
+@settings(max_examples=40)
+@given(rows)
+def test_self_bleu_is_sacrebleus_score_of_each_text_against_all_others(texts: list[list[int]]) -> None:
+    metric = BLEU(tokenize="none", effective_order=True)
+    words = [" ".join(map(str, row)) for row in texts]
+    expected = [metric.sentence_score(w, words[:i] + words[i + 1 :]).score for i, w in enumerate(words)]
+    assert self_bleu(texts) == pytest.approx(np.mean(expected))
+
+
+@settings(max_examples=40)
+@given(rows)
+def test_diversity_of_equal_texts_is_least(texts: list[list[int]]) -> None:
+    found, same = diversity(texts), diversity([texts[0]] * len(texts))
+    assert same["unique"] == 1 / len(texts) <= found["unique"]
+    assert same["entropy_corpus"] == pytest.approx(same["entropy_sample"])
+    assert found["entropy_corpus"] >= found["entropy_sample"] - 1e-9 or len({len(row) for row in texts}) > 1
+    assert all(0 <= value <= 1 for value in found["distinct"].values())
+    assert found["distinct"][1] == len({t for row in texts for t in row}) / sum(map(len, texts))
+
+
+def test_equal_texts_have_a_self_bleu_of_100_and_disjoint_ones_none() -> None:
+    assert self_bleu([[1, 2, 3, 4, 5]] * 3) == pytest.approx(100)
+    assert diversity([[1, 2, 3, 4], [5, 6, 7, 8]])["entropy_sample"] == pytest.approx(np.log(4))
+    assert self_bleu([[i * 9 + j for j in range(6)] for i in range(9)]) < 15
+    many = [[i % 3, i % 5, i % 7, i] for i in range(60)]
+    assert self_bleu(many, texts=20, seed=1) == self_bleu(many, texts=20, seed=1) != self_bleu(many, texts=20, seed=2)
+
+
+@pytest.fixture(scope="module")
+def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small GPT-2 of random weights, whose tokenizer knows six words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("causal")
+    base = Tokenizer(models.WordLevel({word: i for i, word in enumerate("abcdef<")}, unk_token="f"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=base, bos_token="<").save_pretrained(folder)
+    size = GPT2Config(vocab_size=7, n_positions=12, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(size).save_pretrained(folder)
+    return folder
+
+
+def test_a_causal_model_scores_every_token_whatever_the_batch(causal_model: Path, refuses: Callable[..., Any]) -> None:
+    model = CausalModel(str(causal_model))
+    texts = ["a b c", "d", "e a d b c a", "b b"]
+    nll, count = model.nll(texts, batch_size=2)
+    assert count.tolist() == [3, 1, 6, 2]
+    for text, total in zip(texts, nll, strict=True):
+        ids = torch.tensor([[6, *("abcdef".index(word) for word in text.split())]])
+        with torch.no_grad():
+            loss = model.model(input_ids=ids, labels=ids).loss
+        assert total == pytest.approx(float(loss) * (ids.shape[1] - 1), rel=1e-4)
+    assert model.nll(texts, batch_size=1)[0] == pytest.approx(nll, rel=1e-4)
+    with refuses(EvaluationError, "12", "31"):
+        model.nll(["a " * 30])
+
+
+def test_models_and_packages_that_are_not_here_are_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    with refuses(EvaluationError, tmp_path):
+        CausalModel(str(tmp_path))
+    if __import__("importlib.util").util.find_spec("mauve") is None:
+        with refuses(EvaluationError, "mauve-text"):
+            mauve(["a"], ["b"], featurizer="gpt2")

@@ -1,0 +1,107 @@
+"""Metrics of sampled latents against their definitions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import sqrtm
+from scipy.stats import spearmanr
+from sklearn.metrics.pairwise import cosine_similarity
+
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.suites.latents import (
+    calibration,
+    cosine,
+    frechet_distance,
+    neighbourhoods,
+    ranks,
+    spectrum,
+)
+
+sizes = st.tuples(st.integers(4, 20), st.integers(2, 6), st.integers(0, 99))
+
+
+def drawn(size: tuple[int, int, int], sides: int = 2) -> list[np.ndarray]:
+    count, dim, seed = size
+    return list(np.random.default_rng(seed).normal(size=(sides, count, dim)))
+
+
+@given(sizes)
+def test_cosines_and_ranks_are_those_of_all_pairs(size: tuple[int, int, int]) -> None:
+    generated, real, others = drawn(size, 3)
+    alike = cosine_similarity(generated, np.concatenate([real, others]))
+    own = np.diag(alike)
+    assert cosine(generated, real) == pytest.approx(own)
+    expected = 1 + (alike > own[:, None] + 1e-9).sum(axis=1)
+    for block in (2, 512):
+        assert (ranks(generated, real, others, block=block) == expected).all()
+
+
+def test_a_collapsed_model_ranks_in_the_middle() -> None:
+    _, real = drawn((9, 4, 0))
+    same = np.ones((9, 4))
+    assert (ranks(same, same, np.ones((4, 4))) == 7).all()  # 13 equal candidates
+    assert (ranks(real, real, real[:0]) == 1).all()
+
+
+@settings(max_examples=10)
+@given(sizes)
+def test_neighbourhoods_are_rank_correlations_of_the_cosines(size: tuple[int, int, int]) -> None:
+    generated, real = drawn(size)
+    found, overlap = neighbourhoods(generated, real)
+    for i in range(len(real)):
+        sides = [np.delete(cosine_similarity(x)[i], i) for x in (generated, real)]
+        assert found[i] == pytest.approx(spearmanr(*sides).statistic)
+    same, all_shared = neighbourhoods(real, real * 3)
+    assert same == pytest.approx(np.ones(len(real)))
+    assert set(all_shared.values()) == {1.0}
+    assert all(0 <= value <= 1 for value in overlap.values())
+    assert len(neighbourhoods(generated, real, limit=3)[0]) == 3
+
+
+@settings(max_examples=30)
+@given(sizes)
+def test_the_frechet_distance_is_that_of_two_gaussians(size: tuple[int, int, int]) -> None:
+    a, b = drawn(size)
+    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b - 2 * np.real(sqrtm(cov_a @ cov_b)))
+    assert frechet_distance(a, b) == pytest.approx(expected, abs=1e-6)
+    assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a))
+    shift = np.full(a.shape[1], 2.0)
+    assert frechet_distance(a, a + shift) == pytest.approx(4 * a.shape[1])
+
+
+@given(st.integers(1, 6))
+def test_the_effective_rank_counts_equal_directions(rank: int) -> None:
+    draw = np.random.default_rng(rank)
+    latents = np.linalg.qr(draw.normal(size=(40, 6)) - 0)[0]
+    latents -= latents.mean(axis=0)
+    u, _, v = np.linalg.svd(latents, full_matrices=False)
+    values, found = spectrum(u[:, :rank] @ v[:rank])
+    assert found == pytest.approx(rank)
+    assert (values[:-1] >= values[1:] - 1e-12).all()
+    assert values.sum() == pytest.approx(rank / 39)
+
+
+def test_a_calibrated_sampler_is_recognised() -> None:
+    draw = np.random.default_rng(0)
+    mean = draw.normal(size=(500, 8))
+    target, samples = mean + draw.normal(size=mean.shape), mean + draw.normal(size=(6, *mean.shape))
+    found = calibration(samples, target)
+    assert found["spread_to_error"] == pytest.approx(1, abs=0.03)
+    assert found["rank_fraction"] == pytest.approx(np.full(7, 1 / 7), abs=0.02)
+    assert found["cosine_single"] < found["cosine_mean"]
+    sure = calibration(mean + (samples - mean) / 4, target)
+    assert sure["spread_to_error"] < 0.5
+    assert sure["rank_fraction"][0] + sure["rank_fraction"][-1] > 0.5  # a U
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_vectors_without_a_direction_are_refused(bad: float, refuses: Callable[..., Any]) -> None:
+    vectors = np.ones((5, 3))
+    vectors[1] = bad
+    with refuses(EvaluationError, "1 of 5"):
+        cosine(vectors, np.ones((5, 3)))

@@ -1,0 +1,101 @@
+"""Scores of STS against scipy, published conventions, and a model that embeds worse than its encoder."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.sts_sets import StsSet, from_pairs
+from mm_ldlm.evaluation.suites.sts import correlate, embedder, ratio_to, score_encoder, similarities, tokenised
+
+FEW = Bootstrap(60)
+DRAW = np.random.default_rng(0)
+VECTORS = {f"text {i}": DRAW.normal(size=6) for i in range(60)}
+
+
+def encode(texts: Sequence[str], noise: float = 0.0) -> np.ndarray:
+    found = np.stack([VECTORS[text] for text in texts])
+    return found + noise * np.random.default_rng(1).normal(size=found.shape)
+
+
+def sts_set(*, subsets: Sequence[str] | None = None) -> StsSet:
+    a, b = encode(list(VECTORS))[:40], encode(list(VECTORS))[20:]
+    alike = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    gold = np.round(2.5 + 2 * alike + DRAW.normal(0, 0.5, 40), 1)
+    return from_pairs("set", [(f"text {i}", f"text {i + 20}", gold[i]) for i in range(40)], subsets=subsets)
+
+
+def test_the_scores_are_scipys_correlations_of_the_cosine() -> None:
+    pairs = sts_set()
+    found = score_encoder(pairs, encode, bootstrap=FEW)
+    assert found.spearman["value"] == pytest.approx(100 * spearmanr(found.cosine_N, pairs.gold_N).statistic)
+    assert found.pearson["value"] == pytest.approx(100 * pearsonr(found.cosine_N, pairs.gold_N).statistic)
+    assert found.spearman["low"] < found.spearman["value"] < found.spearman["high"]
+
+
+def test_every_sentence_is_embedded_once() -> None:
+    asked: list[str] = []
+    score_encoder(sts_set(), lambda texts: asked.extend(texts) or encode(texts), bootstrap=FEW)
+    assert sorted(asked) == sorted(VECTORS)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 99), st.floats(0.1, 9))
+def test_cosine_ignores_length_and_dot_does_not(seed: int, factor: float) -> None:
+    a, b = np.random.default_rng(seed).normal(size=(2, 10, 4))
+    one, two = similarities(a, b), similarities(a * factor, b)
+    assert one["cosine"] == pytest.approx(two["cosine"])
+    assert two["dot"] == pytest.approx(factor * one["dot"])
+    assert (one["euclidean"] <= 0).all()
+    assert (similarities(a, a)["cosine"] == 1).all()  # ties, not an order by the last bit
+
+
+def test_the_means_over_subsets_are_sentevals() -> None:
+    pairs = sts_set(subsets=["one"] * 10 + ["two"] * 30)
+    score = score_encoder(pairs, encode, bootstrap=FEW)
+    parts = [spearmanr(score.cosine_N[rows], pairs.gold_N[rows]).statistic for rows in (slice(10), slice(10, 40))]
+    assert score.subsets["subset_spearman"] == pytest.approx({"one": 100 * parts[0], "two": 100 * parts[1]})
+    assert score.subsets["mean_spearman"] == pytest.approx(50 * sum(parts))
+    assert score.subsets["weighted_mean_spearman"] == pytest.approx(25 * parts[0] + 75 * parts[1])
+    assert score.subsets["mean_interval"]["low"] < score.subsets["mean_spearman"]
+    assert score_encoder(sts_set(), encode, bootstrap=FEW).subsets == {}
+
+
+def test_the_ratio_to_the_encoder_is_paired() -> None:
+    pairs = sts_set()
+    encoder = score_encoder(pairs, encode, bootstrap=FEW)
+    worse = score_encoder(pairs, lambda texts: encode(texts, 0.5), bootstrap=FEW)
+    assert ratio_to(encoder, encoder, FEW) == {"value": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
+    assert ratio_to(encoder, worse, FEW)["value"] == worse.spearman["value"] / encoder.spearman["value"] < 1
+
+
+def test_failures_of_an_encoder_are_no_score(refuses: Callable[..., Any]) -> None:
+    pairs = sts_set()
+    with pytest.raises(ZeroDivisionError):
+        score_encoder(pairs, lambda texts: 1 / 0)
+    for broken, named in ((lambda t: encode(t)[:-1], "59"), (lambda t: encode(t) * np.nan, "40"), (lambda t: 0 * encode(t), "40")):  # fmt: skip
+        with refuses(EvaluationError, named):
+            score_encoder(pairs, broken)
+    with refuses(EvaluationError, "collapsed"):
+        correlate(np.ones(5), np.arange(5.0))
+
+
+def test_long_sentences_are_cut_as_encoders_do_or_refused(refuses: Callable[..., Any]) -> None:
+    seen: list[Any] = []
+    model: Any = SimpleNamespace(
+        max_length=3,
+        tokenizer=SimpleNamespace(unk_id=9, encode=lambda texts: [[9] * (text == "text 3") + [1, 2, 3, 4] for text in texts]),
+        embed_tokens=lambda ids, texts, **_: SimpleNamespace(latents=seen.extend(ids) or encode(texts)),
+    )  # fmt: skip
+    assert embedder(model, "one_step", seed=0)(["text 1", "text 2"]).shape == (2, 6)
+    assert seen == [[1, 2, 3]] * 2
+    assert tokenised(sts_set(), model, too_long="truncate") == {"too_long": 60, "unknown": 1 / 60}
+    with refuses(EvaluationError, "60", "3 tokens"):
+        tokenised(sts_set(), model, too_long="refuse")

@@ -1,0 +1,143 @@
+"""Every registered suite, of the core, of families and of other packages, on a finished quick run."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.data import Dataset
+from mm_ldlm.evaluation.headline import flat_metrics, headlines, most_important
+from mm_ldlm.evaluation.suites import SUITES, suites
+from mm_ldlm.evaluation.suites.base import Evaluation, plain, score, slug
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what a suite reads, and what the pipelines wrote."""
+
+    given: Evaluation
+    written: Path
+    samples: Mapping[str, pd.DataFrame]
+
+    def of(self, name: str) -> Evaluation:
+        chosen = {task: self.samples[task] for task in SUITES.load(name).samples}
+        return replace(self.given, samples=chosen)
+
+    def metrics(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.written / f"metrics_{name}.json").read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def run(finished: Path) -> Run:
+    data = finished / "data" / "test"
+    reference = json.loads((data / "06_models" / "run.json").read_text())
+    model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])
+    config = parameters(finished)
+    tables = {path.stem.removeprefix("samples_"): pd.read_parquet(path)
+              for path in (data / "07_model_output").glob("samples_*.parquet")}  # fmt: skip
+    given = Evaluation(model, Dataset.open(data / "05_model_input" / "dataset"), {}, config["evaluation"], 0, config)
+    return Run(given, data / "08_reporting", tables)
+
+
+def parameters(project: Path) -> dict[str, Any]:
+    from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
+
+    loader = CONFIG_LOADER_CLASS(str(project / "conf"), env="test", **CONFIG_LOADER_ARGS)
+    return check_parameters(loader["parameters"])
+
+
+# -- properties of every suite -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_an_evaluation_repeats_itself_and_names_its_weights(name: str, run: Run) -> None:
+    suite = suites()[name]
+    metrics, rows = score(suite, run.of(name))
+    written = run.metrics(name)
+    assert metrics[MADE_BY] == rows.attrs[MADE_BY]
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
+    assert ("skipped" in metrics) is ("skipped" in written)
+    if "skipped" not in metrics:
+        repeated, first = suite.numbers(metrics), suite.numbers(written)
+        assert {k: v for k, v in repeated.items() if "second" not in k} == {k: v for k, v in first.items() if "second" not in k}  # fmt: skip
+    assert (len(rows) > 0) is bool(suite.row_columns and "skipped" not in metrics)
+    assert not len(rows) or {"id", *suite.row_columns} <= set(rows)
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_a_suite_presents_what_it_found(name: str, run: Run) -> None:
+    suite, metrics = suites()[name], run.metrics(name)
+    assert suite.name == name
+    numbers = flat_metrics({name: metrics}, {})
+    everything = json.loads((run.written / "metrics.json").read_text())
+    assert numbers.items() <= everything.items()
+    assert all(math.isfinite(value) for value in numbers.values())
+    drawn = {} if "skipped" in metrics else suite.figures(metrics)
+    assert set(drawn) <= set(suite.plots)
+    for figure in drawn.values():
+        json.loads("null" if figure is None else figure.to_json())
+    assert len({each.key for each in suite.headlines(numbers)}) == len(suite.headlines(numbers))
+    assert ("skipped" in metrics) or {each.key for each in suite.headlines(numbers)} & numbers.keys()
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_a_run_that_cannot_do_it_is_skipped_with_a_reason(name: str, run: Run) -> None:
+    able_to_nothing = Capabilities(uses=frozenset(), trained_as="objective none")
+    model: Any = SimpleNamespace(capabilities=able_to_nothing, no_encoder=None)
+    empty = {task: table.iloc[:0] for task, table in run.of(name).samples.items()}
+    reason = suites()[name].skip_reason(replace(run.given, model=model, samples=empty))
+    assert reason is not None
+    assert "objective none" in reason or "sampl" in reason
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if SUITES.load(name).samples])
+def test_samples_of_other_weights_are_refused(name: str, run: Run, refuses: Callable[..., Any]) -> None:
+    given = run.of(name)
+    task, table = next(iter(given.samples.items()))
+    for change in ({"digest": "0" * 32}, {"weights": "last"}, None):
+        other = table.copy()
+        other.attrs = {MADE_BY: {**table.attrs[MADE_BY], **change}} if change else {}
+        with refuses(EvaluationError, f"samples_{task}"):
+            score(suites()[name], replace(given, samples={**given.samples, task: other}))
+
+
+def test_all_suites_share_no_key_and_no_figure(run: Run) -> None:
+    found = {name: flat_metrics({name: run.metrics(name)}, {}) for name in SUITES}
+    assert sum(map(len, found.values())) == len({key for numbers in found.values() for key in numbers})
+    plots = [plot for suite in suites().values() for plot in suite.plots]
+    assert len(plots) == len(set(plots))
+
+
+# -- metrics.json ------------------------------------------------------------------------------------------------------
+
+
+def test_the_seconds_of_a_report_that_is_still_written_are_left_out() -> None:
+    assert flat_metrics({}, {"training": 3, "reporting": 1}) == {"seconds.training": 3.0}
+
+
+def test_the_most_important_numbers_are_few_and_of_the_run(run: Run) -> None:
+    numbers = json.loads((run.written / "metrics.json").read_text())
+    chosen = most_important(numbers, count=4)
+    assert len(chosen) == 4
+    assert set(chosen) <= numbers.keys()
+    assert chosen == [each.key for each in headlines(numbers) if each.leading][:4]
+
+
+def test_values_become_plain_json() -> None:
+    import numpy as np
+
+    found = plain({1: np.float32(0.5), "a": (np.arange(2), {"b": np.True_}), "c": None})
+    assert found == {"1": 0.5, "a": [[0, 1], {"b": True}], "c": None}
+    assert slug(" Search, K=4 (R 2)") == "search_k_4_r_2"

@@ -1,0 +1,119 @@
+"""Intervals of the bootstrap, by simulation and against scipy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, pearsonr, spearmanr
+
+from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.bootstrap import (
+    FEWEST_PAIRS,
+    Bootstrap,
+    Statistic,
+    mean_of_counts,
+    pearson_of_counts,
+    ratio_of_counts,
+    spearman_of_counts,
+)
+
+FEW = Bootstrap(200)
+STATISTICS: dict[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {
+    "spearman": spearman_of_counts, "pearson": pearson_of_counts, "ratio": ratio_of_counts,
+    "mean": lambda x, y: mean_of_counts(x),
+}  # fmt: skip
+DEFINITIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "spearman": lambda x, y: spearmanr(x, y).statistic, "pearson": lambda x, y: pearsonr(x, y).statistic,
+    "ratio": lambda x, y: x.sum() / y.sum(), "mean": lambda x, y: x.mean(),
+}  # fmt: skip
+
+
+@given(name=st.sampled_from(sorted(STATISTICS)), items=st.integers(5, 40), seed=st.integers(0, 50))
+def test_a_statistic_of_counts_is_that_of_the_repeated_items(name: str, items: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    x, y = draw.integers(0, 6, items).astype(float), draw.integers(1, 9, items).astype(float)
+    counts = next(Bootstrap(8, seed=seed).count_blocks(items))
+    found = STATISTICS[name](x, y)(counts)
+    for row, value in zip(counts.astype(int), found, strict=True):
+        repeated = np.repeat(x, row), np.repeat(y, row)
+        if np.ptp(repeated[0]) and np.ptp(repeated[1]):
+            assert value == pytest.approx(DEFINITIONS[name](*repeated), abs=1e-9)
+
+
+@given(items=st.integers(1, 30), replicates=st.integers(20, 60), seed=st.integers(0, 9))
+def test_a_resample_draws_as_many_items_as_there_are(items: int, replicates: int, seed: int) -> None:
+    counts = np.concatenate(list(Bootstrap(replicates, seed=seed).count_blocks(items)))
+    assert counts.shape == (replicates, items)
+    assert (counts.sum(axis=1) == items).all()
+    assert (counts == np.concatenate(list(Bootstrap(replicates, seed=seed).count_blocks(items)))).all()
+
+
+def test_draws_in_blocks_are_those_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = FEW.mean(np.arange(50.0))
+    monkeypatch.setattr("mm_ldlm.evaluation.bootstrap._BLOCK", 500)
+    assert FEW.mean(np.arange(50.0)) == once
+
+
+@pytest.mark.parametrize("kind", ["mean", "ratio", "proportion"])
+def test_intervals_cover_the_truth_at_their_level(kind: str) -> None:
+    draw, hits, rounds = np.random.default_rng(0), 0, 300
+    for number in range(rounds):
+        weight = draw.integers(1, 20, 60)
+        value = draw.normal(2, 1, 60) if kind == "mean" else draw.binomial(weight if kind == "ratio" else 1, 0.3, 60)
+        bootstrap = Bootstrap(200, 0.9, number)
+        found = {"mean": bootstrap.mean, "proportion": bootstrap.proportion}.get(kind, lambda v: bootstrap.ratio(v, weight))(value)  # noqa: B023  # fmt: skip
+        hits += found["low"] <= (2 if kind == "mean" else 0.3) <= found["high"]
+    assert 0.84 <= hits / rounds <= 0.95
+
+
+@given(count=st.integers(1, 200), level=st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_fractions_of_zero_and_one_have_wilsons_interval(count: int, level: float) -> None:
+    for hits in (0, count):
+        found = Bootstrap(20, level).proportion([1] * hits + [0] * (count - hits))
+        expected = binomtest(hits, count).proportion_ci(level, "wilson")
+        assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_interval_of_several_runs_covers_their_spread() -> None:
+    runs = [mean_of_counts(np.full(100, float(mean))) for mean in (1, 2, 3, 4, 5)]
+    found = FEW.replicates_of_runs(runs, 100)
+    assert found.std() == pytest.approx(np.std([1, 2, 3, 4, 5]) / np.sqrt(5), rel=0.15)
+    assert (FEW.replicates_of_runs(runs[:1], 100) == FEW.replicates_of(runs[0], 100)).all()
+
+
+def test_a_paired_difference_is_surer_than_the_difference_of_two_intervals() -> None:
+    draw = np.random.default_rng(1)
+    common = draw.normal(0, 5, 200)
+    a, b = common + draw.normal(0, 0.1, 200), common + 0.5 + draw.normal(0, 0.1, 200)
+    found = FEW.difference([mean_of_counts(a)], [mean_of_counts(b)], 200)
+    assert found["b"] - found["a"] == pytest.approx(found["difference"]["value"]) == pytest.approx(0.5, abs=0.05)
+    assert found["verdict"] == "significant"
+    assert found["p"] == pytest.approx(2 / 201)
+    assert found["difference"]["high"] - found["difference"]["low"] < 0.1
+    back = FEW.difference([mean_of_counts(b)], [mean_of_counts(a)], 200)["difference"]
+    assert (back["low"], back["high"]) == pytest.approx((-found["difference"]["high"], -found["difference"]["low"]))
+
+
+def test_no_difference_is_found_where_there_is_none() -> None:
+    false_alarms = 0
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        pair = [[mean_of_counts(draw.normal(size=60))] for _ in "ab"]
+        false_alarms += Bootstrap(100, seed=seed).difference(*pair, 60)["verdict"] == "significant"
+    assert false_alarms <= 24  # 5 % nominal, 6 % by simulation at 60 items
+
+
+@pytest.mark.parametrize("items", [2, FEWEST_PAIRS - 1, FEWEST_PAIRS])
+def test_few_pairs_have_no_verdict(items: int) -> None:
+    found = FEW.difference([mean_of_counts(np.zeros(items))], [mean_of_counts(np.ones(items))], items)
+    assert (found["verdict"] == "too few") is (found["p"] is None) is (items < FEWEST_PAIRS)
+
+
+def test_a_statistic_that_is_undefined_on_a_resample_has_no_interval(refuses: Callable[..., Any]) -> None:
+    with refuses(EvaluationError):
+        FEW.of(spearman_of_counts(np.array([1.0, 1, 1, 2]), np.arange(4.0)), 4)
+    with refuses(EvaluationError, "nan"):
+        FEW.mean([1.0, float("nan")])

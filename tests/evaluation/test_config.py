@@ -1,0 +1,51 @@
+"""Doors of the sections `evaluation` and `reporting`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+
+POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("bootstrap.replicates", 19),
+        ("bootstrap.level", 0.4),
+        ("bootstrap.level", 1.0),
+        ("inversion.sweep", [POINT, POINT]),
+        ("inversion.reference", "b"),
+        ("inversion.length_edges", [6, 6]),
+        ("latents.calibration_samples", 1),
+        ("sts.sets", [{"format": "stbs", "name": "a", "path": "f"}]),
+        ("sts.sets", [{"format": "stsb", "name": "a b", "path": "f"}]),
+        ("sts.files", {"a.b": "f"}),
+        ("checkpoint", "newest"),
+        ("likelihood.draws", 0),
+    ],
+)
+def test_values_that_no_evaluation_can_use_are_refused(path: str, value: Any, refuses: Callable[..., Any]) -> None:
+    section: Any = value
+    for key in reversed(path.split(".")):
+        section = {key: section}
+    with refuses(ConfigurationError, f"evaluation.{path}"):
+        parse(EvaluationConfig, section, at="evaluation")
+
+
+def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
+    both = {"sets": [{"format": "stsb", "name": "a", "path": "f"}], "files": {"a": "g"}}
+    with refuses(ConfigurationError, "evaluation.sts"):
+        parse(EvaluationConfig, {"sts": both}, at="evaluation")
+    both["files"] = {"b": "g"}
+    sources = parse(EvaluationConfig, {"sts": both}, at="evaluation").sts.sources
+    assert [(source.name, source.format, source.path) for source in sources] == [("a", "stsb", "f"), ("b", "stsb", "g")]
+
+
+def test_smoothing_stays_below_one(refuses: Callable[..., Any]) -> None:
+    with refuses(ConfigurationError, "reporting.smoothing"):
+        parse(ReportingConfig, {"smoothing": 1.0}, at="reporting")

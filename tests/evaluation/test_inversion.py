@@ -1,0 +1,121 @@
+"""Metrics of inversion against the libraries that define them."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.inversion import (
+    bag_of_words,
+    bleu_of_counts,
+    by_length,
+    nearest_training_rows,
+    score_rows,
+    summarise,
+    token_set_f1,
+)
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", ".", "Dog's", "ran", "fast"]
+TOKENIZER: Any = SimpleNamespace(decode_batch=lambda rows: [" ".join(WORDS[i] for i in row) for row in rows])
+FEW = Bootstrap(50)
+rows = st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=9)
+pairs = st.lists(st.tuples(rows, rows), min_size=2, max_size=12)
+
+
+def table(pairs: list[tuple[list[int], list[int]]], **more: Any) -> pd.DataFrame:
+    return score_rows(
+        TOKENIZER, [a for a, _ in pairs], [b for _, b in pairs], ids=[str(i) for i in range(len(pairs))], **more
+    )
+
+
+@settings(max_examples=20)
+@given(pairs)
+def test_the_metrics_are_those_of_sacrebleu_and_rouge_score(pairs: list[tuple[list[int], list[int]]]) -> None:
+    scored = table(pairs)
+    truth, made = scored["reference"].tolist(), scored["hypothesis"].tolist()
+    found = {name: value["value"] for name, value in summarise(scored, FEW).items()}
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(made, [truth]).score)
+    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [truth]).score)
+    sentences = [
+        sacrebleu.sentence_bleu(m, [t], use_effective_order=False).score for m, t in zip(made, truth, strict=True)
+    ]
+    assert found["sentence_bleu"] == pytest.approx(np.mean(sentences))
+    scorer = RougeScorer(["rougeL"])
+    rouge = [scorer.score(t, m)["rougeL"].fmeasure for t, m in zip(truth, made, strict=True)]
+    assert found["rouge_l"] == pytest.approx(np.mean(rouge))
+    assert found["exact_match"] == pytest.approx(np.mean([a == b for a, b in pairs]))
+
+
+@settings(max_examples=20)
+@given(pairs)
+def test_a_missing_or_surplus_token_is_an_error(pairs: list[tuple[list[int], list[int]]]) -> None:
+    right = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
+    found = summarise(table(pairs), FEW)["token_accuracy"]["value"]
+    assert found == pytest.approx(right / sum(max(len(a), len(b)) for a, b in pairs))
+
+
+@settings(max_examples=20)
+@given(pairs, st.integers(0, 20))
+def test_resampled_bleu_is_the_bleu_of_the_repeated_sentences(
+    pairs: list[tuple[list[int], list[int]]], seed: int
+) -> None:
+    scored = table(pairs)
+    counts = next(Bootstrap(3, seed=seed).count_blocks(len(pairs)))
+    for row, found in zip(counts.astype(int), bleu_of_counts(scored)(counts), strict=True):
+        repeated = scored.loc[np.repeat(scored.index, row)]
+        expected = sacrebleu.corpus_bleu(repeated["hypothesis"].tolist(), [repeated["reference"].tolist()]).score
+        assert found == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from(WORDS)), st.lists(st.sampled_from(WORDS)))
+def test_token_f1_compares_sets_symmetrically(a: list[str], b: list[str]) -> None:
+    found = token_set_f1(" ".join(a), " ".join(b))
+    assert 0 <= found <= 1
+    assert found == token_set_f1(" ".join(b), " ".join(a)) == token_set_f1(" ".join(a + a), " ".join(reversed(b)))
+    assert found == 1 or set(a) != set(b)
+
+
+def test_what_the_tokenizer_discards_counts_as_written_only() -> None:
+    same = [([0, 1, 2], [0, 1, 2]), ([4, 1], [4, 1])]
+    found = summarise(table(same, written=["The cat sat", "a cat"], cosine=np.array([0.5, 1.0])), FEW)
+    assert (found["exact_match"]["value"], found["exact_match_as_written"]["value"]) == (1.0, 0.5)
+    assert found["token_set_f1_as_written"]["value"] < found["token_set_f1"]["value"] == 1
+    assert found["cosine"]["value"] == 0.75
+    assert "cosine" not in summarise(table(same), FEW)
+
+
+@settings(max_examples=20)
+@given(st.lists(rows, min_size=1, max_size=20), st.sets(st.integers(1, 12), min_size=1))
+def test_every_sentence_is_in_one_bucket_of_length(texts: list[list[int]], edges: set[int]) -> None:
+    lines = by_length(table([(text, text) for text in texts]), FEW, edges=sorted(edges))
+    assert sum(line["rows"] for line in lines) == len(texts)
+    assert all(line["exact_match"]["value"] == line["token_accuracy"] == 1 for line in lines)
+    ends = [(int(line["tokens"].split("–")[0]), int(line["tokens"].split("–")[-1])) for line in lines]
+    assert all(a < b for (_, a), (b, _) in pairwise(ends))
+    assert [line["rows"] for line in lines] == [sum(low <= len(text) <= high for text in texts) for low, high in ends]
+
+
+def test_the_bag_of_words_recovers_words_that_the_latent_contains_linearly() -> None:
+    draw = np.random.default_rng(0)
+    tokens = [sorted(draw.choice(30, size=draw.integers(2, 6), replace=False).tolist()) for _ in range(400)]
+    present = np.array([[float(word in row) for word in range(30)] for row in tokens])
+    latents = present @ draw.normal(size=(30, 64))
+    found = bag_of_words(latents[350:], latents[:350], tokens[:350])
+    assert [sorted(row) for row in found] == tokens[350:]
+    right_order = sum(a < b for row in found for a, b in pairwise(row))  # small numbers come first in training
+    assert right_order > 0.8 * sum(len(row) - 1 for row in found)
+
+
+def test_the_nearest_training_sentence_is_that_of_the_highest_cosine() -> None:
+    draw = np.random.default_rng(0)
+    train = draw.normal(size=(700, 8)) * draw.uniform(0.1, 9, (700, 1))
+    query = train[::7] * 3 + draw.normal(size=(100, 8)) * 1e-3
+    assert (nearest_training_rows(query, train) == np.arange(0, 700, 7)).all()
