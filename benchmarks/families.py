@@ -70,7 +70,7 @@ def _build(name: str, root: Path) -> Any:
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
-    from mm_ldlm.training.jsonl import JsonlTracker
+    from mm_ldlm.training.jsonl import Tracker
     from mm_ldlm.training.spec import TrainingSpec
 
     environment, process = FAMILIES[name]
@@ -95,7 +95,7 @@ def _build(name: str, root: Path) -> Any:
     data = Data(train=training.Sentences(VOCAB), validation=None, shape=shape, folders={}, stores=stores)
     return build(
         spec, root=root, data=data, process=Process(RankInfo(), choose_device("cpu"), None),
-        tracker=JsonlTracker(root / f"{name}.jsonl"),
+        tracker=Tracker(root / f"{name}.jsonl"),
     )  # fmt: skip
 
 

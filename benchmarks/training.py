@@ -80,12 +80,12 @@ def _parts(root: Path) -> tuple[Any, Any]:
     from mm_ldlm.distributed.process import Process, choose_device
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
-    from mm_ldlm.training.jsonl import JsonlTracker
+    from mm_ldlm.training.jsonl import Tracker
 
     data = Data(train=Sentences(), validation=None, shape=_shape(), folders={})
     process = Process(RankInfo(), choose_device("cpu"), None)
     return tuple(
-        build(_spec(100_000), root=root, data=data, process=process, tracker=JsonlTracker(root / f"{name}.jsonl"))
+        build(_spec(100_000), root=root, data=data, process=process, tracker=Tracker(root / f"{name}.jsonl"))
         for name in ("loop", "bare")
     )  # type: ignore[return-value]
 

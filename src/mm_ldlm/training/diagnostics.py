@@ -25,7 +25,7 @@ from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.jsonl import JsonlTracker
+from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.stepper import Stepper
 
@@ -147,7 +147,7 @@ class Diagnostics:
         found = zip(self._numbers, values, strict=True)
         self._line |= {name: x for name, x in found if math.isfinite(x) or not name.startswith("update_ratio/")}
         if self._gradients and self.process.is_main:
-            with contextlib.closing(JsonlTracker(self.directory / GRADIENTS)) as log:
+            with contextlib.closing(Tracker(self.directory / GRADIENTS)) as log:
                 named = {name: dict(zip(STATISTICS, x.tolist(), strict=True)) for name, x in self._gradients.items()}
                 log.metrics(step, {"parameters": named})
         self._numbers, self._held, self._gradients = {}, [], {}

@@ -13,68 +13,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
-from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import InputFile, refuse_other
 
 
-class Tracker(Protocol):
-    """Receives the metrics and events of a training."""
+class Tracker:
+    """Appends metrics and events to one file; safe to call from several threads.
 
-    def metrics(self, step: int, values: Mapping[str, Any]) -> None: ...
+    Without a file it records nothing, as on every rank but the first.
+    """
 
-    def event(self, step: int, kind: str, **words: Any) -> None:
-        """Record an event: a skipped step, a checkpoint, a rollback."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Silent:
-    """Records nothing; used on every rank but the first."""
-
-    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        return None
-
-    def event(self, step: int, kind: str, **words: Any) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-
-class JsonlTracker:
-    """Appends metrics and events to one file; safe to call from several threads."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_other(path)
-        self._file = open(path, "ab+")  # noqa: SIM115
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: BinaryIO | None = None
         self._lock = threading.Lock()
-        self._remove_half_line()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_other(path)
+            self._file = open(path, "ab+")  # noqa: SIM115
+            self._file.seek(0)
+            self._file.truncate(self._file.read().rfind(b"\n") + 1)  # half a line of a killed writer
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         self._write({"step": step, **values})
 
     def event(self, step: int, kind: str, **words: Any) -> None:
+        """Record an event: a skipped step, a checkpoint, a rollback."""
         self._write({"event": kind, "step": step, "time": round(time.time(), 3), **words})
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
         with self._lock:
-            self._file.write(text.encode("utf-8") + b"\n")
-            self._file.flush()
-
-    def _remove_half_line(self) -> None:
-        """Remove the incomplete last line that a killed writer may have left."""
-        self._file.seek(0)
-        data = self._file.read()
-        self._file.truncate(data.rfind(b"\n") + 1)
+            if self._file is not None:
+                self._file.write(text.encode("utf-8") + b"\n")
+                self._file.flush()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -83,22 +60,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: it is not a file, or a line is not a JSON object.
     """
-    InputFile(path, remedy="Train the run, or choose another one.").check()
-    found = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n") and line.strip():
-                found.append(_object(path, number, line))
-    return found
-
-
-def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise StoreError(f"{path}: line {number} is not a JSON object, so the log is damaged. Remove this line.")
+    door, found = InputFile(path, remedy="Remove the damaged line, or choose another run."), []
+    for number, line in enumerate(door.read().splitlines(keepends=True), 1):
+        if line.endswith(b"\n") and line.strip():
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError, RecursionError):
+                door.refuse("a JSON object in every line", f"another line {number}")
     return found
 
 

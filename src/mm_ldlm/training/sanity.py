@@ -23,7 +23,7 @@ from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
-from mm_ldlm.training.jsonl import Silent
+from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.spec import TrainingSpec
@@ -50,70 +50,59 @@ class SanityConfig:
     tolerance: NonNegativeFloat = 0.05
 
 
-def check_sanity(
-    spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None
-) -> list[Check]:  # fmt: skip
+def check_sanity(spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None) -> list[Check]:
     """Run every check and return all results."""
     with joined(device=spec.training.device, threads=spec.training.threads) as process:
         # Schedule, checkpoints and validation are not used: they would only disturb the checks.
         optimizer = dataclasses.replace(
             spec.training.optimizer, lr=config.lr or spec.training.optimizer.lr, schedule="constant", warmup_steps=0
         )
+        checkpoint = dataclasses.replace(spec.training.checkpoint, best_metric=None)
         training = dataclasses.replace(
-            spec.training, optimizer=optimizer, parallel="ddp", validate_every=0,
-            checkpoint=dataclasses.replace(spec.training.checkpoint, best_metric=None),
-        )  # fmt: skip
+            spec.training, optimizer=optimizer, checkpoint=checkpoint, parallel="ddp", validate_every=0
+        )
         data = data or open_data(spec, root)
         spec = dataclasses.replace(spec, training=training)
-        return checks_of(build(spec, root=root, data=data, process=process, tracker=Silent()), config)
+        run = build(spec, root=root, data=data, process=process, tracker=Tracker())
+        run.stepper.parallel.module.train()
+        return checks_of(run, _batch(run, config.examples), config)
 
 
-def checks_of(run: Run, config: SanityConfig) -> list[Check]:
-    """Run every check on a built run."""
-    batch = _batch(run, config.examples)
-    run.stepper.parallel.module.train()
+def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
+    """Run every check on a built run in training mode."""
+    root, ema, device = run.learner.root, run.learner.ema, run.process.device
+    held = {**dict(root.named_parameters()), **dict(root.named_buffers()), **batch.tensors}
+    held |= {f"ema {name}": value for name, value in ema.values.items()}
+    modules = dict(root.named_modules())
+    losses = {kind: _loss(run, batch, kind) for kind in run.stepper.objective.kinds}
+    unusable = [kind for kind, loss in losses.items() if loss.grad_fn is None or not bool(torch.isfinite(loss))]
     checks = [
-        placement(run, batch),
-        train_mode(run),
-        attached(run, batch),
+        _listed("placement", held, [name for name, value in held.items() if value.device != device],
+                "is not on the device", f"move it to {device}"),
+        _listed("train mode", modules, [name for name, module in modules.items() if not module.training],
+                "is in evaluation mode", "call .train()"),
+        _listed("loss", losses, unusable, "has a loss that is not finite or has no gradient graph",
+                "look for .detach(), .item() or a constant in the objective"),
         first_losses(run, batch, tolerance=config.tolerance),
         precision(run, batch),
         in_place(run, batch),
-    ]
+    ]  # fmt: skip
     try:
         checks += learning(run, batch, config)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         checks.append(Check("overfit one batch", reason, "the backward pass fails; see the lines above"))
-    return [*checks, groups(run)]
+    groups = [
+        f"{group['optimizer']} lr {group['lr']:g} decay {group['weight_decay']:g}: {group['tensors']} tensors, "
+        f"{group['elements']:,} numbers"
+        for group in run.learner.optimization.describe()
+    ]
+    grouped = {id(p) for p in run.learner.optimization.parameters}
+    lost = [name for name, p in root.named_parameters() if p.requires_grad and id(p) not in grouped]
+    return [*checks, Check("optimizer groups", " | ".join(groups), f"in no group: {', '.join(lost)}" if lost else "")]
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
-
-
-def placement(run: Run, batch: Batch) -> Check:
-    """Check that parameters, buffers, EMA and batch are on the configured device (optimizer state: see `learning`)."""
-    root, device = run.learner.root, run.process.device
-    held: dict[str, Tensor] = {**dict(root.named_parameters()), **dict(root.named_buffers())}
-    held |= {f"ema {name}": value for name, value in run.learner.ema.values.items()}
-    held |= {f"batch {name}": value for name, value in batch.tensors.items()}
-    wrong = [name for name, value in held.items() if value.device != device]
-    return _listed("placement", held, wrong, "is not on the device", f"move it to {device}")
-
-
-def train_mode(run: Run) -> Check:
-    """Check that every module is in training mode."""
-    modules = dict(run.learner.root.named_modules())
-    evaluating = [name for name, module in modules.items() if not module.training]
-    return _listed("train mode", modules, evaluating, "is in evaluation mode", "call .train()")
-
-
-def attached(run: Run, batch: Batch) -> Check:
-    """Check that the loss of every kind of step is a finite number with a gradient graph."""
-    losses = {kind: _loss(run, batch, kind) for kind in run.stepper.objective.kinds}
-    wrong = [kind for kind, loss in losses.items() if loss.grad_fn is None or not bool(torch.isfinite(loss))]
-    fault = "has a loss that is not finite or has no gradient graph"
-    return _listed("loss", losses, wrong, fault, "look for .detach(), .item() or a constant in the objective")
 
 
 def first_losses(run: Run, batch: Batch, *, tolerance: float) -> Check:
@@ -169,9 +158,7 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     """Overfit one batch with the same noise in every step, and check gradients and movement of parameters."""
     root, optimization, kinds = run.learner.root, run.learner.optimization, run.stepper.objective.kinds
     start = {name: p.detach().clone() for name, p in root.named_parameters()}
-    seen: set[str] = set()
-    bad: set[str] = set()
-    losses: list[float] = []
+    seen, bad, losses = set[str](), set[str](), list[float]()
     ends = time.perf_counter() + config.max_seconds
     while len(losses) < config.max_steps and time.perf_counter() < ends:
         value = 0.0
@@ -211,19 +198,6 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
         _listed("optimizer state", states, elsewhere, "is not on the device", "move it to the parameters"),
         Check("overfit one batch", found, "" if last < config.fall * losses[0] else remedy),
     ]  # fmt: skip
-
-
-def groups(run: Run) -> Check:
-    """Check that every trainable parameter is in exactly one optimizer group; list rates and decays."""
-    lines = [
-        f"{group['optimizer']} lr {group['lr']:g} decay {group['weight_decay']:g}: {group['tensors']} tensors, "
-        f"{group['elements']:,} numbers"
-        for group in run.learner.optimization.describe()
-    ]
-    want = sum(p.requires_grad for p in run.learner.root.parameters())
-    have = len(run.learner.optimization.parameters)
-    remedy = f"{have} of {want} trainable tensors are in a group" if have != want else ""
-    return Check("optimizer groups", " | ".join(lines), remedy)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, latest
 from mm_ldlm.training.data import Data, open_data
-from mm_ldlm.training.jsonl import JsonlTracker, Silent, Tracker
+from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.resuming import start
 from mm_ldlm.training.spec import TrainingSpec
@@ -129,7 +129,7 @@ def _alone(root: Path, name: str, process: Process) -> Iterator[None]:
 def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Tracker:
     """Create the run folder with its configuration, and open the log on rank 0."""
     if not process.is_main:
-        return Silent()
+        return Tracker()
     if spec.training.resume == "never" and process.rank_info.attempt == 0 and directory.exists():
         number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
         directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
@@ -138,7 +138,7 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
         remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
     write_json(directory / CONFIG, {**spec.to_dict(), "versions": versions})
-    return JsonlTracker(directory / LOG)
+    return Tracker(directory / LOG)
 
 
 def _status(directory: Path, process: Process, status: str, step: int, **more: Any) -> None:
