@@ -80,7 +80,7 @@ def _build(name: str, root: Path) -> Any:
     if process:
         parameters["objective"]["process"] |= process
     typed = check_parameters(parameters)
-    shape = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=training.LONGEST, latent_dim=None)
+    shape = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=training.LONGEST)
     clusters = np.where(np.arange(VOCAB) > 1, np.arange(VOCAB) % CLUSTERS, -1)[:, None]
     stores = {"token_clusters": clusters} if "token_clusters" in typed["objective"].stores else {}
     tensors = {name: torch.from_numpy(values) for name, values in stores.items()}

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.layers import Attention, key_mask
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
-from mm_ldlm.models.two_streams import joint_key_mask
 
 ROUNDS = 15
 SHAPES = {
@@ -39,7 +39,7 @@ def run() -> list[dict[str, Any]]:
 
 def _compare(name: str, B: int, L: int, K: int, D: int, depth: int, heads: int) -> list[dict[str, Any]]:
     config = MMDiTConfig(dim=D, depth=depth, heads=heads, latent_tokens=K)
-    shape = DataShape(vocab_size=8, pad_id=0, mask_id=1, max_length=L, latent_dim=32)
+    shape = DataShape(vocab_size=8, pad_id=0, mask_id=1, max_length=L, fields={"latents": (32,)})
     generator = torch.Generator().manual_seed(0)
     text = torch.randn(B, L, D, generator=generator)
     latent = torch.randn(B, K, D, generator=generator)
@@ -47,10 +47,12 @@ def _compare(name: str, B: int, L: int, K: int, D: int, depth: int, heads: int) 
     valid = torch.arange(L) < torch.randint(L // 2, L + 1, (B, 1), generator=generator)
 
     steps: dict[str, Callable[[], None]] = {}
-    attentions: tuple[Literal["fused", "unfused"], ...] = ("fused", "unfused")
-    for attention in attentions:
-        make = partial(MMDiT, config, shape, attention=attention)
-        steps[attention] = _ours(build_on_meta(make, torch.Generator().manual_seed(0)), text, latent, c, valid)
+    for attention in ("fused", "unfused"):
+        model = build_on_meta(partial(MMDiT, config, shape), torch.Generator().manual_seed(0))
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.fused = attention == "fused"
+        steps[attention] = _ours(model, text, latent, c, valid)
     peer = _peer(B, L, K, D, depth, heads, text, latent, c, valid)
     if peer is not None:
         steps["mmdit"] = peer
@@ -92,8 +94,8 @@ def _ours(
 
     def step() -> None:
         silu_c = torch.nn.functional.silu(c)
-        key_mask = joint_key_mask(valid, others=model.config.latent_tokens)
-        outs = model._trunk(text, latent, silu_c, key_mask, (True, True))
+        mask = key_mask(valid, others=model.config.latent_tokens)
+        outs = model._trunk(text, latent, silu_c, mask, (True, True))
         sum(out.sum() for out in outs).backward()  # type: ignore[union-attr]
 
     step()

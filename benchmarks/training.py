@@ -50,7 +50,7 @@ def batch() -> Any:
 def _shape() -> Any:
     from mm_ldlm.models.base import DataShape
 
-    return DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, latent_dim=DIM)
+    return DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, fields={"latents": (DIM,)})
 
 
 def _spec(steps: int) -> Any:

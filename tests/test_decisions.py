@@ -81,9 +81,10 @@ def test_a_default_that_is_a_decision_has_its_value(key: str, value: Any, reason
 
 
 def test_the_code_has_the_same_decisions() -> None:
+    from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
+
     from mm_ldlm.inference.api import MMLDLM
     from mm_ldlm.inference.loading import load_run
-    from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT
     from mm_ldlm.training.config import CheckpointConfig, EmaConfig, GuardConfig
 
     assert base()["objective"]["condition_dropout"] == CONDITION_DROPOUT

@@ -1,70 +1,264 @@
-"""The trainable root: which model a step calls, which parameters it has under which names, and their parts."""
+"""One trainable root: whatever learns in the model, the objective, the process and the schedules is trained and kept."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mm_ldlm.core.config import config, parse_kind
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.parts import tag, tagged_parameters
-from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.inference.loading import load_run
+from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.dit import DiT, DiTConfig
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.base import Objective
+from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.root import TrainableRoot, build_root
+from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
+from mm_ldlm.training import worker
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.plan import plan
+from mm_ldlm.training.worker import train
+
+SHAPE = DataShape(vocab_size=12, pad_id=0, mask_id=1, max_length=6, fields={"latents": (4,)})
+DIT = DiTConfig(dim=8, depth=1, heads=2)
+LEARNED = {
+    "kind": "multimodal", "mode": "unconditional", "latent_schedule": {"kind": "learned_noise:AngleConfig"},
+    "process": {"kind": "absorbing", "schedule": {"kind": "learned_noise:PowerConfig"}},
+}  # fmt: skip
+NAMES = ("objective.process.schedule.log_power", "objective.modality.schedule.log_power")
 
 
-class Recorder(nn.Module):
-    """An objective with one parameter that keeps what it receives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-        self.head = tag(nn.Linear(1, 1, bias=False), "head")
-        self.seen: tuple[Any, ...] = ()
-
-    def forward(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> dict[str, Any]:
-        self.seen = (model, batch, generator, kind, step)
-        return {"loss": (torch.ones(()), torch.ones(()))}
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[None]:
+    """Components of another package, by import path."""
+    monkeypatch.syspath_prepend(str(project / "tests" / "toy"))
+    yield
+    sys.modules.pop("learned_noise", None)
 
 
-def root(objective: Any) -> TrainableRoot:
-    return TrainableRoot(tag(nn.Linear(2, 1), "model"), objective)
+@pytest.fixture
+def dataset(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Dataset:
+    draw = np.random.default_rng(0)
+    texts = [" ".join(f"w{i}" for i in draw.integers(0, 20, draw.integers(2, 8))) for _ in range(48)]
+    splits = ["train"] * 40 + ["validation"] * 8
+    return write_dataset(tmp_path, texts, splits, latents=draw.standard_normal((48, 4)).astype(np.float32))
 
 
-def test_a_step_calls_the_objective_with_the_model_that_stands_in_for_the_trained_one() -> None:
-    made, draws = root(Recorder()), RowGenerator(0, torch.arange(2))
-    batch: Any = object()
-    assert made.forward_model is made.model
-    for called in (made.model, nn.Identity()):
-        if called is not made.model:
-            made.forward_model = called
-        assert made(batch, draws, "a kind", 7).keys() == {"loss"}
-        found = made.objective.seen
-        assert (found[0] is called, found[1] is batch, found[2] is draws) == (True, True, True)
-        assert found[3:] == ("a kind", 7)
+def run(dataset: Dataset, name: str, *, objective: dict[str, Any] = LEARNED) -> Path:
+    runs = dataset.directory.parent / "runs"
+    spec = plan(
+        dataset, runs=runs, seed=3, encoder={}, tracking={},
+        model=parse_kind(MODELS, {"kind": "mmdit", "dim": 16, "depth": 1, "heads": 2}, at="model"),
+        objective=parse_kind(OBJECTIVES, objective, at="objective"),
+        training=_training(name),
+    )  # fmt: skip
+    return train(spec, root=runs).directory
 
 
-def test_every_parameter_is_registered_once_under_the_model_or_the_objective() -> None:
-    made = root(Recorder())
-    names = ["model.weight", "model.bias", "objective.scale", "objective.head.weight"]
-    assert [name for name, _ in made.named_parameters()] == list(made.state_dict()) == names
-    assert [name for name, _ in made.named_children()] == ["model", "objective"]
+def _training(name: str) -> Any:
+    from mm_ldlm.core.config import parse
+    from mm_ldlm.training.config import TrainingConfig
+
+    return parse(
+        TrainingConfig,
+        {"max_steps": 10, "batch": {"examples": 16}, "optimizer": {"lr": 1e-2, "warmup_steps": 2}, "device": "cpu",
+         "checkpoint": {"every_steps": 5, "background": False}, "preflight": False, "run_name": name,
+         "show_every_seconds": None, "ema": {"decay": 0.5}, "validate_every": 0},
+        at="training",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("own", [None, "a part of its own"])
-def test_an_objective_is_the_part_objective_unless_it_names_another(own: str | None) -> None:
-    objective = Recorder() if own is None else tag(Recorder(), own)
-    found = {name: part.name for name, part, _ in tagged_parameters(root(objective))}
-    assert found == {
-        "model.weight": "model", "model.bias": "model", "objective.scale": own or "objective",
-        "objective.head.weight": "head",
+def weights(run: Path, step: int, name: str = "model") -> dict[str, Tensor]:
+    return folder.tensors(folder.find(run, which=str(step)), f"{name}.safetensors")
+
+
+def test_pitfall_37_a_learned_schedule_is_trained_averaged_saved_sampled_and_scored(dataset: Dataset) -> None:
+    made = run(dataset, "whole")
+    for name in NAMES:
+        first, last, average = weights(made, 5)[name], weights(made, 10)[name], weights(made, 10, "ema")[name]
+        assert not torch.equal(first, last)
+        assert not torch.equal(average, last)
+    loaded = load_run(made).model
+    process: Any = loaded.process
+    assert torch.equal(process.schedule.log_power, weights(made, 10, "ema")[NAMES[0]])
+    assert torch.equal(loaded.modality.schedule.log_power, weights(made, 10, "ema")[NAMES[1]])  # type: ignore[attr-defined]
+    untrained = parse_kind(OBJECTIVES, LEARNED, at="objective").process.schedule.build()
+    untrained.init_weights(torch.Generator())
+    canvas_BL, generator = torch.full((3, 5), loaded.shape.mask_id), RowGenerator(0, torch.arange(3))
+
+    def results() -> list[Tensor]:
+        with loaded.evaluating():
+            sampler = loaded.default_sampler(conditional=False).override(steps=3)
+            everywhere = torch.ones_like(canvas_BL, dtype=torch.bool)
+            text = loaded.write(canvas_BL, everywhere, latents_Bd=None, sampler=sampler, generator=generator).tokens
+            found = loaded.likelihood(text, latents_Bd=None, draws=2, generator=generator)
+            return [text, found.nll_KB]
+
+    trained = results()
+    assert bool(torch.isfinite(trained[1]).all())
+    assert int((trained[0] == loaded.shape.mask_id).sum()) == 0
+    process.schedule = untrained  # sampling and scoring read the schedule of the process and no other
+    assert not torch.equal(results()[1], trained[1])
+
+
+def test_pitfall_16_a_learned_schedule_resumes_to_the_bit(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, steps = run(dataset, "whole"), itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "stop_on_signal", lambda: contextlib.nullcontext(lambda: next(steps) >= 5))
+        run_of_two = run(dataset, "halves")
+    assert not (run_of_two / "checkpoints" / "step-000010").exists()
+    run(dataset, "halves")
+    for name in ("model", "ema", "optimizer"):
+        one, two = weights(whole, 10, name), weights(run_of_two, 10, name)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+# -- components that are refused by name --------------------------------------------------------------------------------
+
+
+def build(objective: Any, model: Any = DIT) -> TrainableRoot:
+    return build_root(model, objective, SHAPE, generator=torch.Generator().manual_seed(0), stores={})
+
+
+def hide(objective: Objective, parameter: nn.Parameter, way: str) -> None:
+    """Keep a parameter in a place where `parameters()` does not find it."""
+    places: dict[str, Any] = {
+        "list": [parameter], "tuple": (1, (parameter,)), "dict": {"rate": parameter},
+        "object": dataclasses.make_dataclass("Holder", ["rate"])(parameter), "modules": [nn.Linear(2, 2)],
+        "closure": lambda: parameter, "tensor": torch.zeros(2, requires_grad=True),
     }  # fmt: skip
+    object.__setattr__(objective.process, "kept", places[way])  # type: ignore[arg-type]
 
 
-def test_an_objective_without_parameters_is_no_module_of_the_root() -> None:
+@pytest.mark.parametrize("way", ["list", "tuple", "dict", "object", "modules", "closure", "tensor"])
+def test_pitfall_31_a_parameter_outside_the_root_is_refused_by_its_path(way: str, refuses: Any) -> None:
+    root = build(TextDiffusionConfig())
+    hide(root.objective, nn.Parameter(torch.zeros(3)), way)
+    with refuses(ConfigurationError, "objective.process.kept"):
+        TrainableRoot(root.model, root.objective)
+
+
+def test_pitfall_37_a_schedule_that_is_no_module_is_refused(refuses: Any) -> None:
+    process = {"kind": "absorbing", "schedule": {"kind": "learned_noise:HiddenConfig"}}
+    with refuses(ConfigurationError, "objective.process.schedule.log_powers[0]"):
+        build(parse_kind(OBJECTIVES, {"kind": "text_diffusion", "process": process}, at="objective"))
+
+
+class Changed(TextDiffusion):
+    """An objective with one mistake."""
+
+    weights_: Any = None
+    units_: Any = None
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        if self.weights_ is not None:
+            self.weights = self.weights_
+        if self.units_ is not None:
+            self.units = self.units_
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"weights_": {}}, "Broken"),
+        ({"weights_": {"text_loss": 0.0}}, "Broken"),
+        ({"units_": {"text_loss": "tokens"}}, "length_loss"),
+    ],
+)
+def test_an_objective_without_a_trained_loss_or_its_unit_is_refused(
+    changes: dict[str, Any], named: str, refuses: Any
+) -> None:
+    broken = type("Broken", (Changed,), changes)
+    objective = _built_as(broken)
+    with refuses(ConfigurationError, named):
+        build(objective)
+
+
+def _built_as(made: Any) -> Any:
+    @config
+    class Config(TextDiffusionConfig):
+        def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Any:
+            return made(self, shape)
+
+    return Config()
+
+
+@pytest.mark.parametrize("weights_", [{"text_los": 1.0}, {"text_loss": 1.0}])
+def test_a_loss_without_weight_is_refused_at_the_first_step(
+    weights_: dict[str, float], batch: Any, refuses: Any
+) -> None:
+    units = dict.fromkeys(weights_, "tokens")
+    root = build(_built_as(type("Broken", (Changed,), {"weights_": weights_, "units_": units})))
+    with refuses(ConfigurationError, "length_loss"):
+        root(batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+
+
+def test_an_objective_that_is_none_is_refused(refuses: Any) -> None:
     class Plain:
-        """No module."""
+        weights = {"text_loss": 1.0}  # noqa: RUF012
+        units = {"text_loss": "tokens"}  # noqa: RUF012
 
-    made = root(Plain())
-    assert [name for name, _ in made.named_children()] == ["model"]
-    assert isinstance(made.objective, Plain)
+        def __init__(self, *args: Any) -> None:
+            pass
+
+    with refuses(ConfigurationError, "Plain"):
+        build(_built_as(Plain))
+
+
+class Unset(DiT):
+    """A model with a parameter that nobody initialises."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.scale = nn.Parameter(torch.empty(3))
+
+
+def test_memory_that_nobody_has_set_is_refused(refuses: Any) -> None:
+    with refuses(ConfigurationError, "scale"):
+        build_on_meta(lambda: Unset(DIT, SHAPE), torch.Generator().manual_seed(0))
+
+
+@config
+class NarrowConfig(DiTConfig):
+    """A model with too few logits."""
+
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> DiT:
+        return super().build(dataclasses.replace(shape, vocab_size=5), generator=generator)
+
+
+def test_a_model_with_too_few_logits_is_refused(batch: Any, refuses: Any) -> None:
+    root = build(TextDiffusionConfig(), NarrowConfig(dim=8, depth=1, heads=2))
+    few = batch(dataclasses.replace(SHAPE, vocab_size=5))
+    with refuses(ConfigurationError, "12", "5"):
+        root(few, RowGenerator(0, torch.arange(4)), "text", 0)
+
+
+def test_parameters_of_an_objective_belong_to_its_part_unless_they_have_their_own(batch: Any) -> None:
+    from mm_ldlm.models.parts import tag, tagged_parameters
+
+    class Extra(TextDiffusion):
+        def __init__(self, *args: Any, **keys: Any) -> None:
+            super().__init__(*args, **keys)
+            self.head = tag(nn.Linear(2, 2), "head")
+            self.scale = nn.Parameter(torch.ones(1))
+
+    root = build(_built_as(Extra))
+    parts = {name: str(part) for name, part, _ in tagged_parameters(root) if name.startswith("objective.")}
+    assert parts == {"objective.head.weight": "head", "objective.head.bias": "head", "objective.scale": "objective"}
+    assert isinstance(root.objective.generative_model(root.model), GenerativeModel)

@@ -9,7 +9,7 @@ B examples, L positions, V vocabulary, N longest length.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,24 @@ from mm_ldlm.core.config import NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.parts import tag
-from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
+from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 
+class WordModel(Protocol):
+    """A model of single words."""
+
+    def __call__(self) -> Tensor: ...
+
+
 @config
 class ToyModelConfig:
     """A table of word frequencies; `initial_std` is the standard deviation of its initial logits."""
 
-    interface: ClassVar[str] = "word_frequencies"
+    interface: ClassVar[type] = WordModel
     kind: str = "toy_component:ToyModelConfig"
     initial_std: NonNegativeFloat = 0.0
 
@@ -62,56 +68,30 @@ class WordTable(nn.Module):
 
 
 @config
-class ToyObjectiveConfig:
+class ToyObjectiveConfig(ObjectiveConfig):
     """Cross-entropy of the words, and of the lengths with the factor `length_weight`."""
 
     kind: str = "toy_component:ToyObjectiveConfig"
     length_weight: PositiveFloat = 1.0
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return ()
-
-    def noise_ids(self, shape: DataShape) -> int:
-        return 0
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {}
-
     def capabilities(self, model: Any) -> Capabilities:
-        require_interface(self, model, "word_frequencies")
+        require_interface(self, model, WordModel)
         return Capabilities(
             uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="the toy objective"
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False) -> ToyObjective:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ToyObjective:
         return ToyObjective(self, shape)
 
 
-class ToyObjective(nn.Module):
-    kinds: tuple[str, ...] = ("words",)
+class ToyObjective(Objective):
+    kinds = ("words",)
 
     def __init__(self, config: ToyObjectiveConfig, shape: DataShape) -> None:
-        super().__init__()
-        self.shape, self.fields = shape, config.fields
-        self.weights: dict[str, float] = {"text_loss": 1.0, "length_loss": config.length_weight}
-        self.units: dict[str, Unit] = {"text_loss": "tokens", "length_loss": "examples"}
+        super().__init__(config, shape)
+        self.weights = {"text_loss": 1.0, "length_loss": config.length_weight}
+        self.units = {"text_loss": "tokens", "length_loss": "examples"}
         self.length_logits_N = nn.Parameter(torch.zeros(shape.max_length))
-
-    def kind(self, generator: RowGenerator, *, step: int) -> str:
-        return self.kinds[0]
-
-    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        return frozenset()
 
     def expected_first_loss(self) -> dict[str, float]:
         return {"text_loss": math.log(len(self.shape.word_ids))}

@@ -195,15 +195,12 @@ class Dataset:
             name: self.field(name).shape
             for name in self.names if name in FEATURES and feature_of(name).normaliser_folder is not None
         }  # fmt: skip
-        latents, states = fields.get("latents"), fields.get("token_states")
         return DataShape(
             vocab_size=self.tokenizer.vocab_size,
             pad_id=self.tokenizer.pad_id,
             mask_id=self.tokenizer.mask_id,
             max_length=self.tokenizer.max_length,
-            latent_dim=None if latents is None else latents[0],
-            state_dim=None if states is None else states[0],
-            image_size=fields.get("images"),  # type: ignore[arg-type]
+            fields=fields,
         )
 
 

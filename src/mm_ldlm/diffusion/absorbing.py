@@ -5,20 +5,20 @@ A token is kept with probability α_t and replaced by [MASK] otherwise. An unmas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, config
-from mm_ldlm.diffusion.distributions import categorical, forbid_, normalise_, token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TextProcess, TokenLosses, stratified
+from mm_ldlm.core.config import config
+from mm_ldlm.diffusion.distributions import categorical
+from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TextProcess, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.diffusion.timesteps import antithetic
+from mm_ldlm.diffusion.registry import MASK_SCHEDULES
+from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
+from mm_ldlm.diffusion.timesteps import stratified
 
-LossWeighting = Literal["elbo", "constant"]
 CONSTANT = 2.0
 """Weight of a masked token under `constant`: with the log-linear schedule a token has the same weight on average as
 under `elbo`"""
@@ -39,38 +39,30 @@ class AbsorbingConfig:
 
     stores: ClassVar[tuple[str, ...]] = ()
     kind: str = "absorbing"
-    schedule: MaskSchedule = field(default_factory=MaskSchedule)
-    t_min: PositiveFloat = 1e-3
-    loss_weighting: LossWeighting = "elbo"
-
-    def __post_init__(self) -> None:
-        if not self.t_min < 1:
-            raise InvalidValue(f"t_min must be below 1, found {self.t_min}", "t_min")
+    schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
+    t_min: SmallestTime = 1e-3
+    loss_weighting: Literal["elbo", "constant"] = "elbo"
 
     @property
     def traits(self) -> ProcessTraits:
         return ProcessTraits(kind=self.kind, only_masks=True)
 
-    def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> Absorbing:
+    def build(self, vocabulary: Vocabulary) -> Absorbing:
         """Build the process for a tokenizer's ids."""
-        return Absorbing(
-            schedule=self.schedule, t_min=self.t_min, vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id,
-            kind=self.kind, loss_weighting=self.loss_weighting,
-        )  # fmt: skip
+        return Absorbing(self, vocabulary)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Masking(TextProcess):
     """Base of the processes whose only noise is [MASK] and whose unmasked tokens are final (see `TextProcess`)."""
 
     schedule: MaskSchedule
-    vocab_size: int
-    pad_id: int
-    mask_id: int
-    kind: str
+
+    def __init__(self, config: Any, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.schedule = config.schedule.build()
 
     @property
-    def mask_schedule(self) -> MaskSchedule:  # type: ignore[override]
+    def mask_schedule(self) -> MaskSchedule:
         return self.schedule
 
     def alpha(self, t: Tensor) -> Tensor:
@@ -87,27 +79,14 @@ class Masking(TextProcess):
         masked_BL = (uniform_BL < self.mask_probability(t_B)[:, None]) & valid_BL
         return tokens_BL.masked_fill(masked_BL, self.mask_id)
 
-    def scored(self, noisy_BL: Tensor, valid_BL: Tensor) -> Tensor:
-        """Select the masked positions."""
-        return (noisy_BL == self.mask_id) & valid_BL
-
-    def prior(self, tokens_BL: Tensor, open_BL: Tensor, generator: RowGenerator) -> Tensor:
-        """Mask the open positions; the prior is a point, so nothing is drawn."""
-        return tokens_BL.masked_fill(open_BL, self.mask_id)
+    def mask(self, tokens_BL: Tensor, valid_BL: Tensor, mask_ratio_B: Tensor, generator: RowGenerator) -> Tensor:
+        """Mask every valid token with probability `mask_ratio_B`, in float64. Takes one draw of the generator."""
+        masked_BL = (generator.uniform(tokens_BL.shape[1]) < mask_ratio_B[:, None]) & valid_BL
+        return tokens_BL.masked_fill(masked_BL, self.mask_id)
 
     def log_x0(self, logits_MV: Tensor, noisy_M: Tensor) -> Tensor:
-        """Compute log x_θ (M, vocab_size) in float32 under SUBS (MDLM §3.2.3).
-
-        [MASK], [PAD] and ids ≥ vocab_size get no mass, and an unmasked position copies its own token.
-        """
-        words_MV = logits_MV[..., : self.vocab_size].float()
-        normalise_(forbid_(words_MV, mask_id=self.mask_id, pad_id=self.pad_id))
-        kept_M = noisy_M != self.mask_id
-        if bool(kept_M.any()):
-            ids_V = torch.arange(words_MV.shape[-1], device=noisy_M.device)
-            copy_MV = torch.where(noisy_M[:, None] == ids_V, 0.0, -torch.inf)
-            words_MV = torch.where(kept_M[:, None], copy_MV, words_MV)
-        return words_MV
+        """Compute log x_θ (M, vocab_size) in float32 under SUBS (MDLM §3.2.3); an unmasked token copies itself."""
+        return copy_tokens(super().log_x0(logits_MV, noisy_M), noisy_M, kept_M=noisy_M != self.mask_id)
 
     def reverse_step(
         self, log_x0_MV: Tensor, noisy_M: Tensor, *, t_M: Tensor, s_M: Tensor, uniform_M2: Tensor
@@ -118,56 +97,44 @@ class Masking(TextProcess):
         return torch.where(unmasked_M & (noisy_M == self.mask_id), drawn_M, noisy_M)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Absorbing(Masking):
     """Every valid token becomes [MASK] independently with probability 1 − α_t, in continuous time (MDLM)."""
 
-    t_min: float
-    kind: str = "absorbing"
-    loss_weighting: LossWeighting = "elbo"
-
-    def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
-        """Draw low-discrepancy times (B,) from [t_min, 1] over the global batch."""
-        return antithetic(u, index_B, total, self.t_min)
+    def __init__(self, config: AbsorbingConfig, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.t_min, self.loss_weighting = config.t_min, config.loss_weighting
 
     def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """Compute w(t)·CE at M masked positions (MDLM eq. 10), with the weights of `loss_weighting`."""
-        found = token_loss(logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size)
+        found = self.cross_entropy(logits_MV, targets_M)
         weight = self.schedule.weight(t_M).float() if self.loss_weighting == "elbo" else CONSTANT
-        weighted_M = found.nll_M * weight
-        return TokenLosses(weighted_M, found.nll_M, found.best_M, found.log_norm_M)
+        return TokenLosses(found.nll_M * weight, found.nll_M, found.best_M, found.log_norm_M)
 
     def nelbo(
         self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator
-    ) -> NelboDraws:
+    ) -> Likelihood:
         """Draw the NELBO with the mask ratio m as the integration variable, summed in float64.
 
         −log p(tokens | length) ≤ ∫₀¹ (1/m) E[Σ over masked positions of −log x_θ] dm (MDLM eq. 10; LLaDA,
         arXiv:2502.09992). The integral is over m because the times of training stop at t_min and a schedule masks at
         most a fraction 1 − α_1. Each text gets `draws` low-discrepancy mask ratios of its own.
         """
-        found = []
-        for number, mask_ratio_B in enumerate(stratified(draws, generator.fork("time"))):
-            uniform_BL = generator.fork(number).uniform(tokens_BL.shape[1])
-            masked_BL = (uniform_BL < mask_ratio_B[:, None]) & valid_BL
-            noisy_BL = tokens_BL.masked_fill(masked_BL, self.mask_id)
-            t_B = self.schedule.time_of_mask_ratio(mask_ratio_B)
-            targets_M, row_M = tokens_BL[masked_BL], masked_BL.nonzero()[:, 0]
-            log_x0_MV = self.log_x0(predict(noisy_BL, t_B.float(), masked_BL), noisy_BL[masked_BL])
-            nll_M = -log_x0_MV.gather(1, targets_M[:, None])[:, 0].double()
-            correct_M = (log_x0_MV.argmax(dim=1) == targets_M).double()
-            nothing_B = torch.zeros_like(mask_ratio_B)
-            cross_entropy_B = nothing_B.index_add(0, row_M, nll_M)
-            found.append(
-                (
-                    cross_entropy_B / mask_ratio_B,
-                    mask_ratio_B,
-                    masked_BL.sum(dim=1).double(),
-                    nothing_B.index_add(0, row_M, correct_M),
-                    cross_entropy_B,
-                )
-            )
-        return NelboDraws(*(torch.stack(part) for part in zip(*found, strict=True)))
+        found = self.integrate(
+            predict, tokens_BL, valid_BL, stratified(draws, generator.fork("time")), generator,
+            time=self.schedule.time_of_mask_ratio, corrupt=self.mask,
+        )  # fmt: skip
+        assert found.cross_entropy_KB is not None
+        assert found.mask_ratio_KB is not None
+        return dataclasses.replace(found, nll_KB=found.cross_entropy_KB / found.mask_ratio_KB)
+
+
+def copy_tokens(log_x0_MV: Tensor, noisy_M: Tensor, *, kept_M: Tensor) -> Tensor:
+    """Replace log x_θ (M, V) by all mass on the token itself where that token is final."""
+    if not bool(kept_M.any()):
+        return log_x0_MV
+    ids_V = torch.arange(log_x0_MV.shape[-1], device=noisy_M.device)
+    copy_MV = torch.where(noisy_M[:, None] == ids_V, 0.0, -torch.inf)
+    return torch.where(kept_M[:, None], copy_MV, log_x0_MV)
 
 
 # -- probabilities of the reverse step --------------------------------------------------------------------------------
@@ -179,8 +146,7 @@ def unmask_probability(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:
     It is 0 where nothing can be masked (α_t = 1). Use float64 for sampling. The last step passes α_s = 1 and leaves no
     mask.
     """
-    lost = 1 - alpha_t
-    return torch.where(lost > 0, (alpha_s - alpha_t) / torch.where(lost > 0, lost, 1), 0).clamp(0, 1)
+    return remask_unmask_probability(alpha_t, alpha_s, torch.zeros_like(alpha_t))
 
 
 def max_remask_ratio(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:

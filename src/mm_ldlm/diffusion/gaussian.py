@@ -12,10 +12,12 @@ All pairs are exact inverses while s and n are above `FLOOR`, and finite at both
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from mm_ldlm.diffusion.schedules import Scales
 
 Parameterisation = Literal["eps", "x0", "v", "flow"]
 LossWeight = Literal["min_snr", "uniform"]
@@ -24,74 +26,64 @@ FLOOR = 1e-6
 """Lower limit of denominators that can reach 0: s for eps at pure noise, n for x0 without noise."""
 
 
-def _like(scale_B: Tensor, x: Tensor) -> Tensor:
-    """Broadcast (B,) over the trailing axes of x (B, ...), in x's type."""
-    return scale_B.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
+def _factors(at: Scales, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Broadcast s and n (B,) over the trailing axes of x (B, ...), in x's type."""
+    s, n = (scale_B.to(x.dtype).view(-1, *(1 for _ in x.shape[1:])) for scale_B in at)
+    return s, n
 
 
-def add_noise(x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor) -> Tensor:
+def add_noise(x0_Bd: Tensor, noise_Bd: Tensor, at: Scales) -> Tensor:
     """Compute x_t = s·x_0 + n·ε, each example at its own time (DDPM eq. 4)."""
-    return _like(signal_B, x0_Bd) * x0_Bd + _like(noise_scale_B, x0_Bd) * noise_Bd
+    s, n = _factors(at, x0_Bd)
+    return s * x0_Bd + n * noise_Bd
 
 
-def target(
-    kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, *, signal_B: Tensor, noise_scale_B: Tensor
-) -> Tensor:
+def target(kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, at: Scales) -> Tensor:
     """Compute the training target (B, d) from the true x_0 and ε.
 
     eps is degenerate at zero SNR: x_t is then the target itself, and a model that copies it learns nothing about x_0.
     """
-    s, n = _like(signal_B, x0_Bd), _like(noise_scale_B, x0_Bd)
     if kind == "eps":
         return noise_Bd
     if kind == "x0":
         return x0_Bd
-    if kind == "v":
-        return s * noise_Bd - n * x0_Bd
     if kind == "flow":
         return noise_Bd - x0_Bd
-    raise ValueError(f"unknown parameterisation {kind!r}; expected one of {get_args(Parameterisation)}")
+    s, n = _factors(at, x0_Bd)
+    return s * noise_Bd - n * x0_Bd
 
 
 def to_x0_and_eps(
-    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute (x_0, ε), each (B, d), from a prediction of any kind; s·x_0 + n·ε = x_t."""
+    prediction_Bd: Tensor, kind: Parameterisation, x_t_Bd: Tensor, at: Scales
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute (x_0, ε), each (B, d), from a prediction of any kind; s·x_0 + n·ε = x_t.
+
+    x_0 from eps at zero SNR is finite but meaningless.
+    """
     p, x_t = prediction_Bd, x_t_Bd
-    s, n = _like(signal_B, x_t), _like(noise_scale_B, x_t)
+    s, n = _factors(at, x_t)
     if kind == "eps":
         return (x_t - n * p) / s.clamp(min=FLOOR), p
     if kind == "x0":
         return p, (x_t - s * p) / n.clamp(min=FLOOR)
-    if kind == "v":
-        total = s.square() + n.square()
-        return (s * x_t - n * p) / total, (n * x_t + s * p) / total
     if kind == "flow":
         return (x_t - n * p) / (s + n), (x_t + s * p) / (s + n)
-    raise ValueError(f"unknown parameterisation {kind!r}; expected one of {get_args(Parameterisation)}")
+    total = s.square() + n.square()
+    return (s * x_t - n * p) / total, (n * x_t + s * p) / total
+
+
+def to_x0(prediction_Bd: Tensor, kind: Parameterisation, x_t_Bd: Tensor, at: Scales) -> Tensor:
+    """Convert a prediction of `kind` to x_0 (B, d)."""
+    return to_x0_and_eps(prediction_Bd, kind, x_t_Bd, at)[0]
 
 
 def convert(
-    prediction_Bd: Tensor,
-    kind: Parameterisation,
-    to: Parameterisation,
-    *,
-    x_t_Bd: Tensor,
-    signal_B: Tensor,
-    noise_scale_B: Tensor,
-) -> Tensor:
+    prediction_Bd: Tensor, kind: Parameterisation, to: Parameterisation, x_t_Bd: Tensor, at: Scales
+) -> Tensor:  # fmt: skip
     """Convert a prediction (B, d) to another parameterisation."""
     if kind == to:
         return prediction_Bd
-    x0, eps = to_x0_and_eps(prediction_Bd, kind, x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
-    return target(to, x0, eps, signal_B=signal_B, noise_scale_B=noise_scale_B)
-
-
-def to_x0(
-    prediction_Bd: Tensor, kind: Parameterisation, *, x_t_Bd: Tensor, signal_B: Tensor, noise_scale_B: Tensor
-) -> Tensor:
-    """Convert a prediction of `kind` to x_0 (B, d). From eps at zero SNR it is finite but meaningless."""
-    return convert(prediction_Bd, kind, "x0", x_t_Bd=x_t_Bd, signal_B=signal_B, noise_scale_B=noise_scale_B)
+    return target(to, *to_x0_and_eps(prediction_Bd, kind, x_t_Bd, at), at)
 
 
 def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameterisation, gamma: float = 5.0) -> Tensor:
@@ -102,15 +94,11 @@ def loss_weight(kind: LossWeight, snr_B: Tensor, *, parameterisation: Parameteri
     """
     if kind == "uniform":
         return torch.ones_like(snr_B)
-    if kind != "min_snr":
-        raise ValueError(f"unknown latent loss weight {kind!r}; expected one of {get_args(LossWeight)}")
     capped_B = snr_B.clamp(max=gamma)
     if parameterisation == "x0":
         return capped_B
     if parameterisation == "eps":
         return (gamma / snr_B).clamp(max=1)
-    if parameterisation == "v":
-        return capped_B / (snr_B + 1)
     if parameterisation == "flow":
         return capped_B / (1 + snr_B.sqrt()).square()
-    raise ValueError(f"unknown parameterisation {parameterisation!r}; expected one of {get_args(Parameterisation)}")
+    return capped_B / (snr_B + 1)

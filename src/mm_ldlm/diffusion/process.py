@@ -1,6 +1,6 @@
 """Interface of diffusion processes over tokens: corruption, loss, reverse step, prior and NELBO.
 
-Objectives, samplers and scoring use the same `TextProcess`, so they work for every process. Nothing outside a process
+Objectives, samplers and scoring share one `TextProcess`, so they work for every process. Nothing outside a process
 assumes that noise is [MASK]. Absorbing diffusion (`absorbing.py`) is one process.
 
 B examples, L positions, V vocabulary, M positions out of B·L whose logits are needed, K draws. α_t is the fraction of
@@ -9,7 +9,6 @@ tokens kept at time t; 0 is clean, 1 is all noise.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,16 +16,40 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mm_ldlm.core.config import NonNegativeInt, PositiveInt, config
+from mm_ldlm.diffusion.distributions import TokenLoss, forbid_, normalise_, token_loss
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.diffusion.timesteps import antithetic, stratified
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.
 
 Each call returns a tensor of its own, because the process writes into it.
 """
+
+
+@config
+class Vocabulary:
+    """Ids of the tokens of a text."""
+
+    vocab_size: PositiveInt
+    """Token ids are 0 .. vocab_size - 1, including the special ones; other ids are never predicted."""
+    pad_id: NonNegativeInt
+    mask_id: NonNegativeInt
+    """Marks a position that is to be written; the noise of absorbing diffusion."""
+
+    @property
+    def first_noise_id(self) -> int:
+        """The id after those of the tokenizer."""
+        return max(self.vocab_size, self.pad_id + 1, self.mask_id + 1)
+
+    @property
+    def word_ids(self) -> list[int]:
+        """Ids that can occur in a text: all but [PAD] and [MASK]."""
+        return [i for i in range(self.vocab_size) if i not in (self.pad_id, self.mask_id)]
 
 
 class TokenLosses(NamedTuple):
@@ -43,45 +66,51 @@ class TokenLosses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NelboDraws:
-    """K draws of the negative ELBO for each of B texts, float64."""
+class Likelihood:
+    """Draws of the negative log-likelihood of B texts, float64; a single draw if it is exact.
+
+    The four other fields are statistics of a diffusion NELBO; they are None if the likelihood is exact.
+    """
 
     nll_KB: Tensor
-    """Nats: each an unbiased draw of the upper bound on −log p(tokens | length)"""
-    noise_KB: Tensor
-    """Noise level of the draw in (0, 1]: the mask ratio where the noise is [MASK], otherwise the time or 1 − α_t"""
-    scored_KB: Tensor
-    """Number of positions that were scored"""
-    correct_KB: Tensor
-    """Number of scored positions where the model's most probable token is correct"""
-    cross_entropy_KB: Tensor
-    """Nats: sum of −log x_θ(target) over the scored positions, without the weight"""
+    """nats; each is an unbiased draw of the NELBO, an upper bound on −log p(tokens | length), or the exact value"""
+    mask_ratio_KB: Tensor | None = None
+    """noise level in (0, 1]: the mask ratio where the noise is [MASK], otherwise the time or 1 − α_t"""
+    masked_KB: Tensor | None = None
+    """number of scored tokens: the masked ones where the noise is [MASK]"""
+    correct_KB: Tensor | None = None
+    """number of scored positions at which the model's most probable token is correct"""
+    cross_entropy_KB: Tensor | None = None
+    """nats: sum of −log x_θ(target) over the scored positions, without the weight of the NELBO"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTraits:
-    """Properties of a process that decide which samplers fit it; the attributes of `TextProcess` explain them."""
+    """Properties of a process that decide which samplers fit it."""
 
     kind: str
+    """Name of the process, as in the parameters"""
     only_masks: bool = False
-    """Whether the process has a `mask_schedule`"""
+    """Whether [MASK] is the only noise and unmasked tokens are final; such a process has a `mask_schedule`."""
     revises: bool = False
+    """Whether noise includes words, so that a written token may change again"""
     predicts_scores: bool = False
+    """Whether the model's output is log-scores instead of logits of x_0, which `x0_logits` and `score_step` read"""
 
 
 class TextProcessConfig(Protocol):
     """A text process as parameters; see `diffusion.registry.TEXT_PROCESSES`."""
 
     kind: str
-    stores: ClassVar[tuple[str, ...]]
-    """Stores of the dataset that the process is made from ("token_clusters"); () for most processes"""
+    stores: ClassVar[tuple[str, ...]] = ()
+    """Stores of the dataset that the process is made from; () for most processes"""
 
     @property
     def traits(self) -> ProcessTraits:
         """Traits of the process that `build` makes, for checks before there are data."""
         ...
 
-    def build(self, *, vocab_size: int, pad_id: int, mask_id: int, **stores: Any) -> TextProcess:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> TextProcess:
         """Build the process for a tokenizer's ids. Each store comes as an argument of its name: (rows, d), all rows.
 
         Raises:
@@ -90,84 +119,74 @@ class TextProcessConfig(Protocol):
         ...
 
 
-class TextProcess(ABC):
+class TextProcess(nn.Module, ABC):
     """A noising process q(x_t | x_0) over the tokens of a text, and its reverse.
 
-    Pads are never corrupted, never scored and never drawn.
+    Pads are never corrupted, never scored and never drawn. The defaults are those of a process whose noise is [MASK].
+    A process may have parameters, or a schedule with parameters: the objective that builds it holds them.
     """
 
-    kind: str
-    """Name of the process, as in the parameters"""
-    vocab_size: int
-    """Ids from this one upwards are never predicted."""
-    pad_id: int
-    mask_id: int
-    """[MASK] of the tokenizer. In a canvas it marks what is to be written; noise need not be [MASK]."""
     noise_ids: int = 0
     """Number of ids that only noise has, from `first_noise_id` on. The model reads them and never predicts them."""
-    mask_schedule: MaskSchedule | None = None
-    """α_t of a process whose only noise is [MASK] and whose unmasked tokens are final; None for other processes.
+    t_min: float = 1e-3
+    """Smallest time that `times` draws"""
 
-    Samplers that choose the order of unmasking need it.
-    """
-    predicts_scores: bool = False
-    """Whether the model's output is log-scores instead of logits of x_0, which `x0_logits` and `score_step` read."""
-
-    @property
-    def first_noise_id(self) -> int:
-        """The id after those of the tokenizer, as in `models.base.DataShape.first_noise_id`."""
-        return max(self.vocab_size, self.pad_id + 1, self.mask_id + 1)
-
-    revises: bool = False
-    """Whether noise includes words, so that a written token may change again."""
+    def __init__(self, config: Any, vocabulary: Vocabulary) -> None:
+        """`config` is a `TextProcessConfig`."""
+        super().__init__()
+        self.traits, self.vocabulary = config.traits, vocabulary
+        self.vocab_size, self.pad_id, self.mask_id = vocabulary.vocab_size, vocabulary.pad_id, vocabulary.mask_id
+        self.first_noise_id, self.any_word = vocabulary.first_noise_id, vocabulary.word_ids[0]
 
     @property
-    def traits(self) -> ProcessTraits:
-        """Properties that decide which samplers fit; the same as those of the configuration."""
-        return ProcessTraits(
-            kind=self.kind,
-            only_masks=self.mask_schedule is not None,
-            revises=self.revises,
-            predicts_scores=self.predicts_scores,
-        )
+    def mask_schedule(self) -> MaskSchedule | None:
+        """α_t of a process with `traits.only_masks`, which samplers that choose the order of unmasking need."""
+        return None
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
         """Draw the training times t (B,) of the examples at `index_B` of a global batch of `total` examples.
 
-        `u` is one uniform number that all ranks share.
+        `u` is one uniform number that all ranks share. By default times are low-discrepancy in [t_min, 1].
         """
+        return antithetic(u, index_B, total, self.t_min)
 
     @abstractmethod
     def corrupt(self, tokens_BL: Tensor, valid_BL: Tensor, t_B: Tensor, generator: RowGenerator) -> Tensor:
         """Draw x_t (B, L) from q(x_t | x_0) at the valid positions; the others stay as they are."""
 
-    @abstractmethod
     def scored(self, noisy_BL: Tensor, valid_BL: Tensor) -> Tensor:
-        """Select the valid positions (B, L) whose logits the loss and the reverse step need."""
+        """Select the valid positions (B, L) whose logits the loss and the reverse step need; by default the masks."""
+        return (noisy_BL == self.mask_id) & valid_BL
 
     @abstractmethod
     def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """Compute the loss at M scored positions. The logits may be overwritten."""
 
+    def cross_entropy(self, logits_MV: Tensor, targets_M: Tensor) -> TokenLoss:
+        """Compute −log x_θ(target) under SUBS, see `distributions.token_loss`; the logits are overwritten."""
+        return token_loss(
+            logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size
+        )  # fmt: skip
+
     def initial_nll(self) -> float | None:
         """−log x_θ(target) of a model whose logits are all equal; None where it depends on x_t."""
-        return math.log(sum(i not in (self.pad_id, self.mask_id) for i in range(self.vocab_size)))
+        return math.log(len(self.vocabulary.word_ids))
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def prior(self, tokens_BL: Tensor, open_BL: Tensor, generator: RowGenerator) -> Tensor:
-        """Draw x_1 (B, L) at the open positions; the others keep their tokens."""
+        """Draw x_1 (B, L) at the open positions; the others keep their tokens. By default x_1 is [MASK]."""
+        return tokens_BL.masked_fill(open_BL, self.mask_id)
 
-    @abstractmethod
     def log_x0(self, logits_MV: Tensor, noisy_M: Tensor) -> Tensor:
-        """Compute log x_θ (M, V'), V' ≤ vocab_size: normalised, and −inf where an id is impossible given x_t.
+        """Compute log x_θ (M, vocab_size), float32: normalised, and −inf where an id is impossible given x_t.
 
-        The logits may be overwritten.
+        By default [MASK], [PAD] and ids ≥ vocab_size are impossible. The logits may be overwritten.
         """
+        words_MV = logits_MV[..., : self.vocab_size].float()
+        return normalise_(forbid_(words_MV, mask_id=self.mask_id, pad_id=self.pad_id))
 
     @abstractmethod
     def reverse_step(
@@ -175,9 +194,9 @@ class TextProcess(ABC):
     ) -> Tensor:
         """Draw x_s (M,) from Σ over x_0 of q(x_s | x_t, x_0) p_θ(x_0 | x_t), in float64; at s = 0 no noise is left.
 
-        p_θ(x_0 | x_t) is x_θ, or what the process makes of it: in `interpolating.py` it is ∝ q(x_t | x_0) x_θ(x_0).
-        `log_x0_MV` may be unnormalised (after temperature or top-k). `uniform_M2` are two float64 numbers in (0, 1)
-        for each position: one decides whether its token changes, the other to which token.
+        p_θ(x_0 | x_t) is x_θ, or what the process makes of it, such as q(x_t | x_0) x_θ(x_0). `log_x0_MV` may be
+        unnormalised (after temperature or top-k). `uniform_M2` are two float64 numbers in (0, 1) for each position: one
+        decides whether its token changes, the other to which token.
         """
 
     def x0_logits(self, output_MV: Tensor, noisy_M: Tensor, t_M: Tensor) -> Tensor:
@@ -204,75 +223,56 @@ class TextProcess(ABC):
 
     def nelbo(
         self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator
-    ) -> NelboDraws:
+    ) -> Likelihood:
         """Draw the NELBO of each text `draws` times, at low-discrepancy u_k = 1 − (u + k/K) mod 1.
 
-        Integrates `token_losses` over t(u) from 0 to 1 (`nelbo_times`). This integral is the whole NELBO if x_1 follows
+        Integrates `elbo_losses` over t(u) from 0 to 1 (`nelbo_times`). This integral is the whole NELBO if x_1 follows
         the prior exactly and x_0 is the clean text; other processes override this method and add their terms.
         """
+        points = [self.nelbo_times(u_B) for u_B in stratified(draws, generator.fork("time"))]
+        return self.integrate(
+            predict, tokens_BL, valid_BL, [t_B for t_B, _ in points], generator,
+            slopes_KB=[slope_B for _, slope_B in points],
+        )  # fmt: skip
 
-        def losses(logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, u_M: Tensor) -> TokenLosses:
-            t_M, slope_M = self.nelbo_times(u_M)
-            loss = self.token_losses(logits_MV, targets_M, noisy_M, t_M)
-            return loss._replace(weighted_M=loss.weighted_M.double() * slope_M)
+    def elbo_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
+        """Compute the integrand of the NELBO over time; by default the loss of training."""
+        return self.token_losses(logits_MV, targets_M, noisy_M, t_M)
 
-        levels_KB = stratified(draws, generator.fork("time"))
-        found = draw_bound(
-            predict,
-            tokens_BL,
-            valid_BL,
-            levels_KB=levels_KB,
-            generator=generator,
-            corrupt=lambda u_B, stream: self.corrupt(tokens_BL, valid_BL, self.nelbo_times(u_B)[0], stream),
-            scored=self.scored,
-            time=lambda u_B: self.nelbo_times(u_B)[0],
-            losses=losses,
-        )
-        return dataclasses.replace(found, noise_KB=torch.stack([self.nelbo_times(u_B)[0] for u_B in levels_KB]))
+    def integrate(
+        self,
+        predict: Predict,
+        tokens_BL: Tensor,
+        valid_BL: Tensor,
+        levels_KB: Sequence[Tensor],
+        generator: RowGenerator,
+        *,
+        slopes_KB: Sequence[Tensor] | None = None,
+        time: Callable[[Tensor], Tensor] | None = None,
+        corrupt: Callable[[Tensor, Tensor, Tensor, RowGenerator], Tensor] | None = None,
+        losses: Callable[[Tensor, Tensor, Tensor, Tensor], TokenLosses] | None = None,
+    ) -> Likelihood:
+        """Draw an integral over a noise level at K levels (B,) in float64: times, or fractions of replaced tokens.
 
-
-def draw_bound(
-    predict: Predict,
-    tokens_BL: Tensor,
-    valid_BL: Tensor,
-    *,
-    levels_KB: Sequence[Tensor],
-    generator: RowGenerator,
-    corrupt: Callable[[Tensor, RowGenerator], Tensor],
-    scored: Callable[[Tensor, Tensor], Tensor],
-    time: Callable[[Tensor], Tensor],
-    losses: Callable[[Tensor, Tensor, Tensor, Tensor], TokenLosses],
-) -> NelboDraws:
-    """Draw a likelihood bound at K noise levels, which are the variable that it is integrated over, in float64.
-
-    Args:
-        levels_KB: K levels (B,), float64: times, or fractions of replaced tokens.
-        corrupt: (level_B, generator) → x_t (B, L).
-        scored: (x_t, valid_BL) → the scored positions (B, L).
-        time: level_B → the time t_B that the model receives.
-        losses: (logits_MV, targets_M, noisy_M, level_M) → `TokenLosses`, weighted by the integrand over the level.
-    """
-    found = []
-    for number, level_B in enumerate(levels_KB):
-        noisy_BL = corrupt(level_B, generator.fork(number))
-        scored_BL = scored(noisy_BL, valid_BL)
-        logits_MV = predict(noisy_BL, time(level_B).float(), scored_BL)
-        row_M, targets_M = scored_BL.nonzero()[:, 0], tokens_BL[scored_BL]
-        loss = losses(logits_MV, targets_M, noisy_BL[scored_BL], level_B[row_M])
-        nothing_B = torch.zeros_like(level_B)
-        found.append(
-            (
-                nothing_B.index_add(0, row_M, loss.weighted_M.double()),
-                level_B,
-                scored_BL.sum(dim=1).double(),
-                nothing_B.index_add(0, row_M, (loss.best_M == targets_M).double()),
-                nothing_B.index_add(0, row_M, loss.nll_M.double()),
-            )
-        )
-    return NelboDraws(*(torch.stack(part) for part in zip(*found, strict=True)))
-
-
-def stratified(draws: int, generator: RowGenerator) -> list[Tensor]:
-    """Draw K numbers (B,) in (0, 1], float64, for each example: 1 − (u + k/K) mod 1, one in each of K equal cells."""
-    u_B = generator.uniform()
-    return [1 - (u_B + number / draws) % 1.0 for number in range(draws)]
+        Args:
+            slopes_KB: the derivative of the level by the variable that the draws are uniform in; 1 by default.
+            time: level_B → the time t_B that the model receives; by default the level is the time.
+            corrupt: `corrupt` for levels.
+            losses: `elbo_losses` for levels, weighted by the integrand over the level.
+        """
+        corrupt, losses = corrupt or self.corrupt, losses or self.elbo_losses
+        found = []
+        for number, level_B in enumerate(levels_KB):
+            noisy_BL = corrupt(tokens_BL, valid_BL, level_B, generator.fork(number))
+            scored_BL = self.scored(noisy_BL, valid_BL)
+            t_B = level_B if time is None else time(level_B)
+            logits_MV = predict(noisy_BL, t_B.float(), scored_BL)
+            row_M, targets_M = scored_BL.nonzero()[:, 0], tokens_BL[scored_BL]
+            loss = losses(logits_MV, targets_M, noisy_BL[scored_BL], level_B[row_M])
+            weighted_M, nothing_B = loss.weighted_M.double(), torch.zeros_like(level_B)
+            if slopes_KB is not None:
+                weighted_M = weighted_M * slopes_KB[number][row_M]
+            correct_M, nll_M = (loss.best_M == targets_M).double(), loss.nll_M.double()
+            sums = [nothing_B.index_add(0, row_M, value_M) for value_M in (weighted_M, correct_M, nll_M)]
+            found.append((sums[0], level_B, scored_BL.sum(dim=1).double(), *sums[1:]))
+        return Likelihood(*(torch.stack(part) for part in zip(*found, strict=True)))

@@ -1,15 +1,35 @@
-"""Registry of the text processes that the parameter `process` of an objective can name."""
+"""Registries of the text processes and of the noise schedules by kind."""
 
 from __future__ import annotations
 
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.diffusion.process import TextProcessConfig
+from mm_ldlm.diffusion.schedules import GaussianScheduleConfig, MaskScheduleConfig
 
 TEXT_PROCESSES = Kinds(
-    what="text process",
-    core={
-        "absorbing": "mm_ldlm.diffusion.absorbing:AbsorbingConfig",
-    },
+    "text process",
+    {"absorbing": "mm_ldlm.diffusion.absorbing:AbsorbingConfig"},
     group="text_processes",
     interface=TextProcessConfig,
+)
+MASK_SCHEDULES = Kinds(
+    "mask schedule",
+    {
+        "log_linear": "mm_ldlm.diffusion.schedules:LogLinear",
+        "cosine": "mm_ldlm.diffusion.schedules:Cosine",
+        "geometric": "mm_ldlm.diffusion.schedules:Geometric",
+    },
+    group="mask_schedules",
+    interface=MaskScheduleConfig,
+)
+GAUSSIAN_SCHEDULES = Kinds(
+    "Gaussian schedule",
+    {
+        "cosine": "mm_ldlm.diffusion.schedules:CosineLatents",
+        "linear": "mm_ldlm.diffusion.schedules:LinearLatents",
+        "sigmoid": "mm_ldlm.diffusion.schedules:SigmoidLatents",
+        "flow": "mm_ldlm.diffusion.schedules:Flow",
+    },
+    group="gaussian_schedules",
+    interface=GaussianScheduleConfig,
 )

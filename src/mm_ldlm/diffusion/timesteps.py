@@ -1,9 +1,11 @@
-"""Draws of training times: one low-discrepancy grid with a random offset over the whole global batch."""
+"""Low-discrepancy draws of times: over the global batch in training, over the draws of a likelihood bound."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from mm_ldlm.diffusion.random import RowGenerator
 
 
 def antithetic(u: Tensor | float, index_B: Tensor, total: int, t_min: float = 1e-3) -> Tensor:
@@ -13,7 +15,11 @@ def antithetic(u: Tensor | float, index_B: Tensor, total: int, t_min: float = 1e
     positions in the global batch of `total`. Each t_i alone is uniform on [t_min, 1]. Together they are evenly spaced,
     which removes most of the variance of the mean of w(t)·CE.
     """
-    if total <= 0 or not 0 <= t_min < 1:
-        raise ValueError(f"total must be positive and t_min in [0, 1), found {total} and {t_min}.")
     phase_B = torch.remainder(u + index_B.to(torch.float64) / total, 1.0)
     return (t_min + (1 - t_min) * phase_B).to(torch.float32)
+
+
+def stratified(draws: int, generator: RowGenerator) -> list[Tensor]:
+    """Draw K numbers (B,) in (0, 1], float64, for each example: 1 − (u + k/K) mod 1, one in each of K equal cells."""
+    u_B = generator.uniform()
+    return [1 - (u_B + number / draws) % 1.0 for number in range(draws)]

@@ -245,13 +245,13 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the points of the sweep whose sampler or length the run does not support, if it inverts latents at all."""
     sampling, sweep = sections["sampling"], sections["evaluation"].inversion.sweep
     capabilities = sections["objective"].capabilities(sections["model"])
-    if capabilities.refuse_task("l2t", order=sampling.unconditional.order, length=sampling.length) is not None:
+    if capabilities.task_refusal("l2t", order=sampling.unconditional.order, length=sampling.length) is not None:
         return []
     refused = {}
     for place, point in enumerate(sweep):
         key = f"evaluation.inversion.sweep.{place}"
-        refused[f"{key}.sampler"] = capabilities.refuse_sampler(point.sampler, "l2t", given_latent=True)
-        refused[f"{key}.length"] = capabilities.refuse_length(point.length, "l2t", order="") or refuse_long(
+        refused[f"{key}.sampler"] = capabilities.sampler_refusal(point.sampler, "l2t", given_latent=True)
+        refused[f"{key}.length"] = capabilities.length_refusal(point.length, "l2t", order="") or refuse_long(
             point.length, max_length=sections["tokenizer"].max_length, sampler=point.sampler,
             process=capabilities.process,
         )  # fmt: skip

@@ -96,12 +96,12 @@ class Converter:
         Raises:
             SamplingError: the run has no latents.
         """
-        if self.shape.latent_dim is None:
+        if "latents" not in self.shape.fields:
             raise SamplingError(
                 "this run has no latents: its objective reads none. Choose a run whose objective reads latents "
                 "(docs/models.md), such as one of base."
             )
-        return self.shape.latent_dim
+        return self.shape.dim("latents")
 
     @property
     def no_encoder(self) -> str | None:

@@ -232,7 +232,7 @@ def length_of(model: MMLDLM, length: Any, use: Any, *, sampler: Any, order: str 
     length = check(length, Length, name="length")
     if order and (order != "latent_first" or model.model.latents_need_lengths):
         sampler = None
-    reason = model.capabilities.refuse_length(length, use, order=order) or refuse_long(
+    reason = model.capabilities.length_refusal(length, use, order=order) or refuse_long(
         length, max_length=model.max_length, sampler=sampler, process=model.capabilities.process
     )
     if reason is not None:

@@ -28,11 +28,10 @@ from mm_ldlm.inference.arguments import path_of
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import BuildsOnModel
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.identity import identity_of, refuse_other
 from mm_ldlm.training.checkpoints.weights import load_parameters
@@ -86,7 +85,7 @@ def load_run(
         found,
         remedy="Restore the config.json that the run was trained with, or choose another checkpoint.",
     )
-    root = build_root(config, found)
+    root = root_of(config, found)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
     root = root.to(chosen).eval().requires_grad_(False)
@@ -116,7 +115,7 @@ def kinds_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return model, parse_kind(OBJECTIVES, config["objective"], at="objective")
 
 
-def build_root(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
+def root_of(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
     """Build the model and the objective of a config.json on the CPU, before their weights are loaded.
 
     Args:
@@ -128,11 +127,9 @@ def build_root(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
         name: torch.from_numpy(feature_of(name).values(ShardStore.open(stores / name)))
         for name in objective_config.stores
     }
-    objective = objective_config.build(config["shape"], **own)
-    model = model_config.build(config["shape"], generator=torch.Generator().manual_seed(0))
-    if isinstance(objective, BuildsOnModel):
-        objective.attach(model)
-    return TrainableRoot(model, objective)
+    return build_root(
+        model_config, objective_config, config["shape"], generator=torch.Generator().manual_seed(0), stores=own
+    )  # fmt: skip
 
 
 def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> None:

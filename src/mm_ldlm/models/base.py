@@ -1,90 +1,62 @@
-"""Interface of all models: `ModelConfig` builds a module for data of a `DataShape`."""
+"""Data that a model is built for, the interface of its configuration, and reproducible initial values."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.config import NonNegativeInt, PositiveInt, config
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.diffusion.process import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataShape:
+@config
+class DataShape(Vocabulary):
     """Sizes of the data that a model is built for; they come from the tokenizer and the stores."""
 
-    vocab_size: int
-    """Token ids are 0 .. vocab_size - 1, including the special ones."""
-    pad_id: int
-    mask_id: int
-    """Marks a position that is to be written; the noise of absorbing diffusion."""
-    max_length: int
+    max_length: PositiveInt
     """Number of tokens of the longest text."""
-    latent_dim: int | None = None
-    """Dimension of a latent; None for data without latents."""
-    state_dim: int | None = None
-    """Dimension of the continuous state of a token; None for data without token states."""
-    noise_ids: int = 0
+    fields: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    """Shape of an example's value by the name of its field, "latents" (384,), or of a token's where each has one"""
+    noise_ids: NonNegativeInt = 0
     """Ids that only the noise of the text process has (its clusters, for example), from `first_noise_id` on."""
-    image_size: tuple[int, int, int] | None = None
-    """Height, width and channels of an image; None for data without images."""
-
-    def __post_init__(self) -> None:
-        if self.image_size is not None:  # JSON has lists
-            object.__setattr__(self, "image_size", tuple(self.image_size))
-
-    @property
-    def image_dim(self) -> int:
-        """Number of values of an image: height · width · channels; 0 for data without images."""
-        return 0 if self.image_size is None else math.prod(self.image_size)
-
-    @property
-    def first_noise_id(self) -> int:
-        """The id after those of the tokenizer."""
-        return max(self.vocab_size, self.pad_id + 1, self.mask_id + 1)
 
     @property
     def num_ids(self) -> int:
         """Ids that a model may read: the tokenizer's and those of the noise. It predicts the first `vocab_size`."""
         return self.first_noise_id + self.noise_ids
 
-    @property
-    def word_ids(self) -> list[int]:
-        """Ids that can occur in a text: all but [PAD] and [MASK]."""
-        return [i for i in range(self.vocab_size) if i not in (self.pad_id, self.mask_id)]
+    def dim(self, field: str) -> int:
+        """Number of values of a field; 0 for data without it."""
+        return math.prod(self.fields[field]) if field in self.fields else 0
 
+    def require(self, field: str, *, kind: str) -> tuple[int, ...]:
+        """Return the shape of a field that the model `kind` reads.
 
-Interface = Literal[
-    "text_and_latent_denoiser", "text_and_states_denoiser", "text_denoiser", "text_given_latent_denoiser",
-    "text_and_image_denoiser", "text_vectors_and_image_denoiser", "next_token", "latent_features",
-]  # fmt: skip
-"""Call signature of a model. Objectives name the interface that they train; models of one interface are
-interchangeable.
-
-text_and_latent_denoiser: noised text and latent with their timesteps → logits, latent, length (`models.mmdit.MMDiT`).
-text_and_states_denoiser: noised text and noised state of each token with their timesteps → logits, states, marginal
-    length (`models.ccdd.Ccdd`).
-text_denoiser: noised text with its timestep → logits, marginal length (`models.dit.DiT`).
-text_given_latent_denoiser: noised text with its timestep, and a clean latent or none → logits, length given the latent
-    (`models.latent_dit.LatentDiT`).
-text_and_image_denoiser: noised caption and image with their timesteps → logits, image, length
-    (`models.image_mmdit.ImageMMDiT`).
-text_vectors_and_image_denoiser: the same with noised vectors of the caption's tokens, and the vectors of all tokens.
-next_token: a text → logits of each next token (`models.causal.CausalTransformer`).
-latent_features: a clean latent → its features for a head (`models.latent_mlp.LatentMLP`).
-"""
+        Raises:
+            ConfigurationError: the data lack the field.
+        """
+        if field not in self.fields:
+            raise ConfigurationError(
+                f"parameter 'model.kind' is '{kind}', which reads the field '{field}', but the dataset has "
+                f"{', '.join(self.fields) or 'no fields besides its texts'}. Run the embedding and validation "
+                "pipelines with an objective that reads it, or choose a text-only model (model.kind: dit)."
+            )
+        return self.fields[field]
 
 
 class ModelConfig(Protocol):
     """Configuration of a model; `models.registry.MODELS` lists them."""
 
     kind: str
-    interface: ClassVar[str]
-    """One of `Interface`, or a new name that matches a new objective."""
+    interface: ClassVar[type]
+    """Call signature of the model, a protocol such as those of `models.interfaces`"""
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -103,41 +75,14 @@ class ModelConfig(Protocol):
         ...
 
 
-class FeatureModel(Protocol):
-    """A model that computes features for a head; its interface is text_denoiser, text_and_latent_denoiser or
-    latent_features."""
-
-    feature_dim: int
-    """Dimension of the features"""
-    feature_parts: frozenset[str]
-    """Parts that the features depend on; the other parts get no gradient from a head."""
-
-    def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
-        """Compute features (B, feature_dim) float32 of clean texts (B, L), or of standardised latents (B, d)."""
-        ...
-
-
-def require_latents(shape: DataShape, kind: str) -> int:
-    """Dimension of a latent, for the model `kind`, which reads latents.
-
-    Raises:
-        ConfigurationError: the data have no latents.
-    """
-    if shape.latent_dim is None:
-        raise ConfigurationError(
-            f"parameter 'model.kind' is '{kind}', which reads latents, but the dataset has none. Run the embedding and "
-            "validation pipelines with an objective that needs latents, or choose a text-only model (model.kind: dit)."
-        )
-    return shape.latent_dim
-
-
 def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     """Build a module on the meta device, then allocate it once on the CPU with values drawn from `generator`.
 
     Calls `init_weights(generator)` once of every module that has it, in the order of the modules.
 
     Raises:
-        ConfigurationError: the memory cannot hold the module, or its sizes exceed 64 bits.
+        ConfigurationError: the memory cannot hold the module, its sizes exceed 64 bits, or no `init_weights` sets the
+            values of a parameter or a buffer.
     """
     try:
         with torch.device("meta"):
@@ -149,7 +94,16 @@ def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
             f"parameter 'model': expected a model that fits the memory, found one that cannot be made ({reason}). "
             "Lower its dimensions."
         ) from None
+    tensors = [(name, value.data) for name, value in itertools.chain(model.named_parameters(), model.named_buffers())]
+    for _, value in tensors:
+        if value.is_floating_point():
+            value.fill_(torch.nan)  # what stays NaN would be memory that nobody has set
     init_weights(model, generator)
+    if unset := [name for name, value in tensors if bool(value.isnan().any())]:
+        raise ConfigurationError(
+            f"parameter 'model': expected initial values of every parameter, found none of {', '.join(unset[:3])} "
+            f"({type(model).__name__}). Set them in the method init_weights(generator) of their module."
+        )
     return model
 
 

@@ -8,21 +8,19 @@ B batch, L text length, M chosen positions, V vocabulary, D dim, C conditioning 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core.config import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.heads import Modulated, mean_features
-from mm_ldlm.models.layers import Block, rope_table
+from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
+from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features
+from mm_ldlm.models.interfaces import TextModel, TextOutput
+from mm_ldlm.models.layers import Block, ModulatedOptions, key_mask, rope_table, run_block
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import TIME_FACTOR, TIME_FEATURES, Conditioner, sinusoid
-from mm_ldlm.models.transformer_options import ModulatedOptions
 
 
 @config
@@ -44,36 +42,12 @@ class DiTOptions(ModulatedOptions):
 class DiTConfig(DiTOptions):
     """Kind `dit`: the shape of a text-only diffusion transformer."""
 
-    interface: ClassVar[str] = "text_denoiser"
+    interface: ClassVar[type] = TextModel
     kind: str = "dit"
 
     def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> DiT:
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: DiT(self, shape), generator)
-
-
-class Output(NamedTuple):
-    """Predictions of the model."""
-
-    logits: Tensor
-    """(B, L, V), or (M, V) at the chosen positions; unnormalised"""
-    length_logits_N: Tensor
-    """Column i is length i + 1; the same for every text"""
-
-
-class LengthPrior(nn.Module):
-    """Learned categorical distribution over the lengths 1..N of a text; uniform at the start."""
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__()
-        self.logits_N = nn.Parameter(torch.empty(max_length))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        nn.init.zeros_(self.logits_N)
-
-    def forward(self) -> Tensor:
-        """Return the logits (N,) in float32."""
-        return self.logits_N.float()
 
 
 class TextTransformer(nn.Module):
@@ -92,13 +66,9 @@ class TextTransformer(nn.Module):
         # RoPE alone cannot distinguish the positions of a canvas of masks, whose values are all the same.
         self.positions = tag(TokenTable(shape.max_length, config.dim), "text_embedding", input=True)
         self.time = tag(Conditioner(TIME_FEATURES, config.condition_dim), "conditioning")
-        blocks = (
-            Block(config, tail_parts=(None,), fused=True, cross=index in cross_attention)
-            for index in range(config.depth)
-        )
+        blocks = (Block(config, cross=index in cross_attention) for index in range(config.depth))
         self.blocks = tag(nn.ModuleList(blocks), "backbone")
-        outputs = None if config.tied_embeddings else shape.vocab_size
-        self.text_head = tag(Modulated(config, config.dim, outputs), "text_head")
+        self.text_head = tag(TextHead(config, shape.vocab_size), "text_head")
         rope_shape = (shape.max_length, 2, config.head_dim // 2)
         self.register_buffer("rope_L2e", torch.empty(rope_shape), persistent=False)
 
@@ -125,11 +95,7 @@ class TextTransformer(nn.Module):
         latent_BKD: Tensor | None = None,
     ) -> Tensor:
         """(B, L, V), or (M, V) at the chosen positions; the blocks are modulated by c, and read latent tokens where
-        they have cross-attention.
-
-        Raises:
-            ValueError: the texts are longer than the longest text of the data.
-        """
+        they have cross-attention."""
         x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, latent_BKD=latent_BKD)
         return self.head(x_BLD, c_BC=c_BC, logits_at=logits_at)
 
@@ -144,39 +110,17 @@ class TextTransformer(nn.Module):
     ) -> Tensor:
         """Compute the output (B, L, D) of the last block; `added_BLD` is added to the embeddings of the tokens."""
         L = tokens_BL.shape[1]
-        if self.shape.max_length < L:
-            raise ValueError(f"Expected texts of at most {self.shape.max_length} tokens, found {L}.")
         x_BLD = (self.text_embedding(tokens_BL) + self.positions.weight[:L]).float()
         x_BLD = x_BLD if added_BLD is None else x_BLD + added_BLD
-        silu_c_BC = F.silu(c_BC)
-        key_mask = self._key_mask(valid_BL)
+        silu_c_BC, mask = F.silu(c_BC), key_mask(valid_BL)
         for block in self.blocks:
-            inputs = ((x_BLD,), silu_c_BC, (self.rope_L2e[:L],), key_mask, (True,), latent_BKD)
-            if self.config.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                keep_rng = self.config.dropout > 0
-                (x_BLD,) = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng)
-            else:
-                (x_BLD,) = block(*inputs)
+            inputs = ((x_BLD,), silu_c_BC, (self.rope_L2e[:L],), mask, (True,), latent_BKD)
+            (x_BLD,) = run_block(block, *inputs, config=self.config, training=self.training)
         return x_BLD
 
     def head(self, x_BLD: Tensor, *, c_BC: Tensor, logits_at: Tensor | None) -> Tensor:
         """Map the output of the blocks to logits (B, L, V), or (M, V) at the chosen positions."""
-        x_BLD = self.text_head.norm(x_BLD, F.silu(c_BC))
-        x = x_BLD if logits_at is None else x_BLD[logits_at]
-        if self.text_head.linear is not None:
-            logits: Tensor = self.text_head.linear(x)
-            return logits
-        return F.linear(x, self.text_embedding.weight[: self.shape.vocab_size])
-
-    def _key_mask(self, valid_BL: Tensor | None) -> Tensor | None:
-        """Make the mask (B, 1, 1, L) that excludes padding; a row of padding alone reads its first position."""
-        if valid_BL is None:
-            return None
-        # On a GPU this check would wait for the device, and it would break a compiled graph.
-        if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
-            return None
-        first_L = torch.arange(valid_BL.shape[1], device=valid_BL.device) == 0
-        return (valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True)))[:, None, None, :]
+        return self.text_head.logits(x_BLD, F.silu(c_BC), at=logits_at, embedding=self.text_embedding)
 
 
 class DiT(TextTransformer):
@@ -191,7 +135,7 @@ class DiT(TextTransformer):
 
     def forward(
         self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, logits_at: Tensor | None = None
-    ) -> Output:
+    ) -> TextOutput:
         """Predict the token of every position from all tokens of the text at the timestep `t_B`.
 
         Args:
@@ -200,15 +144,12 @@ class DiT(TextTransformer):
             valid_BL: true at real tokens; None where there is no padding.
             t_B: timestep, from 0 (clean) to 1 (all noise).
             logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
-
-        Raises:
-            ValueError: the texts are longer than the longest text of the data.
         """
         logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=self.embed_time(t_B), logits_at=logits_at)
-        return Output(logits, self.length_logits())
+        return TextOutput(logits, self.length_logits())
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
-        """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.base.FeatureModel`."""
+        """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.interfaces.FeatureModel`."""
         c_BC = self.embed_time(torch.zeros(len(inputs), device=inputs.device))
         return mean_features(self.hidden(inputs, valid_BL=valid_BL, c_BC=c_BC), valid_BL)
 

@@ -1,56 +1,30 @@
-"""Embeddings of token ids and latents, and learned null embeddings for a dropped condition.
+"""Embeddings of token ids, latents and timesteps, and learned null embeddings for a dropped condition.
 
-B batch, L text length, V vocabulary, D model dimension, d latent dimension, K latent tokens, e dimension of the token
-embedding.
+B batch, D model dimension, d latent dimension, K latent tokens.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.layers import EPSILON, Linear, trunc_normal_
-from mm_ldlm.models.mmdit_options import MMDiTOptions, latent_dim
+from mm_ldlm.models.layers import Linear, trunc_normal_
+
+TIME_FEATURES = 256
+TIME_FACTOR = 1000.0
 
 
 class TokenTable(nn.Embedding):
-    """Embedding table; its initial vectors are random, or set by `models.token_vectors`."""
+    """Embedding table; its initial vectors are random, or the encoder's vectors (`models.mmdit`)."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__(rows, dim, _weight=torch.empty(rows, dim))  # avoids a first initialisation
 
     def init_weights(self, generator: torch.Generator) -> None:
         trunc_normal_(self.weight, std=0.02, generator=generator)
-
-
-class TextEmbedding(nn.Module):
-    """Token embedding of the text stream: a table, and a linear layer if the table has the encoder's dimension."""
-
-    def __init__(self, config: MMDiTOptions, shape: DataShape, rows: int) -> None:
-        super().__init__()
-        self.table = TokenTable(rows, config.table_dim(shape))
-        encoded = config.token_vectors == "encoder"
-        self.linear = Linear(config.table_dim(shape), config.dim, gain=2.0, bias=False) if encoded else None
-
-    def forward(self, vectors_BLe: Tensor) -> Tensor:
-        """Map vectors of the table to the text stream."""
-        return vectors_BLe if self.linear is None else self.linear(vectors_BLe)
-
-
-class PooledText(nn.Module):
-    """Mean vector of the unmasked tokens, normalised and mapped linearly; it is added to the K latent tokens."""
-
-    def __init__(self, config: MMDiTOptions, shape: DataShape) -> None:
-        super().__init__()
-        self.tokens = config.latent_tokens
-        self.linear = Linear(config.table_dim(shape), config.latent_tokens * config.dim)
-
-    def forward(self, vectors_BLe: Tensor, known_BL: Tensor) -> Tensor:
-        sum_Be = torch.einsum("ble,bl->be", vectors_BLe.float(), known_BL.float())
-        pooled_Be = F.layer_norm(sum_Be, sum_Be.shape[-1:], eps=EPSILON)  # zeros if no token is unmasked
-        return self.linear(pooled_Be).float().unflatten(1, (self.tokens, -1))
 
 
 class LatentTokens(nn.Module):
@@ -70,33 +44,6 @@ class LatentTokens(nn.Module):
         return self.linear(latents_Bd).float().view(-1, self.tokens, self.position_KD.shape[1]) + self.position_KD
 
 
-class LatentEncoder(LatentTokens):
-    """Map a latent (with self-conditioning also the previous x_0 estimate) to K tokens with learned positions."""
-
-    def __init__(self, config: MMDiTOptions, shape: DataShape) -> None:
-        inputs = latent_dim(shape) * (2 if config.self_condition else 1)
-        super().__init__(inputs, tokens=config.latent_tokens, dim=config.dim)
-        self.self_condition = config.self_condition
-        size = (shape.max_length, config.dim, latent_dim(shape))
-        self.view_LDd = nn.Parameter(torch.empty(size)) if config.direct_views else None
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        if self.view_LDd is not None:
-            trunc_normal_(self.view_LDd, std=0.4 / self.view_LDd.shape[2] ** 0.5, generator=generator)
-
-    def at_positions(self, latents_Bd: Tensor, length: int) -> Tensor:
-        """Compute a linear view (B, L, D) of the latent for each of `length` text positions."""
-        assert self.view_LDd is not None
-        return F.linear(latents_Bd, self.view_LDd[:length].flatten(0, 1)).unflatten(1, (length, -1))
-
-    def forward(self, latents_Bd: Tensor, self_condition_Bd: Tensor | None = None) -> Tensor:
-        if self.self_condition:
-            previous_Bd = torch.zeros_like(latents_Bd) if self_condition_Bd is None else self_condition_Bd
-            latents_Bd = torch.cat([latents_Bd, previous_Bd.to(latents_Bd.dtype)], dim=-1)
-        return super().forward(latents_Bd)
-
-
 class NullEmbedding(nn.Module):
     """Learned vector that replaces a dropped condition (the null latent, the null text)."""
 
@@ -112,3 +59,32 @@ class NullEmbedding(nn.Module):
         if null_B is None:
             return latents
         return torch.where(null_B.view(-1, *(1 for _ in latents.shape[1:])), self.value, latents)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def sinusoid(
+    t_B: Tensor, features: int = TIME_FEATURES, *, period: float = 10_000.0, factor: float = TIME_FACTOR
+) -> Tensor:
+    """Compute the sinusoidal embedding (B, features) float32: cos and sin of factor·t at geometric frequencies.
+
+    With factor 1, times in [0, 1] would hardly change even the features of the highest frequency.
+    """
+    half = features // 2
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(period) / half))
+    angle = (t_B.float() * factor)[:, None] * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Conditioner(nn.Module):
+    """MLP (linear, SiLU, linear) in float32 even under autocast."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inner = Linear(inputs, outputs)
+        self.outer = Linear(outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.outer(F.silu(self.inner(x.float())))

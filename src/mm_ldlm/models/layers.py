@@ -9,18 +9,89 @@ E dimension of a head, C dimension of the conditioning.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from mm_ldlm.core.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.transformer_options import ModulatedOptions, TransformerOptions
 
 EPSILON = 1e-6
 SHORT = 64
 """Number of positions up to which attention on the CPU is computed by plain batched products."""
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@config
+class TransformerOptions:
+    """Shape of a transformer.
+
+    Attributes:
+        mlp_bias: biases of the two layers of the MLP. Models of other projects have them.
+        mlp_activation: of the MLP: GELU, or its approximation with tanh.
+        logit_softcap: attention logits become cap·tanh(logit / cap), without the fused attention kernel.
+        gradient_checkpointing: recompute the blocks in the backward pass instead of storing activations.
+    """
+
+    dim: Size = 256
+    depth: Layers = 6
+    heads: Size = 4
+    mlp_ratio: Ratio = 4.0
+    mlp_bias: bool = False
+    mlp_activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    dropout: Fraction = 0.0
+    rope_theta: PositiveFloat = 10_000.0
+    qk_norm: bool = True
+    logit_softcap: PositiveFloat | None = None
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise InvalidValue(
+                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
+            )
+        if self.head_dim % 2:
+            raise InvalidValue(f"the dimension of a head must be even for RoPE, found {self.head_dim}", "dim", "heads")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def mlp_dim(self) -> int:
+        return max(1, round(self.dim * self.mlp_ratio))
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Stores of the dataset that the initial weights are made from."""
+        return ()
+
+
+@config
+class ModulatedOptions(TransformerOptions):
+    """Shape of a transformer with adaLN.
+
+    Attributes:
+        conditioning_dim: dimension of the conditioning vector c that modulates every block; `dim` if None.
+        tied_embeddings: use the token embeddings as the weights of the output layer.
+    """
+
+    conditioning_dim: Size | None = None
+    tied_embeddings: bool = False
+
+    @property
+    def condition_dim(self) -> int:
+        return self.conditioning_dim or self.dim
+
+
+# -- linear layers and norms -------------------------------------------------------------------------------------------
 
 
 def trunc_normal_(weight: Tensor, *, std: float, generator: torch.Generator) -> None:
@@ -113,9 +184,11 @@ def prepare_qkv_plainly(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: t
 class Attention(nn.Module):
     """Attention softmax(QKᵀ/√E)V over all streams; a module without weights, so that hooks can observe Q and K."""
 
-    def __init__(self, *, fused: bool, softcap: float | None) -> None:
+    fused = True
+    """Whether a kernel that keeps no attention matrix may compute it; measurements set this to False."""
+
+    def __init__(self, *, softcap: float | None) -> None:
         super().__init__()
-        self.fused = fused
         self.softcap = softcap
 
     def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -137,16 +210,40 @@ class Attention(nn.Module):
         return logits.softmax(dim=-1).to(v_BHSE.dtype) @ v_BHSE
 
 
+def key_mask(valid_BL: Tensor | None, *, others: int = 0) -> Tensor | None:
+    """Make the mask (B, 1, 1, L + others) of the keys that may be read; None if all of them are.
+
+    Padding of the text is excluded. The `others` keys of another stream are always read; without them a row of padding
+    alone reads its first position, because no row may lack a key.
+    """
+    if valid_BL is None:
+        return None
+    # The check is cheap on the CPU; on a GPU it would wait for the device, and it would break a compiled graph.
+    if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
+        return None
+    if others:
+        return F.pad(valid_BL, (0, others), value=True)[:, None, None, :]
+    first_L = torch.arange(valid_BL.shape[1], device=valid_BL.device) == 0
+    return (valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True)))[:, None, None, :]
+
+
+def run_block(block: Callable[..., Any], *inputs: Any, config: TransformerOptions, training: bool) -> Any:
+    """Call a block, whose activations the backward pass recomputes if `config.gradient_checkpointing` is set."""
+    if config.gradient_checkpointing and training and torch.is_grad_enabled():
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=config.dropout > 0)
+    return block(*inputs)
+
+
 class CrossAttention(nn.Module):
     """Attention from the text to the latent tokens, with RMSNorm on Q and K; the tokens have learned positions."""
 
-    def __init__(self, config: ModulatedOptions, *, fused: bool) -> None:
+    def __init__(self, config: ModulatedOptions) -> None:
         super().__init__()
         self.heads, self.head_dim, self.dropout = config.heads, config.head_dim, config.dropout
         self.query = Linear(config.dim, config.dim, bias=False)
         self.key_value = Linear(config.dim, 2 * config.dim, bias=False)
         self.qk_norm = QKNorm(config.heads, config.head_dim) if config.qk_norm else None
-        self.attention = Attention(fused=fused, softcap=config.logit_softcap)
+        self.attention = Attention(softcap=config.logit_softcap)
         self.out = Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x_BLD: Tensor, latent_BKD: Tensor) -> Tensor:
@@ -234,14 +331,13 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, config: ModulatedOptions, *, tail_parts: tuple[str | None, ...], fused: bool, cross: bool = False
+        self, config: ModulatedOptions, *, tail_parts: tuple[str | None, ...] = (None,), cross: bool = False
     ) -> None:
         super().__init__()
         self.streams = nn.ModuleList(
-            Stream(config, tail_part=part, cross=CrossAttention(config, fused=fused) if cross else None)
-            for part in tail_parts
+            Stream(config, tail_part=part, cross=CrossAttention(config) if cross else None) for part in tail_parts
         )
-        self.attention = Attention(fused=fused, softcap=config.logit_softcap)
+        self.attention = Attention(softcap=config.logit_softcap)
 
     def forward(
         self,

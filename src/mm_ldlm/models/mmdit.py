@@ -1,51 +1,108 @@
-"""MMDiT (SD3, arXiv:2403.03206) for text and latent: two streams with joint attention, a timestep for each modality.
+"""MMDiT (SD3, arXiv:2403.03206) for a text and one Gaussian modality: two streams with joint attention and two times.
 
-B batch, L text length, V vocabulary, D model dimension, d latent dimension, K latent tokens, N longest length.
+The modality of `mmdit` is a sentence latent, a vector that becomes K tokens. Other modalities (an image, whose patches
+are the tokens) override the parts that read and predict it: the methods `make_…` of `MMDiT`.
+
+B batch, L text length, V vocabulary, D model dimension, d dimension of the modality, K its tokens,
+e dimension of a token vector, N longest length.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core.config import InvalidValue, NonNegativeInt, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.embeddings import LatentEncoder, NullEmbedding, PooledText, TextEmbedding
-from mm_ldlm.models.heads import LengthHead, Modulated, TextHead, mean_features
-from mm_ldlm.models.layers import Block, rope_table
-from mm_ldlm.models.mmdit_options import MMDiTOptions, latent_dim
+from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LatentTokens, NullEmbedding, TokenTable, sinusoid
+from mm_ldlm.models.heads import LatentHead, LengthHead, TextHead, mean_features
+from mm_ldlm.models.interfaces import TextAndLatentModel, TextAndLatentOutput
+from mm_ldlm.models.layers import (
+    EPSILON,
+    Block,
+    Linear,
+    ModulatedOptions,
+    key_mask,
+    rope_table,
+    run_block,
+    trunc_normal_,
+)
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import Conditioning
-from mm_ldlm.models.token_vectors import set_token_vectors
-from mm_ldlm.models.two_streams import drop_text, joint_key_mask
 
-Head = Literal["text", "latent", "length"]
-HEADS: tuple[Head, ...] = ("text", "latent", "length")
+INITIAL_STD = 0.1
+"""Standard deviation of all entries of a table of token vectors that the encoder initialised"""
 
 
-class Output(NamedTuple):
-    """Predictions of the model; None for a head that was not requested."""
+@config
+class MMDiTOptions(ModulatedOptions):
+    """Options of every MMDiT, whatever its modality.
 
-    logits_BLV: Tensor | None
-    """Unnormalised; (n, V) when `logits_at` chose n positions. The text process applies SUBS."""
-    latent_Bd: Tensor | None
-    """In the objective's parameterisation."""
-    length_logits_BN: Tensor | None
-    """Column i is length i + 1."""
+    Attributes:
+        length_hidden_dim: dimension of the length head's two hidden layers; `dim` if None. A short training needs a
+            large one.
+        cross_modal_blocks: number of two-stream blocks at the bottom; the blocks above have a single stream. None: all
+            have two.
+    """
+
+    kind: str
+    length_hidden_dim: Size | None = None
+    cross_modal_blocks: NonNegativeInt | None = None
+
+    self_condition: ClassVar[bool] = False
+    direct_views: ClassVar[bool] = False
+    condition_on_text: ClassVar[bool] = False
+    """Whether c has an MLP of the mean vector of the known tokens"""
+    condition_on_latent: ClassVar[bool] = True
+    """Whether c has an MLP of the modality"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cross_modal_blocks is not None and not 1 <= self.cross_modal_blocks <= self.depth:
+            raise InvalidValue(
+                f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}",
+                "cross_modal_blocks",
+                "depth",
+            )
+
+    @property
+    def two_stream_blocks(self) -> int:
+        return self.depth if self.cross_modal_blocks is None else self.cross_modal_blocks
 
 
 @config
 class MMDiTConfig(MMDiTOptions):
-    """Kind `mmdit`: two streams, text tokens and latent tokens, with joint attention (SD3, arXiv:2403.03206).
+    """Kind `mmdit`: two streams, text tokens and latent tokens, with joint attention.
 
     The vocabulary, the longest text and the dimension of a latent come from the data (`models.base.DataShape`).
+
+    Attributes:
+        latent_tokens: number of tokens that one latent vector becomes.
+        token_vectors: initial values of the token embeddings (input and output). `random`: vectors of dimension `dim`.
+            `encoder`: the encoder's vector of each token, of the latents' dimension, with a linear layer to and from
+            `dim`. A sentence embedding is nearly linear in the words of its sentence, so that the model has a first
+            estimate of both before any training.
+        direct_views: connect each modality to the other's stream without attention. Every text position adds its own
+            linear view of the latent (max_length · latent_dim · dim weights); the latent tokens add a linear view of
+            the mean token vector.
+        condition_on_latent: add an MLP of the latent to c.
+        self_condition: read the previous x_0 estimate beside the noisy latent.
     """
 
-    interface: ClassVar[str] = "text_and_latent_denoiser"
+    interface: ClassVar[type] = TextAndLatentModel
+
+    kind: str = "mmdit"
+    latent_tokens: Size = 4
+    token_vectors: Literal["random", "encoder"] = "random"
+    direct_views: bool = False  # type: ignore[misc]
+    condition_on_latent: bool = True  # type: ignore[misc]
+    self_condition: bool = False  # type: ignore[misc]
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return ("token_vectors",) if self.token_vectors == "encoder" else ()
 
     def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> MMDiT:
         """Build the model, see `models.base.ModelConfig.build`; `token_vectors` (vocab_size, latent_dim) are raw.
@@ -53,57 +110,177 @@ class MMDiTConfig(MMDiTOptions):
         Raises:
             ConfigurationError: the data have no latents.
         """
-        latent_dim(shape)
+        shape.require("latents", kind=self.kind)
         model: MMDiT = build_on_meta(lambda: MMDiT(self, shape), generator)
         if self.token_vectors == "encoder" and token_vectors is not None:
-            tables = (model.text_embedding.table, model.text_head.table)
-            set_token_vectors([table for table in tables if table is not None], token_vectors, shape=shape)
+            for table in (model.text_embedding.table, model.text_head.table):
+                if table is not None:
+                    set_token_vectors(table, token_vectors, shape=shape)
         return model
 
 
-class MMDiT(nn.Module):
-    """Two-stream transformer over text and latent; `MMDiTConfig.build` builds it and sets its initial values."""
+# -- parts -------------------------------------------------------------------------------------------------------------
 
-    rope_L2e: Tensor
-    # The last block's layers of the text stream belong to the text head; its other layers get no gradient.
-    feature_parts = frozenset({"text_embedding", "latent_encoder", "null_latent", "conditioning", "backbone"})
 
-    def __init__(
-        self, config: MMDiTOptions, shape: DataShape, *, attention: Literal["fused", "unfused"] = "fused"
-    ) -> None:
+class TextEmbedding(nn.Module):
+    """Token embedding of the text stream: a table, and a linear layer if its vectors have a dimension of their own."""
+
+    def __init__(self, rows: int, *, table_dim: int | None, dim: int) -> None:
         super().__init__()
-        pad_id, mask_id = shape.pad_id, shape.mask_id
-        if min(pad_id, mask_id) < 0 or pad_id == mask_id:
-            raise ValueError(f"pad_id and mask_id must be two different ids ≥ 0, found {pad_id} and {mask_id}.")
-        self.config, self.shape = config, shape
-        self.feature_dim = config.dim
-        D, K, d = config.dim, config.latent_tokens, latent_dim(shape)
+        self.pooled_dim = table_dim or dim  # dimension of the second output
+        self.table = TokenTable(rows, self.pooled_dim)
+        self.linear = None if table_dim is None else Linear(table_dim, dim, gain=2.0, bias=False)
 
-        self.text_embedding = tag(TextEmbedding(config, shape, shape.num_ids), "text_embedding", input=True)
+    def forward(self, tokens_BL: Tensor, *, token_probs_BLV: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute the input (B, L, D) float32 of the stream, and the vectors (B, L, e) that are pooled.
+
+        `token_probs_BLV` are distributions of the tokens; each position has the expected vector instead of that of its
+        token.
+        """
+        vectors_BLe = self.table(tokens_BL)
+        if token_probs_BLV is not None:
+            table_Ve = self.table.weight[: token_probs_BLV.shape[-1]]
+            vectors_BLe = token_probs_BLV.to(table_Ve.dtype) @ table_Ve
+        return (vectors_BLe if self.linear is None else self.linear(vectors_BLe)).float(), vectors_BLe
+
+    def known(self, tokens_BL: Tensor, shape: DataShape, **text: Tensor) -> Tensor:
+        """Select the positions (B, L) whose token is given."""
+        return (tokens_BL != shape.mask_id) & (tokens_BL != shape.pad_id)
+
+
+class LatentEncoder(LatentTokens):
+    """Map a latent (with self-conditioning also the previous x_0 estimate) to K tokens with learned positions."""
+
+    def __init__(self, config: MMDiTConfig, *, latent_dim: int, max_length: int) -> None:
+        inputs = latent_dim * (2 if config.self_condition else 1)
+        super().__init__(inputs, tokens=config.latent_tokens, dim=config.dim)
+        self.self_condition = config.self_condition
+        size = (max_length, config.dim, latent_dim)
+        self.view_LDd = nn.Parameter(torch.empty(size)) if config.direct_views else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        super().init_weights(generator)
+        if self.view_LDd is not None:
+            trunc_normal_(self.view_LDd, std=0.4 / self.view_LDd.shape[2] ** 0.5, generator=generator)
+
+    def at_positions(self, latents_Bd: Tensor, length: int) -> Tensor:
+        """Compute a linear view (B, L, D) of the latent for each of `length` text positions."""
+        assert self.view_LDd is not None
+        return F.linear(latents_Bd, self.view_LDd[:length].flatten(0, 1)).unflatten(1, (length, -1))
+
+    def forward(self, latents_Bd: Tensor, self_condition_Bd: Tensor | None = None) -> Tensor:
+        if self.self_condition:
+            previous_Bd = torch.zeros_like(latents_Bd) if self_condition_Bd is None else self_condition_Bd
+            latents_Bd = torch.cat([latents_Bd, previous_Bd.to(latents_Bd.dtype)], dim=-1)
+        return super().forward(latents_Bd)
+
+
+class PooledText(nn.Module):
+    """Linear view of the pooled text, added to the K latent tokens."""
+
+    def __init__(self, inputs: int, *, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.linear = Linear(inputs, tokens * dim)
+
+    def forward(self, pooled_Be: Tensor) -> Tensor:
+        return self.linear(pooled_Be).float().unflatten(1, (self.tokens, -1))
+
+
+class Conditioning(nn.Module):
+    """Conditioning vector c (B, C): the sum of MLPs of both times, the pooled text and the modality, if wanted."""
+
+    def __init__(self, config: MMDiTOptions, *, pooled_dim: int, latent_dim: int) -> None:
+        super().__init__()
+        C = config.condition_dim
+        self.text_time, self.latent_time = Conditioner(TIME_FEATURES, C), Conditioner(TIME_FEATURES, C)
+        self.text = Conditioner(pooled_dim, C) if config.condition_on_text else None
+        self.latent = Conditioner(latent_dim, C) if config.condition_on_latent else None
+
+    def forward(self, t_text_B: Tensor, t_latent_B: Tensor, *, pooled_Be: Tensor | None, latents_Bd: Tensor) -> Tensor:
+        c_BC: Tensor = self.text_time(sinusoid(t_text_B)) + self.latent_time(sinusoid(t_latent_B))
+        c_BC = c_BC if self.text is None else c_BC + self.text(pooled_Be)
+        return c_BC if self.latent is None else c_BC + self.latent(latents_Bd)
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class MMDiT(nn.Module):
+    """Two-stream transformer over a text and a modality; see `forward`.
+
+    At the start every block is the identity, and logits and predictions are 0. Subclasses for another modality set
+    `modality` and `field`, and override `make_text_embedding`, `make_latent_encoder`, `make_latent_head`.
+    """
+
+    modality: ClassVar[str] = "latent"
+    """Name of the modality, the prefix of its parts"""
+    field: ClassVar[str] = "latents"
+    """Field of the data that has its shape"""
+    rope_L2e: Tensor
+
+    def __init__(self, config: Any, shape: DataShape) -> None:
+        super().__init__()
+        name, D, d = self.modality, config.dim, shape.dim(self.field)
+        self.config, self.shape, self.feature_dim = config, shape, D
+        # The last block's layers of the text stream belong to the text head; its other layers get no gradient.
+        self.feature_parts = frozenset(
+            {"text_embedding", f"{name}_encoder", f"null_{name}", "conditioning", "backbone"}
+        )
+        self.text_embedding = tag(self.make_text_embedding(), "text_embedding", input=True)
         self.null_text = tag(NullEmbedding(D), "null_text", occasional=True)
-        self.latent_encoder = tag(LatentEncoder(config, shape), "latent_encoder", input=True)
-        self.pooled_text = tag(PooledText(config, shape), "conditioning") if config.direct_views else None
-        self.null_latent = tag(NullEmbedding(d), "null_latent", occasional=True)
-        self.conditioning = tag(Conditioning(config, shape), "conditioning")
-        two_stream, fused = config.two_stream_blocks, attention == "fused"
-        blocks = []
-        for index in range(config.depth):
-            last = index == config.depth - 1
-            if index < two_stream:
-                tails: tuple[str | None, ...] = ("text_head", "latent_head") if last else (None, None)
-            else:
-                tails = (None,)
-            blocks.append(Block(config, tail_parts=tails, fused=fused))
+        self.latent_encoder = tag(self.make_latent_encoder(), f"{name}_encoder", input=True)
+        pooled_text = self.make_pooled_text()
+        self.pooled_text = None if pooled_text is None else tag(pooled_text, "conditioning")
+        self.null_latent = tag(NullEmbedding(d), f"null_{name}", occasional=True)
+        conditioning = Conditioning(config, pooled_dim=self.text_embedding.pooled_dim, latent_dim=d)
+        self.conditioning = tag(conditioning, "conditioning")
+        last = ("text_head", f"{name}_head") if config.two_stream_blocks == config.depth else (None,)
+        tails = [(None, None) if index < config.two_stream_blocks else (None,) for index in range(config.depth - 1)]
+        blocks = (Block(config, tail_parts=tail) for tail in [*tails, last])
         self.blocks = tag(nn.ModuleList(blocks), "backbone")
-        self.text_head = tag(TextHead(config, shape), "text_head")
-        self.latent_head = tag(Modulated(config, K * D, d), "latent_head")
+        self.text_head = tag(self.make_text_head(), "text_head")
+        self.latent_head = tag(self.make_latent_head(), f"{name}_head")
         length_head = LengthHead(d, hidden_dim=config.length_hidden_dim or D, max_length=shape.max_length)
         self.length_head = tag(length_head, "length_head")
         self.register_buffer("rope_L2e", torch.empty(shape.max_length, 2, config.head_dim // 2), persistent=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
+        self.rope_L2e.copy_(rope_table(self.shape.max_length, self.config.head_dim, self.config.rope_theta))
+
+    # -- the parts that depend on the modality ------------------------------------------------------------------------
+
+    @property
+    def _table_dim(self) -> int | None:
+        """Dimension of the token vectors if they are the encoder's; None if it is that of the model."""
+        return self.shape.dim(self.field) if self.config.token_vectors == "encoder" else None
+
+    def make_text_embedding(self) -> Any:
+        """Make the module that maps tokens to the text stream, with the interface of `TextEmbedding`."""
+        return TextEmbedding(self.shape.num_ids, table_dim=self._table_dim, dim=self.config.dim)
+
+    def make_latent_encoder(self) -> Any:
+        """Make the module that maps values (B, d), and the previous estimate or None, to tokens (B, K, D)."""
+        return LatentEncoder(
+            self.config, latent_dim=self.shape.dim(self.field), max_length=self.shape.max_length
+        )  # fmt: skip
+
+    def make_pooled_text(self) -> nn.Module | None:
+        """Make the module that maps the pooled text (B, e) to what is added to the tokens of the modality, if any."""
         config = self.config
-        self.rope_L2e.copy_(rope_table(self.shape.max_length, config.head_dim, config.rope_theta))
+        if not config.direct_views:
+            return None
+        return PooledText(self.text_embedding.pooled_dim, tokens=config.latent_tokens, dim=config.dim)
+
+    def make_text_head(self) -> TextHead:
+        """Make the head of the text stream."""
+        return TextHead(self.config, self.shape.vocab_size, table_dim=self._table_dim, table_bias=True)
+
+    def make_latent_head(self) -> nn.Module:
+        """Make the module that maps tokens (B, K, D) and silu(c) to the prediction (B, d) float32."""
+        return LatentHead(self.config, tokens=self.config.latent_tokens, dim=self.shape.dim(self.field))
+
+    # -- calls --------------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -119,106 +296,112 @@ class MMDiT(nn.Module):
         null_length_B: Tensor | None = None,
         self_condition_Bd: Tensor | None = None,
         logits_at: Tensor | None = None,
-        token_probs_BLV: Tensor | None = None,
-        heads: tuple[Head, ...] = HEADS,
-    ) -> Output:
+        heads: tuple[str, ...] = ("text", "latent", "length"),
+        **text: Tensor,
+    ) -> TextAndLatentOutput:
         """Predict tokens, latent and length from both modalities at their own times (0 = given, 1 = all noise).
 
         Args:
-            tokens_BL: ids, [MASK] where masked, pads where not valid.
+            tokens_BL: ids, [MASK] or other noise where the text is corrupted, pads where not valid.
             valid_BL: true at real tokens; None if there is no padding.
-            latents_Bd: standardised latents, noised to `t_latent_B`.
+            latents_Bd: standardised values of the modality, noised to `t_latent_B`.
             null_latent_B: true where the latent is replaced by the learned null latent.
             null_text_B: true where the text is replaced by one learned null token, which hides its length too.
             length_latents_Bd: input of the length head (clean latents while the trunk reads noised ones); `latents_Bd`
                 if None.
             null_length_B: `null_latent_B` for the length head alone; `null_latent_B` if None.
             self_condition_Bd: the previous x_0 estimate, if the model was configured to read it; zeros if None.
-            logits_at: (B, L) bool; the vocabulary head is computed at these n positions only and returns (n, V), in
+            logits_at: (B, L) bool; the vocabulary head is computed at these M positions only and returns (M, V), in
                 row-major order.
-            token_probs_BLV: distributions of the tokens; each position has the expected embedding instead of that of
-                its token, and `tokens_BL` marks pads and masks alone.
             heads: the heads to compute; the outputs of the others are None.
+            text: further arguments of the text embedding; with `token_probs_BLV`, the tokens mark pads and masks alone.
         """
-        if tokens_BL.shape[1] > self.shape.max_length:
-            raise ValueError(f"expected texts of at most {self.shape.max_length} tokens, found {tokens_BL.shape[1]}.")
         latents_Bd = latents_Bd.float()
-        given_Bd = self.null_latent.replace(latents_Bd, null_latent_B)
-
-        length_logits_BN = None
+        length_logits = None
         if "length" in heads:
             clean_Bd = latents_Bd if length_latents_Bd is None else length_latents_Bd.float()
             null_B = null_latent_B if null_length_B is None else null_length_B
-            length_logits_BN = self.length_head(self.null_latent.replace(clean_Bd, null_B))
+            length_logits = self.length_head(self.null_latent.replace(clean_Bd, null_B))
         want_text, want_latent = "text" in heads, "latent" in heads
         if not (want_text or want_latent):
-            return Output(None, None, length_logits_BN)
+            return TextAndLatentOutput(None, None, length_logits)
 
-        silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, given_Bd))
-        text_BLD, latent_BKD = self._hidden(
-            tokens_BL, valid_BL, given_Bd, silu_c_BC, null_text_B=null_text_B, self_condition_Bd=self_condition_Bd,
-            token_probs_BLV=token_probs_BLV, wanted=(want_text, want_latent),
+        text_BLD, latent_BKD, silu_c_BC = self._hidden(
+            tokens_BL, valid_BL, t_text_B, self.null_latent.replace(latents_Bd, null_latent_B), t_latent_B,
+            null_text_B=null_text_B, self_condition_Bd=self_condition_Bd, wanted=(want_text, want_latent), text=text,
         )  # fmt: skip
-        logits = self._vocabulary(text_BLD, silu_c_BC, logits_at) if want_text else None
-        latent = None
+        logits = latent = None
+        if want_text:
+            logits = self.text_head.logits(
+                text_BLD, silu_c_BC, at=logits_at, embedding=self.text_embedding.table
+            )  # fmt: skip
         if want_latent:
-            assert self.latent_head.linear is not None
-            latent = self.latent_head.linear(self.latent_head.norm(latent_BKD, silu_c_BC).flatten(1)).float()
-        return Output(logits, latent, length_logits_BN)
+            latent = self.latent_head(latent_BKD, silu_c_BC)
+        return TextAndLatentOutput(logits, latent, length_logits)
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute the mean hidden state (B, D) of clean texts, at time 0, with the null latent.
 
-        See `models.base.FeatureModel`.
+        See `models.interfaces.FeatureModel`.
         """
-        given_Bd = self.null_latent.value.float().expand(len(inputs), -1)
+        null_Bd = self.null_latent.value.float().expand(len(inputs), -1)
         zero_B = torch.zeros(len(inputs), device=inputs.device)
-        silu_c_BC = F.silu(self.conditioning(zero_B, zero_B, given_Bd))
-        text_BLD, _ = self._hidden(inputs, valid_BL, given_Bd, silu_c_BC, wanted=(True, False))
+        text_BLD, _, _ = self._hidden(inputs, valid_BL, zero_B, null_Bd, zero_B, wanted=(True, False))
         return mean_features(text_BLD, valid_BL)
+
+    def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
+        """Return unnormalised log-probabilities (B, N) float32 of the lengths 1..N, given latents or none."""
+        zero_B = torch.zeros(len(latents_Bd), device=latents_Bd.device)
+        tokens_B1 = torch.full((len(latents_Bd), 1), self.shape.mask_id, device=latents_Bd.device)
+        # A call of the module, because the hooks of a sharded model act on it.
+        out = self(
+            tokens_B1, valid_BL=None, t_text_B=zero_B, latents_Bd=latents_Bd, t_latent_B=zero_B,
+            null_latent_B=null_latent_B, heads=("length",),
+        )  # fmt: skip
+        length_logits_BN: Tensor = out.length_logits
+        return length_logits_BN
 
     # -- the parts of forward -----------------------------------------------------------------------------------------
 
     def _hidden(
-        self,
-        tokens_BL: Tensor,
-        valid_BL: Tensor | None,
-        given_Bd: Tensor,
-        silu_c_BC: Tensor,
-        *,
-        null_text_B: Tensor | None = None,
-        self_condition_Bd: Tensor | None = None,
-        token_probs_BLV: Tensor | None = None,
-        wanted: tuple[bool, bool],
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the output (B, L, D) and (B, K, D) of the blocks, before the heads, as far as wanted."""
-        vectors_BLe = self.text_embedding.table(tokens_BL)
-        if token_probs_BLV is not None:
-            table_Ve = self.text_embedding.table.weight[: token_probs_BLV.shape[-1]]
-            vectors_BLe = token_probs_BLV.to(table_Ve.dtype) @ table_Ve
-        text_BLD = self.text_embedding(vectors_BLe).float()
+        self, tokens_BL: Tensor, valid_BL: Tensor | None, t_text_B: Tensor, given_Bd: Tensor, t_latent_B: Tensor, *,
+        null_text_B: Tensor | None = None, self_condition_Bd: Tensor | None = None, wanted: tuple[bool, bool],
+        text: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Compute the output (B, L, D) and (B, K, D) of the blocks, as far as wanted, and silu(c) (B, C)."""
+        text = text or {}
+        text_BLD, vectors_BLe = self.text_embedding(tokens_BL, **text)
+        pooled_Be = None
+        if self.pooled_text is not None or self.config.condition_on_text:
+            known_BL = self.text_embedding.known(tokens_BL, self.shape, **text)
+            known_BL = known_BL if valid_BL is None else known_BL & valid_BL
+            known_BL = known_BL if null_text_B is None else known_BL & ~null_text_B[:, None]
+            sum_Be = torch.einsum("ble,bl->be", vectors_BLe.float(), known_BL.float())
+            pooled_Be = F.layer_norm(sum_Be, sum_Be.shape[-1:], eps=EPSILON)  # zeros if no token is known
+        silu_c_BC = F.silu(self.conditioning(t_text_B, t_latent_B, pooled_Be=pooled_Be, latents_Bd=given_Bd))
+
         if self.config.direct_views:
             text_BLD = text_BLD + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
         if null_text_B is not None:
-            text_BLD, valid_BL = drop_text(text_BLD, valid_BL, null_text_B, null_text=self.null_text.value)
-
+            text_BLD, valid_BL = self._drop_text(text_BLD, valid_BL, null_text_B)
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
         if self.pooled_text is not None:
-            known_BL = (tokens_BL != self.shape.mask_id) & (tokens_BL != self.shape.pad_id)
-            known_BL = known_BL if valid_BL is None else known_BL & valid_BL
-            known_BL = known_BL if null_text_B is None else known_BL & ~null_text_B[:, None]
-            latent_BKD = latent_BKD + self.pooled_text(vectors_BLe, known_BL)
-        return self._trunk(
-            text_BLD, latent_BKD, silu_c_BC, joint_key_mask(valid_BL, others=self.config.latent_tokens), wanted
-        )
+            latent_BKD = latent_BKD + self.pooled_text(pooled_Be)
+        mask = key_mask(valid_BL, others=latent_BKD.shape[1])
+        return *self._trunk(text_BLD, latent_BKD, silu_c_BC, mask, wanted), silu_c_BC
+
+    def _drop_text(
+        self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Replace the texts of `null_B` by one null token at position 0 and padding after it."""
+        text_BLD = self.null_text.replace(text_BLD, null_B)
+        first_L = torch.arange(text_BLD.shape[1], device=text_BLD.device) == 0
+        if valid_BL is None:
+            valid_BL = torch.ones(text_BLD.shape[:2], dtype=torch.bool, device=text_BLD.device)
+        return text_BLD, torch.where(null_B[:, None], first_L, valid_BL)
 
     def _trunk(
-        self,
-        text_BLD: Tensor,
-        latent_BKD: Tensor,
-        silu_c_BC: Tensor,
-        key_mask: Tensor | None,
-        wanted: tuple[bool, bool],
+        self, text_BLD: Tensor, latent_BKD: Tensor, silu_c_BC: Tensor, mask: Tensor | None, wanted: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor]:
         config, L, K = self.config, text_BLD.shape[1], latent_BKD.shape[1]
         rope_L2e = self.rope_L2e[:L]
@@ -229,17 +412,15 @@ class MMDiT(nn.Module):
                 xs = (torch.cat(xs, dim=1),)
                 at_zero = torch.zeros_like(rope_L2e[:1]).index_fill(1, rope_L2e.new_zeros(1, dtype=torch.long), 1.0)
                 ropes = (torch.cat([rope_L2e, at_zero.expand(K, -1, -1)]),)
-            last = index == config.depth - 1
-            keep = wanted if last and len(xs) == 2 else (True,) * len(xs)
-            if config.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                xs = checkpoint(
-                    block, xs, silu_c_BC, ropes, key_mask, keep,
-                    use_reentrant=False, preserve_rng_state=config.dropout > 0,
-                )  # fmt: skip
-            else:
-                xs = block(xs, silu_c_BC, ropes, key_mask, keep)
+            keep = wanted if index == config.depth - 1 and len(xs) == 2 else (True,) * len(xs)
+            xs = run_block(block, xs, silu_c_BC, ropes, mask, keep, config=config, training=self.training)
         return (xs[0], xs[1]) if len(xs) == 2 else (xs[0][:, :L], xs[0][:, L:])
 
-    def _vocabulary(self, text_BLD: Tensor, silu_c_BC: Tensor, logits_at: Tensor | None) -> Tensor:
-        x = self.text_head.norm(text_BLD, silu_c_BC)
-        return self.text_head.logits(x if logits_at is None else x[logits_at], self.text_embedding)
+
+def set_token_vectors(table: TokenTable, vectors_Vd: Tensor, *, shape: DataShape) -> None:
+    """Initialise a table with `vectors_Vd` (raw encoder vectors by id), centred and scaled; [MASK] and [PAD] stay."""
+    centred_Vd = vectors_Vd.float() - vectors_Vd.float().mean(0)
+    set_Vd = centred_Vd * (INITIAL_STD / centred_Vd.std().clamp(min=1e-12))
+    ids = torch.tensor(shape.word_ids)
+    with torch.no_grad():
+        table.weight[ids] = set_Vd[ids].to(table.weight.device)

@@ -6,8 +6,9 @@ B examples of this micro-batch, L text length (padded).
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -76,151 +77,143 @@ class Batch:
         return dataclasses.replace(self, fields={k: function(v) for k, v in self.fields.items()}, **changed)
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """Objective of training: the losses of a batch.
+class Objective(nn.Module, ABC):
+    """Objective of training: the losses of a batch. Subclasses define `weights`, `units`, `forward` and
+    `generative_model`, and override the rest where they differ.
 
-    If an objective is an `nn.Module`, its parameters are trained and saved with those of the model.
+    Parameters of an objective, of its process and of its schedules are trained, averaged and saved with those of the
+    model. Other state that a resumed run needs belongs in persistent buffers.
+
+    Attributes:
+        fields: fields of a batch that the objective reads.
+        weights: factor of each trained loss in the total; a loss without an entry is only reported.
+        units: the unit in which each trained loss is counted.
+        kinds: kinds of steps (the modes of the multimodal objective), whose losses are logged and validated separately.
+        idle_parts: parts that receive no gradient by configuration (a loss weight of 0).
     """
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Fields of a batch that the objective reads."""
-        ...
+    kinds: tuple[str, ...] = ("text",)
+    weights: Mapping[str, float]
+    units: Mapping[str, Unit]
+    idle_parts: frozenset[str] = frozenset()
 
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Factor of each trained loss in the total."""
-        ...
+    def __init__(self, config: Any, shape: DataShape, *, fixed_shapes: bool = False) -> None:
+        super().__init__()
+        self.config, self.shape, self.fixed_shapes = config, shape, fixed_shapes
+        self.fields: tuple[str, ...] = config.fields
 
-    @property
-    def units(self) -> Mapping[str, Unit]:
-        """The unit in which each trained loss is counted."""
-        ...
+    @abstractmethod
+    def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+        """Compute the losses of one micro-batch; `generator` is new for each step, with one row for each example."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of steps (the modes of the multimodal objective); their losses are logged and validated separately."""
-        ...
+    @abstractmethod
+    def generative_model(self, model: nn.Module) -> GenerativeModel:
+        """Wrap the trained model for inference: sampling and scoring with the conventions of this objective."""
 
     def kind(self, generator: RowGenerator, *, step: int) -> str:
         """Choose the kind of a step, the same on all ranks and in all micro-batches."""
-        ...
-
-    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
-        """Compute the losses of one micro-batch; `generator` is new for each step, with one row for each example."""
-        ...
+        return self.kinds[0]
 
     def frozen_parts(self, *, trained: bool) -> frozenset[str]:
         """Return the parts of the model to freeze; `trained` is whether the weights come from a checkpoint."""
-        ...
-
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        """Parts that receive no gradient by configuration (a loss weight of 0)."""
-        ...
+        return frozenset()
 
     def expected_first_loss(self) -> Mapping[str, float]:
         """Return the value of each reported loss (sum ÷ count) at initial weights where it is known, such as log V."""
-        ...
+        return {}
 
-    def generative_model(self, model: nn.Module) -> GenerativeModel:
-        """Wrap the trained model for inference: sampling and scoring with the conventions of this objective."""
-        ...
+    def attach(self, model: nn.Module) -> None:
+        """Make the modules that depend on the model, such as a head on its features.
 
-
-@runtime_checkable
-class UsesTokenCounts(Protocol):
-    """An objective that starts from the token frequencies of the training split."""
+        Called once, before initial values are drawn or weights are loaded.
+        """
 
     def set_token_counts(self, counts: Callable[[], Tensor]) -> None:
-        """Take the frequencies; `counts` reads the whole split and returns (ids,) int64. Called once, before training.
+        """Take the token frequencies of the training split; `counts` reads the whole split and returns (ids,) int64.
 
-        What is made from them belongs in a persistent buffer, which the checkpoints carry.
+        Called once, before training.
         """
-        ...
-
-
-@runtime_checkable
-class UsesTrainingLength(Protocol):
-    """An objective that changes in the course of training."""
 
     def set_training_length(self, steps: int) -> None:
         """Take the number of steps of the run, as its budget allows. Called once, before training."""
-        ...
-
-
-@runtime_checkable
-class ObservesSteps(Protocol):
-    """An objective that follows its own losses."""
 
     def observe(self, losses: Mapping[str, tuple[float, float]], *, step: int) -> str | None:
         """Take in the (sum, count) of each loss over the global batch, after a step that was applied.
 
-        The numbers are the same on all ranks. A state that results belongs in a persistent buffer. Returns a warning
-        for the log, or None.
+        The numbers are the same on all ranks. Returns a warning for the log, or None.
         """
-        ...
-
-
-@runtime_checkable
-class BuildsOnModel(Protocol):
-    """An objective whose modules depend on the model, such as a head on its features."""
-
-    def attach(self, model: nn.Module) -> None:
-        """Make the modules for this model. Called once, before initial values are drawn or weights are loaded."""
-        ...
+        return None
 
 
 class ObjectiveConfig(Protocol):
-    """Configuration of an objective; `objectives.registry.OBJECTIVES` lists them."""
+    """Configuration of an objective; `objectives.registry.OBJECTIVES` lists them.
+
+    A class that inherits from it defines `kind`, `capabilities` and `build`, and what differs from the defaults.
+    """
 
     kind: str
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields of the dataset that training reads ("latents"); only their stores are opened and fingerprinted."""
-        ...
+        return ()
 
     @property
     def stores(self) -> tuple[str, ...]:
         """Stores of the dataset that the objective is made from, beside its fields (the clusters of a text process).
 
         Checkpoints carry copies of them."""
-        ...
+        return ()
 
     def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
         """Number of ids beyond the tokenizer's that the model reads (`DataShape.noise_ids`)."""
-        ...
+        return 0
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """Options that a checkpoint and a run that loads it must share, because they define what the outputs mean."""
-        ...
+        return {}
 
+    @abstractmethod
     def capabilities(self, model: Any) -> Capabilities:
         """Return what a run with this objective and this model configuration can do.
 
         Raises:
             ConfigurationError: the model cannot be trained with this objective.
         """
-        ...
 
+    @abstractmethod
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Objective:
         """Build the objective for data of a shape.
 
         With `fixed_shapes` the sizes of all tensors depend only on the batch's shape, as `torch.compile` needs. Each of
         `self.stores` is an argument of its name: (rows, d), all rows.
         """
-        ...
 
 
-def require_interface(objective: Any, model: Any, *interfaces: str) -> None:
+def require_interface(objective: Any, model: Any, *interfaces: type) -> None:
     """Raise ConfigurationError unless the model configuration has an interface that the objective trains."""
     if model.interface not in interfaces:
-        named = " or ".join(f"'{interface}'" for interface in interfaces)
+        named = " or ".join(interface.__name__ for interface in interfaces)
         raise ConfigurationError(
             f"parameter 'objective.kind' is {objective.kind!r}, which trains a model of interface {named}; found "
-            f"'model.kind' {model.kind!r}, of interface '{model.interface}'. Choose a model and an objective that fit "
-            "(docs/models.md)."
+            f"'model.kind' {model.kind!r}, of interface {model.interface.__name__}. Choose a model and an objective "
+            "that fit (docs/models.md)."
         )
+
+
+# -- draws that are the same on all ranks, or belong to an example -----------------------------------------------------
+
+CONDITION_DROPOUT = 0.1
+"""Fraction of examples whose condition is dropped, by default."""
+
+
+def dropped(generator: RowGenerator, fraction: float) -> Tensor:
+    """Select the examples (B,) whose condition is replaced by its learned null (guidance, arXiv:2207.12598)."""
+    return generator.fork("condition").uniform() < fraction
+
+
+def shared_draw(generator: RowGenerator, name: str) -> float:
+    """Draw one uniform number that is the same on all ranks, on the host, which avoids a wait for the device."""
+    no_rows = torch.empty(0, dtype=torch.int64, device="cpu")
+    return float(RowGenerator(generator.seed, no_rows).fork(name).shared_uniform(1))

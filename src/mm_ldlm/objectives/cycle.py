@@ -14,20 +14,18 @@ The length of the text is given in both. B examples, L positions, V vocabulary, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mm_ldlm.core.config import NonNegativeFloat, NonNegativeInt, config
-from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, Losses, Unit
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.text_loss import NoisyTexts, score_tokens
 
-CYCLE_UNITS: dict[str, Unit] = {"cycle_text_loss": "tokens", "cycle_latent_loss": "examples"}
+if TYPE_CHECKING:
+    from mm_ldlm.objectives.modality import ModalityObjective
 
 
 @config
@@ -55,61 +53,53 @@ class CycleConfig:
         return 1.0 if self.ramp_steps == 0 else min(step / self.ramp_steps, 1.0)
 
 
-def ramped(name: str, total: Tensor, count: Tensor, *, ramp: float) -> Losses:
-    """Return the trained loss `name_loss`, times the ramp, and the statistic `name` without it."""
-    return {f"{name}_loss": (ramp * total, count), name: (total.detach(), count)}
-
-
-def estimate_latent(
-    model: nn.Module,
-    batch: Batch,
+def text_cycle(
+    objective: ModalityObjective, model: Any, batch: Batch, noisy: NoisyTexts, inputs: dict[str, Any],
     generator: RowGenerator,
-    *,
-    schedule: GaussianSchedule,
-    parameterisation: gaussian.Parameterisation,
-    tokens_BL: Tensor,
-    token_probs_BLV: Tensor | None = None,
-) -> Tensor:
-    """Estimate x_0 of the latent (B, d) from a given text and pure noise, in one pass with gradients."""
-    noise_Bd = generator.normal(batch.fields["latents"].shape[1], dtype=torch.float32)
-    ones_B = torch.ones(len(noise_Bd), device=noise_Bd.device)
-    given: dict[str, Any] = {} if token_probs_BLV is None else {"token_probs_BLV": token_probs_BLV}
-    out = model(
-        tokens_BL, valid_BL=batch.valid_BL, t_text_B=torch.zeros_like(ones_B), latents_Bd=noise_Bd, t_latent_B=ones_B,
-        heads=("latent",), **given,
-    )  # fmt: skip
-    signal_B, scale_B = schedule.signal(ones_B), schedule.noise(ones_B)
-    return gaussian.to_x0(
-        out.latent_Bd.float(), parameterisation, x_t_Bd=noise_Bd, signal_B=signal_B, noise_scale_B=scale_B
-    )
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the text loss of a step given the model's own estimate of the latent from the clean text.
+
+    Args:
+        inputs: arguments of the model in the first pass of the step.
+
+    Returns:
+        The sum over tokens, and their number.
+    """
+    latents_Bd = _estimate(objective, model, batch, generator, batch.tokens_BL)
+    out = model(noisy.tokens_BL, **{**inputs, "latents_Bd": latents_Bd, "null_latent_B": None, "heads": ("text",)})
+    tokens = score_tokens(objective.process, out.logits, batch, noisy)
+    return torch.where(tokens.scored, tokens.found.weighted_M, 0.0).sum(), batch.valid_BL.sum()
 
 
 def latent_cycle(
-    model: nn.Module,
-    batch: Batch,
-    generator: RowGenerator,
-    *,
-    process: TextProcess,
-    schedule: GaussianSchedule,
-    parameterisation: gaussian.Parameterisation,
-    shape: DataShape,
-) -> tuple[Tensor, Tensor]:
-    """Compute the sum over examples of the mean squared error of latent → text → latent, and their number."""
-    x0_Bd, valid_BL = batch.fields["latents"], batch.valid_BL
+    objective: ModalityObjective, model: Any, batch: Batch, generator: RowGenerator
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the mean squared error of latent → text → latent: its sum over examples, and their number."""
+    x0_Bd, valid_BL, shape = batch.fields[objective.modality.field], batch.valid_BL, objective.shape
     ones_B = torch.ones(len(x0_Bd), device=x0_Bd.device)
     # The noise replaces every token, so that the distributions depend on the latent and the length alone.
-    noisy_BL = process.prior(batch.tokens_BL, valid_BL, generator.fork("prior"))
+    noisy_BL = objective.process.prior(batch.tokens_BL, valid_BL, generator.fork("prior"))
     logits_BLV = model(
         noisy_BL, valid_BL=valid_BL, t_text_B=ones_B, latents_Bd=x0_Bd, t_latent_B=torch.zeros_like(ones_B),
         heads=("text",),
-    ).logits_BLV  # fmt: skip
+    ).logits  # fmt: skip
     words_V = torch.zeros(shape.vocab_size, dtype=torch.bool, device=x0_Bd.device)
     words_V[shape.word_ids] = True
     probs_BLV = logits_BLV[..., : shape.vocab_size].float().masked_fill(~words_V, -torch.inf).softmax(-1)
-    tokens_BL = torch.where(valid_BL, shape.word_ids[0], shape.pad_id)
-    found_Bd = estimate_latent(
-        model, batch, generator.fork("latent"), schedule=schedule, parameterisation=parameterisation,
-        tokens_BL=tokens_BL, token_probs_BLV=probs_BLV,
-    )  # fmt: skip
+    tokens_BL = torch.where(valid_BL, objective.process.any_word, shape.pad_id)
+    found_Bd = _estimate(objective, model, batch, generator.fork("latent"), tokens_BL, token_probs_BLV=probs_BLV)
     error_B = torch.where(batch.real_B, (found_Bd - x0_Bd).square().mean(1), 0.0)
     return error_B.sum(), batch.real_B.sum()
+
+
+def _estimate(
+    objective: ModalityObjective, model: Any, batch: Batch, generator: RowGenerator, tokens_BL: Tensor, **text: Tensor
+) -> Tensor:
+    """Estimate x_0 of the latent (B, d) from a given text and pure noise, in one pass with gradients."""
+    noise_Bd = generator.normal(batch.fields[objective.modality.field].shape[1], dtype=torch.float32)
+    ones_B = torch.ones(len(noise_Bd), device=noise_Bd.device)
+    out = model(
+        tokens_BL, valid_BL=batch.valid_BL, t_text_B=torch.zeros_like(ones_B), latents_Bd=noise_Bd, t_latent_B=ones_B,
+        heads=("latent",), **text,
+    )  # fmt: skip
+    return objective.modality.x0(out.latent_Bd, noise_Bd, ones_B)

@@ -1,59 +1,47 @@
-"""Generative model: the interface through which inference samples and scores with a trained model.
+"""Generative models: the interface through which inference samples and scores, and its part for diffusion of texts.
 
-B examples, L length of the canvas, d latent dimension, K draws, N longest text.
+B examples, L length of the canvas, M positions whose logits are needed, V vocabulary, d latent dimension, K draws,
+N longest text.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import Likelihood, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.defaults import default_text_sampler
+from mm_ldlm.sampling.denoising import Logits, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
 
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Draws of the negative log-likelihood of B texts, float64; a single draw if it is exact.
-
-    The four other fields are statistics of a diffusion NELBO; they are None if the likelihood is exact.
-    """
-
-    nll_KB: Tensor
-    """nats; each is an unbiased draw of the NELBO, or the exact value"""
-    mask_ratio_KB: Tensor | None = None
-    """noise level in (0, 1]: the expected fraction of masked tokens where the noise is [MASK] (see `NelboDraws`)"""
-    masked_KB: Tensor | None = None
-    """number of scored tokens: the masked ones where the noise is [MASK]"""
-    correct_KB: Tensor | None = None
-    """number of scored positions at which the model's most probable token is correct"""
-    cross_entropy_KB: Tensor | None = None
-    """nats: sum of the cross-entropy of the scored tokens, without the weight of the NELBO"""
+HALVINGS = 2
+"""Random splits of a text into two halves; each half is predicted given the other, in 2·HALVINGS model calls."""
 
 
 class GenerativeModel:
     """Trained model with the sampling and scoring conventions of its objective.
 
-    Subclasses implement the methods that the run's capabilities promise. A canvas contains token ids and pads;
-    `open_BL` marks the positions to be written. Latents are standardised.
+    Subclasses implement the methods that the run's capabilities promise; families add methods for their own uses. A
+    canvas contains token ids and pads; `open_BL` marks the positions to be written. A latent is a standardised value of
+    the Gaussian modality, whatever that is.
     """
 
     has_length = True
     """Whether the length of a text is drawn before its tokens; otherwise the model ends texts by itself."""
-
     process: TextProcess | None = None
     """The text process that the model was trained with; None if it is not a diffusion model."""
+    field: str = "latents"
+    """Field of the Gaussian modality that is drawn beside a text"""
 
     def __init__(self, model: nn.Module, shape: DataShape) -> None:
         self.model: Any = model
@@ -65,8 +53,8 @@ class GenerativeModel:
 
     @property
     def dim(self) -> int:
-        """Dimension d of what is drawn beside a text: of a latent, or of an image; 0 for a model of texts alone."""
-        return int(self.shape.latent_dim or 0)
+        """Dimension d of what is drawn beside a text; 0 for a model of texts only."""
+        return self.shape.dim(self.field)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -110,6 +98,9 @@ class GenerativeModel:
 
     # -- latents ------------------------------------------------------------------------------------------------------
 
+    latents_need_lengths = False
+    """Whether `latents_given_lengths` uses the lengths of the canvases."""
+
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
         """Draw a latent for each text."""
         raise self._missing("latents")
@@ -118,12 +109,90 @@ class GenerativeModel:
         """Draw latents of unknown texts of the canvases' lengths."""
         raise self._missing("latents")
 
-    latents_need_lengths = False
-    """Whether `latents_given_lengths` uses the lengths of the canvases."""
-
     def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
         """Draw texts and latents together, both from noise."""
         raise self._missing("latents")
 
     def _missing(self, what: str) -> SamplingError:
         return SamplingError(f"{type(self).__name__} does not provide {what}. Check `capabilities` before the call.")
+
+
+class DenoiserGeneration(GenerativeModel, ABC):
+    """Sampling, lengths and likelihoods of texts under a text process, with the denoiser that a subclass makes.
+
+    Args:
+        process: the process that the model was trained with, the same object as in training.
+        config: configuration of the objective.
+    """
+
+    process: TextProcess
+
+    def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any) -> None:
+        super().__init__(model, shape)
+        self.process, self.config = process, config
+
+    @abstractmethod
+    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
+        """Make the denoiser of texts given latents (B, d), or without latents."""
+
+    @abstractmethod
+    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        """Compute unnormalised log-probabilities (N,) or (B, N) of the lengths.
+
+        Raises:
+            SamplingError: the distribution was not trained.
+        """
+
+    def denoiser(self, logits: Logits, **more: Any) -> TextDenoiser:
+        """Make a denoiser with these logits for the ids of the data."""
+        shape = self.shape
+        return TextDenoiser(
+            logits=logits, mask_id=shape.mask_id, pad_id=shape.pad_id, vocab_size=shape.vocab_size, **more
+        )  # fmt: skip
+
+    def default_sampler(self, *, conditional: bool) -> Any:
+        return default_text_sampler(self.process, conditional=conditional)
+
+    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        return torch.log_softmax(self.length_logits(latents_Bd, rows=rows), dim=-1).expand(rows, -1)
+
+    def write(
+        self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
+    ) -> TextSample:
+        sample: TextSample = sampler.sample(
+            self.text_denoiser(latents_Bd, generator), canvas_BL, process=self.process, open_BL=open_BL,
+            generator=generator, window=self.shape.max_length,
+        )  # fmt: skip
+        return sample
+
+    def likelihood(
+        self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
+    ) -> Likelihood:
+        logits = self.text_denoiser(latents_Bd, generator).logits
+        rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
+
+        def predict(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
+            return logits(noisy_BL, t_B, rows_B, scored_BL)
+
+        valid_BL = tokens_BL != self.shape.pad_id
+        return self.process.nelbo(predict, tokens_BL, valid_BL, draws=draws, generator=generator)
+
+    def token_log_probs(self, tokens_BL: Tensor, *, latents_Bd: Tensor, generator: RowGenerator) -> tuple[Tensor, int]:
+        """Average the log-probability of each token given its latent and random halves of the other tokens."""
+        logits = self.text_denoiser(latents_Bd, generator).logits
+        valid_BL = tokens_BL != self.shape.pad_id
+        rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
+        t_B = torch.full(rows_B.shape, 0.5, device=tokens_BL.device)
+        sum_BL = torch.zeros(tokens_BL.shape, dtype=torch.float64, device=tokens_BL.device)
+        for number in range(HALVINGS):
+            stream = generator.fork(number)
+            first_BL = stream.uniform(tokens_BL.shape[1]) < 0.5
+            for half_BL in (first_BL & valid_BL, ~first_BL & valid_BL):
+                noisy_BL = self.process.prior(tokens_BL, half_BL, stream.fork("prior"))
+                noisy_M = noisy_BL[half_BL]
+                t_M = t_B[half_BL.nonzero()[:, 0]]
+                output_MV = logits(noisy_BL, t_B, rows_B, half_BL)
+                log_x0_MV = self.process.log_x0(self.process.x0_logits(output_MV, noisy_M, t_M), noisy_M)
+                found_M = log_x0_MV.gather(1, tokens_BL[half_BL].unsqueeze(1)).squeeze(1)
+                sum_BL = sum_BL.masked_scatter(half_BL, sum_BL[half_BL] + found_M.double())
+        return sum_BL / HALVINGS, 2 * HALVINGS

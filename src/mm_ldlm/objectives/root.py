@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.parts import tag
 from mm_ldlm.objectives.base import Batch, Losses, Objective
 
@@ -14,8 +19,8 @@ from mm_ldlm.objectives.base import Batch, Losses, Objective
 class TrainableRoot(nn.Module):
     """Module of the model and the objective; its forward pass returns the losses of one micro-batch.
 
-    An objective that is an `nn.Module` becomes a submodule, so that its parameters are trained and saved too.
-    Parameters of the objective without a part of their own belong to the part "objective".
+    Parameters of the objective, of its process and of its schedules without a part of their own belong to the part
+    "objective".
     """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -25,10 +30,98 @@ class TrainableRoot(nn.Module):
         if isinstance(objective, nn.Module) and not hasattr(objective, "_mm_ldlm_part"):
             tag(objective, "objective")
         self.call_as(model)
+        held = {id(parameter) for parameter in self.parameters()}
+        for path, parameter in _learnable({"model": model, "objective": objective}):
+            if id(parameter) not in held:
+                raise ConfigurationError(
+                    f"expected every learnable parameter in the trainable root, found {path} "
+                    f"{tuple(parameter.shape)} outside: it would have gradients, but never be updated, averaged or "
+                    "saved. Make it an nn.Parameter of an nn.Module that is an attribute of the objective, the process "
+                    "or the schedule."
+                )
 
     def call_as(self, model: nn.Module) -> None:
         """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
-        return self.objective(self.forward_model, batch, generator, kind=kind, step=step)
+        losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
+        weights = self.objective.weights
+        forgotten = [name for name in losses if name.endswith("_loss") and name not in weights]
+        if forgotten or not any(name in losses for name in weights):
+            raise ConfigurationError(
+                f"expected losses with a weight ({', '.join(weights)}) from the objective, found "
+                f"{', '.join(forgotten or losses)} in steps of kind '{kind}'. Add each trained loss to `weights` and "
+                "`units` of the objective; a number that is only reported has another ending than _loss."
+            )
+        return losses
+
+
+def build_root(
+    model: Any,
+    objective: Any,
+    shape: DataShape,
+    *,
+    generator: torch.Generator,
+    token_vectors: Tensor | None = None,
+    stores: Mapping[str, Tensor],
+    fixed_shapes: bool = False,
+) -> TrainableRoot:
+    """Build the model and the objective of two configurations, with initial values from `generator`.
+
+    Args:
+        token_vectors: the store of this name, if the initial weights are made from it.
+        stores: the stores that the objective is made from.
+        fixed_shapes: see `ObjectiveConfig.build`.
+
+    Raises:
+        ConfigurationError: the data do not fit the model or the objective, or one of them lacks what its interface
+            promises.
+    """
+    module = model.build(shape, generator=generator, token_vectors=token_vectors)
+    made = objective.build(shape, fixed_shapes=fixed_shapes, **stores)
+    name = type(made).__name__
+    if not isinstance(made, Objective):
+        raise ConfigurationError(
+            f"parameter 'objective.kind': expected {objective.kind!r} to build an Objective, found {name}. Let the "
+            "class inherit from mm_ldlm.objectives.base.Objective."
+        )
+    if not any(weight > 0 for weight in made.weights.values()):
+        raise ConfigurationError(
+            f"parameter 'objective': expected a trained loss, found the weights {dict(made.weights)} of {name}. Give "
+            "at least one loss a weight above 0."
+        )
+    if missing := sorted(set(made.weights) - set(made.units)):
+        raise ConfigurationError(
+            f"parameter 'objective': expected a unit, tokens or examples, for each trained loss of {name}, found none "
+            f"for {', '.join(missing)}. Add it to `units` of the objective."
+        )
+    made.attach(module)
+    init_weights(made, generator)
+    return TrainableRoot(module, made)
+
+
+def _learnable(roots: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) of every learnable tensor that objects reach by attributes, containers and functions."""
+    waiting, seen = list(roots.items()), set[int]()
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen or isinstance(value, (type, ModuleType)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            if value.is_leaf and value.requires_grad:
+                yield path, value
+        elif isinstance(value, Mapping):
+            waiting += [(f"{path}[{key!r}]", each) for key, each in value.items()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            waiting += [(f"{path}[{place}]", each) for place, each in enumerate(value)]
+        elif isinstance(value, MethodType):
+            waiting.append((path, value.__self__))
+        elif isinstance(value, FunctionType):
+            waiting += [(path, cell.cell_contents) for cell in value.__closure__ or ()]
+        elif hasattr(value, "__dict__"):
+            named = dict(vars(value))
+            if isinstance(value, nn.Module):
+                named |= named.pop("_parameters") | named.pop("_modules")
+            waiting += [(f"{path}.{name}", each) for name, each in named.items()]

@@ -1,6 +1,6 @@
-"""Text loss of a diffusion process at its scored positions, and the length loss.
+"""Losses of texts under a diffusion process at their scored positions, and of their lengths.
 
-B examples, L positions, M scored positions, V vocabulary.
+B examples, L positions, M scored positions, V vocabulary, N longest text.
 """
 
 from __future__ import annotations
@@ -9,20 +9,31 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.process import TextProcess, TokenLosses
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch, Losses
 
 TIME_BUCKETS = 4
 
 
-def positions_of_logits(scored_BL: Tensor, *, fixed_shapes: bool) -> Tensor | None:
-    """Select the positions at which the vocabulary head is computed; None means all of them.
+class NoisyTexts(NamedTuple):
+    """Corrupted texts of a batch."""
 
-    On a CPU the head is computed only where the loss needs it. On other devices fixed shapes are faster: they avoid a
-    wait for the device, and a compiled model would be compiled again for each number of positions.
-    """
-    return scored_BL if scored_BL.device.type == "cpu" and not fixed_shapes else None
+    tokens_BL: Tensor
+    t_B: Tensor
+    scored_BL: Tensor
+    """positions whose logits the loss needs"""
+
+    def logits_at(self, *, fixed_shapes: bool) -> Tensor | None:
+        """Select the positions (B, L) at which the vocabulary head is computed; None means all of them.
+
+        On a CPU the head is computed only where the loss needs it. On other devices fixed shapes are faster: they avoid
+        a wait for the device, and a compiled model would be compiled again for each number of positions.
+        """
+        return self.scored_BL if self.scored_BL.device.type == "cpu" and not fixed_shapes else None
 
 
 class ScoredTokens(NamedTuple):
@@ -35,49 +46,49 @@ class ScoredTokens(NamedTuple):
     """bool: where the loss counts"""
 
 
-def text_losses(
-    process: TextProcess,
-    logits: Tensor,
-    batch: Batch,
-    noisy_BL: Tensor,
-    scored_BL: Tensor,
-    t_B: Tensor,
-    *,
-    gathered: bool,
-    word_id: int,
-    z_loss: bool,
-) -> Losses:
+def text_times(process: TextProcess, batch: Batch, generator: RowGenerator) -> Tensor:
+    """Draw timesteps (B,) of the texts, low-discrepancy over the global batch."""
+    return process.times(generator.fork("text_time").shared_uniform(1), batch.position_B, batch.global_size)
+
+
+def corrupt(process: TextProcess, batch: Batch, generator: RowGenerator) -> NoisyTexts:
+    """Corrupt the texts of a batch, each at its own timestep."""
+    t_B = text_times(process, batch, generator)
+    noisy_BL = process.corrupt(batch.tokens_BL, batch.valid_BL, t_B, generator.fork("text_noise"))
+    return NoisyTexts(noisy_BL, t_B, process.scored(noisy_BL, batch.valid_BL))
+
+
+def text_losses(process: TextProcess, logits: Tensor, batch: Batch, noisy: NoisyTexts, *, z_loss: bool) -> Losses:
     """Compute sums and counts of `text_loss` (the process's training loss) and of the statistics of the same logits.
 
     Args:
-        logits: (M, V) at the scored positions if `gathered`, else (B, L, V).
-        word_id: any id that can be predicted.
+        logits: (M, V) at the scored positions, or (B, L, V).
         z_loss: also compute the squared log of the normalising constant.
     """
-    tokens = score_tokens(process, logits, batch, noisy_BL, scored_BL, t_B, gathered=gathered, word_id=word_id)
-    return sum_tokens(tokens, batch, z_loss=z_loss)
+    return sum_tokens(score_tokens(process, logits, batch, noisy), batch, z_loss=z_loss)
 
 
-def score_tokens(
-    process: TextProcess,
-    logits: Tensor,
-    batch: Batch,
-    noisy_BL: Tensor,
-    scored_BL: Tensor,
-    t_B: Tensor,
-    *,
-    gathered: bool,
-    word_id: int,
-) -> ScoredTokens:
-    """Compute the loss of every position from the logits of `text_losses`."""
-    targets_BL, t_BL = batch.tokens_BL, t_B[:, None].expand_as(scored_BL)
-    if gathered:
-        targets, noisy, t, scored = (x[scored_BL] for x in (targets_BL, noisy_BL, t_BL, scored_BL))
+def score_tokens(process: TextProcess, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> ScoredTokens:
+    """Compute the loss of every position from the logits of `text_losses`.
+
+    Raises:
+        ConfigurationError: the model has fewer logits than the vocabulary has ids.
+    """
+    if logits.shape[-1] < process.vocab_size:
+        raise ConfigurationError(
+            f"parameter 'model': expected logits of {process.vocab_size} ids from the model, found {logits.shape[-1]}. "
+            "Give its output layer one value for each of shape.vocab_size ids."
+        )
+    scored_BL = noisy.scored_BL
+    targets_BL, t_BL = batch.tokens_BL, noisy.t_B[:, None].expand_as(scored_BL)
+    if logits.dim() == 2:
+        targets, tokens, t, scored = (x[scored_BL] for x in (targets_BL, noisy.tokens_BL, t_BL, scored_BL))
     else:
         # A position that is not scored needs a target with a finite logit; its loss is discarded.
-        targets = torch.where(scored_BL, targets_BL, word_id).flatten()
-        logits, noisy, t, scored = logits.flatten(0, 1), noisy_BL.flatten(), t_BL.flatten(), scored_BL.flatten()
-    return ScoredTokens(process.token_losses(logits, targets, noisy, t), targets, t, scored)
+        targets_BL = torch.where(scored_BL, targets_BL, process.any_word)
+        targets, tokens, t, scored = (x.flatten() for x in (targets_BL, noisy.tokens_BL, t_BL, scored_BL))
+        logits = logits.flatten(0, 1)
+    return ScoredTokens(process.token_losses(logits, targets, tokens, t), targets, t, scored)
 
 
 def sum_tokens(tokens: ScoredTokens, batch: Batch, *, z_loss: bool) -> Losses:
@@ -97,20 +108,44 @@ def sum_tokens(tokens: ScoredTokens, batch: Batch, *, z_loss: bool) -> Losses:
     return losses
 
 
-def length_loss(logits_BN: Tensor, batch: Batch) -> Losses:
-    """Compute the cross-entropy of the texts' lengths (classes 1..N)."""
-    length_B, real_B = batch.valid_BL.sum(1), batch.real_B
-    targets_B: Any = torch.where(real_B, length_B - 1, -100)
-    ce_B = torch.nn.functional.cross_entropy(logits_BN.float(), targets_B, reduction="none", ignore_index=-100)
-    with torch.no_grad():
-        right_B = (logits_BN.argmax(-1) + 1 == length_B) & real_B
-    count = real_B.sum()
-    return {"length_loss": (ce_B.sum(), count), "length_accuracy": (right_B.sum(), count)}
-
-
 def by_time(name: str, value: Tensor, time: Tensor, chosen: Tensor) -> Losses:
     """Split a quantity by quarters of time: `name_t0` is nearest to clean, `name_t3` nearest to noise."""
     bucket = (time * TIME_BUCKETS).long().clamp(0, TIME_BUCKETS - 1)
     sums = torch.zeros(TIME_BUCKETS, dtype=value.dtype, device=value.device).index_add_(0, bucket, value)
     counts = torch.zeros(TIME_BUCKETS, dtype=chosen.dtype, device=value.device).index_add_(0, bucket, chosen)
     return {f"{name}_t{i}": (sums[i], counts[i]) for i in range(TIME_BUCKETS)}
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+def length_loss(length_logits: Tensor, batch: Batch) -> Losses:
+    """Compute the cross-entropy of the texts' lengths (classes 1..N) from logits (N,) or (B, N)."""
+    logits_BN, real_B = length_logits.expand(len(batch.tokens_BL), -1), batch.real_B
+    length_B = batch.valid_BL.sum(1)
+    targets_B: Any = torch.where(real_B, length_B - 1, -100)
+    ce_B = F.cross_entropy(logits_BN.float(), targets_B, reduction="none", ignore_index=-100)
+    with torch.no_grad():
+        right_B = (logits_BN.argmax(-1) + 1 == length_B) & real_B
+    count = real_B.sum()
+    return {"length_loss": (ce_B.sum(), count), "length_accuracy": (right_B.sum(), count)}
+
+
+def untrained_lengths(objective: Any, *, given: bool | None) -> str | None:
+    """Explain why the distribution of lengths was not trained; None if it was.
+
+    Args:
+        objective: a configuration with `length_weight`, and with `condition_dropout` if lengths depend on a condition.
+        given: whether the condition is given or dropped; None if lengths depend on none.
+    """
+    untrained = {"length_weight": 0.0}
+    if given is not None:
+        untrained["condition_dropout"] = 1.0 if given else 0.0
+    for name, value in untrained.items():
+        if getattr(objective, name) == value:
+            words = "" if name == "length_weight" else " given a latent" if given else " without a latent"
+            return (
+                f"this run has not learned the distribution of lengths{words}: it was trained with objective.{name} "
+                f"{value:g}. Give the length as a number of tokens."
+            )
+    return None

@@ -67,7 +67,7 @@ class AncestralConfig(DiffusionSampler):
     ) -> TextSample:
         """See `TextSampler.sample`."""
         process = require_process(self, process)
-        if process.mask_schedule is not None and not process.predicts_scores:
+        if process.mask_schedule is not None and not process.traits.predicts_scores:
             return unmask_by_schedule(
                 denoise, tokens_BL, steps=self.steps, schedule=process.mask_schedule, generator=generator,
                 draw=self.draw, open_BL=open_BL, timestep=self.timestep, skip_idle=self.skip_idle,
@@ -140,7 +140,7 @@ def step_tokens(
     row_M = scored_BL.nonzero()[:, 0]
     uniform_BL2 = torch.stack([stream.fork(name).uniform(canvas_BL.shape[1]) for name in ("unmask", "token")], dim=-1)
     noisy_M, t_M, s_M, uniform_M2 = canvas_BL[scored_BL], t_B[row_M], s_B[row_M], uniform_BL2[scored_BL]
-    if process.predicts_scores and draw == Draw():
+    if process.traits.predicts_scores and draw == Draw():
         return process.score_step(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
     return process.reverse_step(sharpen(log_x0_MV, draw), noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
 
@@ -178,7 +178,7 @@ def log_x0_at(
         outputs.append(output(logits))
         return process.log_x0(process.x0_logits(outputs[-1], noisy_M, t_B[row_M]), noisy_M)
 
-    if process.predicts_scores and guidance != 1.0:
+    if process.traits.predicts_scores and guidance != 1.0:
         if denoise.unconditional is None:
             raise refuse_without_condition(guidance)
         scores_MV = guide_prediction(output(denoise.logits), output(denoise.unconditional), scale=guidance)

@@ -69,8 +69,8 @@ class DiffusionSampler:
     guidance: Guidance = 1.0
 
     exceeds_window: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    """Whether the sampler denoises a continuous state of each token beside the text"""
+    denoises: ClassVar[str | None] = None
+    """Field of the run that the sampler denoises together with the text, such as a state of each token"""
 
     def __post_init__(self) -> None:
         if self.top_p == 0:
@@ -148,11 +148,10 @@ def refuse_without_process(kind: str) -> str:
     )
 
 
-def refuse_without_states(kind: str) -> str:
-    """Explain that a sampler of texts and token states does not fit a model without states."""
+def refuse_without_field(kind: str, field: str | None) -> str:
+    """Explain that a sampler of texts and of a field does not fit a model without the field."""
     return (
-        f"sampler '{kind}' needs a model with a continuous state for each token (objective 'ccdd'), and this model has "
-        "none. Choose the sampler 'ancestral'."
+        f"sampler '{kind}' needs a model of the field '{field}', which this run lacks. Choose the sampler 'ancestral'."
     )
 
 

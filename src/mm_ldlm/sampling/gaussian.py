@@ -24,7 +24,7 @@ from mm_ldlm.core.config import Fraction, InvalidValue, PositiveFloat, config, p
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, device_of
 from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
 from mm_ldlm.sampling.limits import Draws, Guidance, Steps
 
@@ -118,9 +118,8 @@ def estimate_at(at: Point, prediction_Bd: Tensor, kind: Parameterisation, *, x_t
     return to_x0_and_eps(
         prediction_Bd.to(x_t_Bd.dtype),
         kind,
-        x_t_Bd=x_t_Bd,
-        signal_B=torch.full_like(x_t_Bd[:, 0], at.signal),
-        noise_scale_B=torch.full_like(x_t_Bd[:, 0], at.noise),
+        x_t_Bd,
+        Scales(torch.full_like(x_t_Bd[:, 0], at.signal), torch.full_like(x_t_Bd[:, 0], at.noise)),
     )
 
 
@@ -144,8 +143,8 @@ def ddim_step(
 
 def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]:
     """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly."""
-    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64)
-    signals, noises = schedule.signal(times).tolist(), schedule.noise(times).tolist()
+    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=device_of(schedule))
+    signals, noises = (scale.tolist() for scale in schedule.scales(times))
     points = [Point(t, s, n) for t, s, n in zip(times.tolist(), signals, noises, strict=True)]
     return [*points[:-1], Point(0.0, 1.0, 0.0)]
 

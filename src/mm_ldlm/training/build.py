@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.base import DataShape, init_weights
+from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.freezing import freeze
-from mm_ldlm.objectives.base import BuildsOnModel, Objective, UsesTokenCounts, UsesTrainingLength
-from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
@@ -54,7 +53,7 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     torch.autograd.set_detect_anomaly(config.precision.detect_anomaly)
 
     trainable = trainable_root(spec, data, root=root, tracker=tracker).to(process.device)
-    objective: Objective = trainable.objective
+    objective = trainable.objective
     if config.parallel == "fsdp":
         _shard(trainable, process)
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=data.shape.max_length)
@@ -106,24 +105,20 @@ def _initial_root(spec: TrainingSpec, data: Data, shape: DataShape) -> Trainable
 
     vectors = None if data.token_vectors is None else tensor(data.token_vectors)
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
-    model = spec.model.build(shape, generator=generator, token_vectors=vectors)
     stores = {name: tensor(value) for name, value in data.stores.items()}
-    objective: Objective = spec.objective.build(shape, fixed_shapes=spec.training.precision.compile, **stores)
-    if isinstance(objective, BuildsOnModel):
-        objective.attach(model)
-    if isinstance(objective, nn.Module):
-        init_weights(objective, generator)
-    if isinstance(objective, UsesTokenCounts):
-        objective.set_token_counts(lambda: token_counts(data.train, data.shape))
-    if isinstance(objective, UsesTrainingLength):
-        objective.set_training_length(spec.training.steps)
-    return TrainableRoot(model, objective)
+    root = build_root(
+        spec.model, spec.objective, shape, generator=generator, token_vectors=vectors, stores=stores,
+        fixed_shapes=spec.training.precision.compile,
+    )  # fmt: skip
+    root.objective.set_token_counts(lambda: token_counts(data.train, data.shape))
+    root.objective.set_training_length(spec.training.steps)
+    return root
 
 
 def _shard(root: TrainableRoot, process: Process) -> None:
     """Shard the model over the ranks (FSDP)."""
     model: Any = root.model
-    if isinstance(root.objective, nn.Module) and list(root.objective.parameters()):
+    if list(root.objective.parameters()):
         raise ConfigurationError(
             "parameter 'training.parallel' is 'fsdp', which shards only the model, but this objective has "
             "parameters, whose gradients would not be reduced over ranks. Set training.parallel to ddp."

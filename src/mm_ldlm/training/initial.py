@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Size, Tensor
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.config import parse, to_dict
+from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.core.kinds import Registry
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.base import DataShape
@@ -232,8 +232,8 @@ def _vocabularies(source: Path, tokenizer: TextTokenizer, shape: DataShape) -> V
             "checkpoint with a tokenizer of the same kind."
         )
     try:
-        their_shape = DataShape(**_identity(source)["shape"])
-    except (KeyError, TypeError):
+        their_shape = parse(DataShape, _identity(source)["shape"], at="shape")
+    except (KeyError, ConfigurationError):
         raise CheckpointError(f"{source}: expected the shape of its data in training_state.json, found none.") from None
     return Vocabularies(theirs, ours, their_shape, shape)
 

@@ -120,7 +120,7 @@ class Preview:
         if not model.has_length:
             return longest
         order = "text_first" if self.task == "unconditional" else ""
-        if self.capabilities.refuse_length("sample", self.task, order=order) is None:
+        if self.capabilities.length_refusal("sample", self.task, order=order) is None:
             log_probs_1N = model.length_log_probs(latents_1d, rows=1)
             if latents_1d is not None:
                 length = int(log_probs_1N.argmax()) + 1

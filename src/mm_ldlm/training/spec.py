@@ -18,7 +18,7 @@ from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Parameters that two sessions of one run may set differently, and those that the plan resolves into others: epochs and
 # max_tokens into max_steps, and seed into the spec's own.
 _FREE = frozenset(
@@ -111,7 +111,7 @@ class TrainingSpec:
                 seed=int(found["seed"]),
                 dataset=str(found["dataset"]),
                 fingerprints=dict(found["fingerprints"]),
-                shape=DataShape(**found["shape"]),
+                shape=parse(DataShape, found["shape"], at="shape"),
                 model=parse_kind(MODELS, found["model"], at="model"),
                 objective=parse_kind(OBJECTIVES, found["objective"], at="objective"),
                 training=parse(TrainingConfig, _current(found["training"]), at="training"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.objectives.base import Batch, Losses, Objective, ObservesSteps
+from mm_ldlm.objectives.base import Batch, Losses, Objective
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.state import seed_dropout, step_seed
@@ -80,9 +80,8 @@ class Stepper:
         return kind, tally
 
     def observe(self, losses: Mapping[str, tuple[float, float]], *, step: int) -> str | None:
-        """Hand an objective that asks for them the global losses of an applied step; return its warning."""
-        objective = self.objective
-        return objective.observe(losses, step=step) if isinstance(objective, ObservesSteps) else None
+        """Hand the objective the global losses of an applied step; return its warning."""
+        return self.objective.observe(losses, step=step)
 
 
 def total(losses: Losses, objective: Objective, batch: Batch) -> Tensor:

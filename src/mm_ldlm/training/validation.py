@@ -15,14 +15,13 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import reshard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.training.batches import BatchPlan, Ints, Loader, Source
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import step_seed
 
-_SCORES: tuple[Use, ...] = ("score", "score_given_latent")
+_SCORES: tuple[str, ...] = ("score", "score_given_latent")
 """Uses with a likelihood of texts, the preferred one first"""
 _LARGEST = 700.0
 """Nats per token whose exponential is still finite"""

@@ -58,7 +58,7 @@ class Likelihood(Suite):
         model, config, capabilities = given.model, given.config.likelihood, given.model.capabilities
         held = held_out(given.dataset, count=config.sentences, seed=given.seed)
         cost = partial(model.score_tokens, draws=config.draws, seed=given.seed)
-        expected = [name for name in PARTS if name == "unconditional" or capabilities.reads_latents]
+        expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]
         costs: dict[str, Scores] = {}
         for name in parts:

@@ -55,7 +55,8 @@ class Sts(Suite):
         refusal = given.model.capabilities.refusal("t2l")
         if not given.config.sts.sources:
             return "no STS sets are configured (evaluation.sts.sets)"
-        return refusal if not given.model.capabilities.reads_latents or given.model.no_encoder is not None else None
+        latents = "latents" in given.model.capabilities.fields
+        return refusal if not latents or given.model.no_encoder is not None else None
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         from tqdm import tqdm

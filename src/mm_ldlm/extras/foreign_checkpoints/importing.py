@@ -33,7 +33,7 @@ from mm_ldlm.extras.foreign_checkpoints.converting import (
 )
 from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
 from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
-from mm_ldlm.inference.loading import build_root, kinds_of, run_config
+from mm_ldlm.inference.loading import kinds_of, root_of, run_config
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -74,7 +74,7 @@ def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
     found = legacy.read(source)
     with tempfile.TemporaryDirectory() as temporary:
         config, parts = _described(found, given, Path(temporary))
-        root = build_root(config, parts)
+        root = root_of(config, parts)
         for module in (root.model, root.objective):
             if isinstance(module, nn.Module):
                 init_weights(module, torch.Generator().manual_seed(0))

@@ -57,7 +57,7 @@ class ImportanceBlock(nn.Module):
         self.heads, dim = config.heads, config.dim
         self.attention_norm = LayerNorm(dim)
         self.qkv = Linear(dim, 3 * dim, bias=False)
-        self.attention = Attention(fused=True, softcap=None)
+        self.attention = Attention(softcap=None)
         self.out = Linear(dim, dim, bias=False)
         self.mlp_norm = LayerNorm(dim)
         self.up, self.down = Linear(dim, 4 * dim), Linear(4 * dim, dim)
@@ -76,8 +76,7 @@ class ImportanceEstimator(nn.Module):
 
     def __init__(self, config: ImportanceConfig, shape: DataShape) -> None:
         super().__init__()
-        rows = max(shape.vocab_size, shape.pad_id + 1, shape.mask_id + 1)
-        self.tokens = TokenTable(rows, config.dim)
+        self.tokens = TokenTable(shape.first_noise_id, config.dim)
         self.positions = TokenTable(shape.max_length, config.dim)
         self.blocks = nn.ModuleList(ImportanceBlock(config) for _ in range(config.depth))
         self.norm = LayerNorm(config.dim)

@@ -1,9 +1,9 @@
 """Adaptive masking (ATAT, adaptive time-aware token masking): text diffusion that learns which tokens are difficult.
 
 An importance estimator is trained jointly with the denoiser, as a second network of the trainable root. Its importance
-decides how often a token is masked in training (`diffusion.masking_policies`) and, in the curriculum, how much its loss
+decides how often a token is masked in training (`masking_policies.py`) and, in the curriculum, how much its loss
 counts. Validation and evaluation mask uniformly: their loss is the NELBO of absorbing diffusion, as in
-`objectives.text_diffusion`, which this objective is composed of.
+`objectives.text_diffusion`.
 
 B examples, L positions, V ids.
 """
@@ -18,18 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeInt, PositiveFloat, config
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.absorbing import Absorbing, AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
 from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.families.atat.masking_policies import MaskingPolicy, mask_rates, sharpen
 from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.objectives.base import Batch, Losses, Unit
-from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_generation import TextGeneration
-from mm_ldlm.objectives.text_loss import sum_tokens
-from mm_ldlm.objectives.training_times import text_times
+from mm_ldlm.objectives.base import Batch, Losses
+from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig, TextGeneration
+from mm_ldlm.objectives.text_loss import NoisyTexts, sum_tokens, text_times
 from mm_ldlm.sampling.denoising import TextDenoiser
 
 ImportanceMode = Literal["full", "learned_only", "frequency_only", "none"]
@@ -92,43 +89,31 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     def identity(self) -> dict[str, Any]:
         return {**super().identity, "importance": self.importance}
 
-    def capabilities(self, model: Any) -> Capabilities:
-        """See `objectives.base.ObjectiveConfig.capabilities`."""
-        trained_as = f"objective adaptive_masking, process {self.process.kind}"
-        return dataclasses.replace(super().capabilities(model), trained_as=trained_as)
-
-    def build(  # type: ignore[override]
-        self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
-    ) -> AdaptiveMasking:
-        assert not stores, "absorbing diffusion is made from no stores"
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> AdaptiveMasking:
         return AdaptiveMasking(self, shape, fixed_shapes=fixed_shapes)
 
 
-class AdaptiveMasking(nn.Module):
+class AdaptiveMasking(TextDiffusion):
     """See the module.
 
     The frequency prior and the state of the curriculum are buffers, so that checkpoints carry them.
     """
 
+    config: AdaptiveMaskingConfig
+    process: Absorbing
     prior_V: Tensor
     plateau_4: Tensor
 
     def __init__(self, config: AdaptiveMaskingConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__()
-        self.config, self.shape = config, shape
-        self.text = TextDiffusion(config, shape, fixed_shapes=fixed_shapes)
-        self.process, self.fields, self.kinds = self.text.process, self.text.fields, self.text.kinds
-        self.weights: dict[str, float] = dict(self.text.weights)
-        self.units: dict[str, Unit] = dict(self.text.units)
+        super().__init__(config, shape, fixed_shapes=fixed_shapes)
         self.estimator: ImportanceEstimator | None = None
         if config.learns:
             self.estimator = ImportanceEstimator(config.estimator, shape)
             init_weights(self.estimator, torch.Generator().manual_seed(0))  # training starts from the run's own seed
             self.weights["importance_loss"], self.units["importance_loss"] = config.importance_weight, "tokens"
         if config.importance in ("full", "frequency_only"):
-            ids = max(shape.vocab_size, shape.pad_id + 1, shape.mask_id + 1)
             # Not a number until training has counted tokens or a checkpoint was loaded: no constant may stand in for it
-            self.register_buffer("prior_V", torch.full((ids,), torch.nan))
+            self.register_buffer("prior_V", torch.full((shape.first_noise_id,), torch.nan))
         self.curriculum: Curriculum | None = None
         if config.curriculum is not None:
             if config.curriculum.steps is not None:
@@ -137,33 +122,18 @@ class AdaptiveMasking(nn.Module):
                 self.register_buffer("plateau_4", plateau_start())
         self._collapsed = False
 
-    # -- what an objective says of itself -----------------------------------------------------------------------------
-
-    def kind(self, generator: RowGenerator, *, step: int) -> str:
-        return self.text.kind(generator, step=step)
-
-    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
-        return self.text.frozen_parts(trained=trained)
-
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        return self.text.idle_parts
-
-    def expected_first_loss(self) -> Mapping[str, float]:
-        return self.text.expected_first_loss()
-
-    def generative_model(self, model: nn.Module) -> TextGeneration:
-        return AdaptiveGeneration(model, self.shape, self)
+    def generative_model(self, model: nn.Module) -> AdaptiveGeneration:
+        return AdaptiveGeneration(model, self.shape, self.process, self.config, objective=self)
 
     # -- importance ---------------------------------------------------------------------------------------------------
 
     def set_token_counts(self, counts: Callable[[], Tensor]) -> None:
-        """See `objectives.base.UsesTokenCounts`."""
+        """Make the frequency prior."""
         if self.config.importance in ("full", "frequency_only"):
             self.prior_V.copy_(frequency_prior(counts(), mask_id=self.shape.mask_id))
 
     def set_training_length(self, steps: int) -> None:
-        """See `objectives.base.UsesTrainingLength`."""
+        """Make the curriculum, which depends on the length of the training."""
         if (course := self.config.curriculum) is not None:
             self.curriculum = Curriculum(course, self.config.warmup_steps, course.steps or steps)
 
@@ -183,12 +153,12 @@ class AdaptiveMasking(nn.Module):
 
     def forward(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
         """See `objectives.base.Objective`. In evaluation mode masks are uniform and all tokens count alike."""
-        t_B = text_times(self.process, batch, generator.fork("text_time"))
+        t_B = text_times(self.process, batch, generator)
         with torch.no_grad():
             importance_BL = self.importance(batch.tokens_BL, batch.valid_BL)
             rates = mask_rates(
                 self.config.policy if self.training else "uniform", importance_BL, batch.valid_BL, t_B,
-                schedule=self.config.process.schedule, temperature=self.config.temperature,
+                schedule=self.process.schedule, temperature=self.config.temperature,
                 time_sharpening=self.config.time_sharpening,
             )  # fmt: skip
             uniform_BL = generator.fork("text_noise").uniform(batch.tokens_BL.shape[1], dtype=torch.float32)
@@ -201,7 +171,7 @@ class AdaptiveMasking(nn.Module):
                 weight_BL = weight_BL * self.curriculum.factors(
                     importance_BL, batch.valid_BL, step=step, reached=self._reached
                 )
-        tokens, losses = self.text.predict(model, batch, noisy_BL, t_B, generator)
+        tokens, losses = self.predict(model, batch, NoisyTexts(noisy_BL, t_B, masked_BL), generator)
         gathered = tokens.scored.numel() != masked_BL.numel()
         weight_M = weight_BL[masked_BL] if gathered else weight_BL.flatten()
         weighted = tokens.found._replace(weighted_M=tokens.found.nll_M * weight_M)
@@ -228,7 +198,7 @@ class AdaptiveMasking(nn.Module):
         return int(self.plateau_4[0]) if dynamic else 0
 
     def observe(self, losses: Mapping[str, tuple[float, float]], *, step: int) -> str | None:
-        """See `objectives.base.ObservesSteps`: the dynamic curriculum, and the warning of a collapsed importance."""
+        """Advance the dynamic curriculum, and warn of a collapsed importance."""
         nll, masked = losses["text_nll"]
         if self.curriculum is not None and self.curriculum.config.pace == "dynamic" and masked > 0:
             self.plateau_4.copy_(plateau_after(self.plateau_4, self.curriculum, nll / masked, step=step))
@@ -247,8 +217,8 @@ class AdaptiveMasking(nn.Module):
 class AdaptiveGeneration(TextGeneration):
     """Text generation whose denoiser also gives the importance of every position."""
 
-    def __init__(self, model: nn.Module, shape: DataShape, objective: AdaptiveMasking) -> None:
-        super().__init__(model, shape, objective.process, objective.config)
+    def __init__(self, *args: Any, objective: AdaptiveMasking) -> None:
+        super().__init__(*args)
         self.objective = objective
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:

@@ -8,26 +8,47 @@ E dim of a head, T positions in the cache.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core.config import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.layers import EPSILON, Attention, Linear, Mlp, QKNorm, prepare_qkv, rope_table
+from mm_ldlm.models.layers import (
+    EPSILON,
+    Attention,
+    Linear,
+    Mlp,
+    QKNorm,
+    TransformerOptions,
+    prepare_qkv,
+    rope_table,
+    run_block,
+)
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.transformer_options import TransformerOptions
+
+
+class NextTokenModel(Protocol):
+    """Model that predicts each token from the tokens before it; see `CausalTransformer`."""
+
+    begin_id: int
+    end_id: int
+
+    def __call__(self, tokens_BL: Tensor, *, logits_at: Tensor | None = None) -> Tensor: ...
+
+    def start(self) -> KeyValueCache: ...
+
+    def step(self, cache: KeyValueCache, token_B: Tensor) -> Tensor: ...
 
 
 @config
 class CausalConfig(TransformerOptions):
     """Kind `causal`: the shape of an autoregressive transformer."""
 
-    interface: ClassVar[str] = "next_token"
+    interface: ClassVar[type] = NextTokenModel
     kind: str = "causal"
 
     def build(
@@ -69,7 +90,7 @@ class CausalBlock(nn.Module):
         self.attention_norm = RMSNorm(config.dim)
         self.qkv = Linear(config.dim, 3 * config.dim, bias=False)
         self.qk_norm = QKNorm(config.heads, config.head_dim) if config.qk_norm else None
-        self.attention = CausalAttention(fused=True, softcap=config.logit_softcap)
+        self.attention = CausalAttention(softcap=config.logit_softcap)
         self.out = Linear(config.dim, config.dim, gain=0.0, bias=False)
         self.mlp_norm = RMSNorm(config.dim)
         self.mlp = Mlp(config)
@@ -121,7 +142,7 @@ class CausalTransformer(nn.Module):
     def __init__(self, config: CausalConfig, shape: DataShape) -> None:
         super().__init__()
         self.config, self.shape = config, shape
-        self.begin_id = max(shape.vocab_size, shape.pad_id + 1, shape.mask_id + 1)
+        self.begin_id = shape.first_noise_id
         self.end_id, self.pad_id = shape.vocab_size, shape.pad_id
         self.forbidden = [i for i in (shape.pad_id, shape.mask_id) if i < shape.vocab_size]
         self.text_embedding = tag(TokenTable(self.begin_id + 1, config.dim), "text_embedding", input=True)
@@ -147,23 +168,13 @@ class CausalTransformer(nn.Module):
 
         Returns:
             Unnormalised logits (B, L + 1, V + 1), or (M, V + 1) with `logits_at`.
-
-        Raises:
-            ValueError: the texts are longer than the longest text of the data.
         """
         B, L = tokens_BL.shape
-        if self.shape.max_length < L:
-            raise ValueError(f"Expected texts of at most {self.shape.max_length} tokens, found {L}.")
         x_BPD = self.text_embedding(F.pad(tokens_BL, (1, 0), value=self.begin_id)).float()
         causal_PP = torch.ones(L + 1, L + 1, dtype=torch.bool, device=tokens_BL.device).tril()
         key_mask, rope_P2e = causal_PP.expand(B, 1, -1, -1), self.rope_P2e[: L + 1]
         for block in self.blocks:
-            if self.config.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                keep_rng = self.config.dropout > 0
-                out = checkpoint(block, x_BPD, rope_P2e, key_mask, use_reentrant=False, preserve_rng_state=keep_rng)
-            else:
-                out = block(x_BPD, rope_P2e, key_mask)
-            x_BPD = out[0]
+            x_BPD, _, _ = run_block(block, x_BPD, rope_P2e, key_mask, config=self.config, training=self.training)
         first_BP = (torch.arange(L + 1, device=tokens_BL.device) == 0).expand(B, -1)
         if logits_at is None:
             return self._logits(x_BPD, first_BP)
@@ -174,13 +185,7 @@ class CausalTransformer(nn.Module):
         return KeyValueCache(self.config.depth)
 
     def step(self, cache: KeyValueCache, token_B: Tensor) -> Tensor:
-        """Append one token to every text of the cache and predict the next one: logits (B, V + 1) as of `forward`.
-
-        Raises:
-            ValueError: the texts already have the length of the longest text of the data.
-        """
-        if cache.length > self.shape.max_length:
-            raise ValueError(f"Expected texts of at most {self.shape.max_length} tokens, found {cache.length}.")
+        """Append one token to every text of the cache and predict the next one: logits (B, V + 1) as of `forward`."""
         x_B1D = self.text_embedding(token_B[:, None]).float()
         rope_12e = self.rope_P2e[cache.length : cache.length + 1]
         for index, block in enumerate(self.blocks):

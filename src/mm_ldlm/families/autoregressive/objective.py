@@ -16,17 +16,19 @@ from torch.nn import functional as F
 
 from mm_ldlm.core.config import NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import TokenLoss, token_loss
+from mm_ldlm.diffusion.process import Likelihood
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.autoregressive.model import NextTokenModel
 from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
+from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
+from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 
 
 @config
-class AutoregressiveConfig:
+class AutoregressiveConfig(ObjectiveConfig):
     """Kind `autoregressive`: next-token prediction of texts, without latents.
 
     Attributes:
@@ -36,56 +38,28 @@ class AutoregressiveConfig:
     kind: str = "autoregressive"
     z_loss: NonNegativeFloat = 0.0
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return ()
-
-    def noise_ids(self, shape: DataShape) -> int:
-        return 0
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {}
-
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, "next_token")
+        require_interface(self, model, NextTokenModel)
         return Capabilities(
             uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="objective autoregressive"
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False) -> Autoregressive:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Autoregressive:
         return Autoregressive(self, shape, fixed_shapes=fixed_shapes)
 
 
-class Autoregressive:
-    """Next-token prediction (`objectives.base.Objective`).
+class Autoregressive(Objective):
+    """Next-token prediction.
 
     `text_loss` is the negative log-likelihood of the texts per token: its sum includes the end tokens, its count does
     not. `text_nll` and `text_accuracy` are averages over the predictions, end tokens included.
     """
 
-    kinds: tuple[str, ...] = ("text",)
-
     def __init__(self, config: AutoregressiveConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        self.shape, self.fixed_shapes = shape, fixed_shapes
-        self.fields = config.fields
-        self.weights: dict[str, float] = {"text_loss": 1.0, "z_loss": config.z_loss}
-        self.units: dict[str, Unit] = {"text_loss": "tokens", "z_loss": "tokens"}
-
-    def kind(self, generator: RowGenerator, *, step: int) -> str:
-        return self.kinds[0]
-
-    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        return frozenset()
+        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+        self.weights = {"text_loss": 1.0, "z_loss": config.z_loss}
+        self.units = {"text_loss": "tokens", "z_loss": "tokens"}
 
     def expected_first_loss(self) -> dict[str, float]:
         """Return log of the number of words and the end token: the model starts at the uniform distribution."""
@@ -94,7 +68,7 @@ class Autoregressive:
     def generative_model(self, model: nn.Module) -> AutoregressiveGeneration:
         return AutoregressiveGeneration(model, self.shape)
 
-    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+    def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
         dense = self.fixed_shapes or batch.tokens_BL.device.type != "cpu"
         found, scored, targets = _predictions(model, batch.tokens_BL, batch.valid_BL, self.shape, dense=dense)
         nll, count = torch.where(scored, found.nll_M, 0.0), scored.sum()

@@ -10,45 +10,19 @@ N longest length.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm.core.config import config
-from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.dit import DiTOptions, LengthPrior, TextTransformer
-from mm_ldlm.models.embeddings import NullEmbedding
-from mm_ldlm.models.heads import Modulated
+from mm_ldlm.models.dit import DiTOptions, TextTransformer
+from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
+from mm_ldlm.models.heads import LengthPrior, Modulated
 from mm_ldlm.models.layers import Linear
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import TIME_FEATURES, Conditioner
-
-
-@config
-class CcddConfig(DiTOptions):
-    """Kind `ccdd`: a DiT that reads and predicts a text and the states of its tokens."""
-
-    interface: ClassVar[str] = "text_and_states_denoiser"
-    kind: str = "ccdd"
-
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> Ccdd:
-        """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
-
-        Raises:
-            ConfigurationError: the data have no token states.
-        """
-        if shape.state_dim is None:
-            raise ConfigurationError(
-                f"parameter 'model.kind' is '{self.kind}', which reads a continuous state of each token, but the "
-                "dataset has none. Run the embedding and validation pipelines with the objective 'ccdd', or choose a "
-                "text-only model (model.kind: dit)."
-            )
-        state_dim = shape.state_dim
-        model: Ccdd = build_on_meta(lambda: Ccdd(self, shape, state_dim), generator)
-        return model
 
 
 class Output(NamedTuple):
@@ -58,8 +32,37 @@ class Output(NamedTuple):
     """(B, L, V), or (M, V) at the chosen positions; unnormalised"""
     states_BLd: Tensor | None
     """float32: the clean states (x_0 prediction)"""
-    length_logits_N: Tensor
+    length_logits: Tensor
     """Column i is length i + 1; the same for every text"""
+
+
+class TextAndStatesModel(Protocol):
+    """Denoiser of a text and of one continuous state per token; see `Ccdd`."""
+
+    def __call__(
+        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor,
+        null_state_B: Tensor | None = None, logits_at: Tensor | None = None, heads: Container[str] = ("text", "state"),
+    ) -> Output: ...  # fmt: skip
+
+    def length_logits(self) -> Tensor: ...
+
+
+@config
+class CcddConfig(DiTOptions):
+    """Kind `ccdd`: a DiT that reads and predicts a text and the states of its tokens."""
+
+    interface: ClassVar[type] = TextAndStatesModel
+    kind: str = "ccdd"
+
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> Ccdd:
+        """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
+
+        Raises:
+            ConfigurationError: the data have no token states.
+        """
+        (state_dim,) = shape.require("token_states", kind=self.kind)
+        model: Ccdd = build_on_meta(lambda: Ccdd(self, shape, state_dim), generator)
+        return model
 
 
 class Ccdd(TextTransformer):
@@ -96,9 +99,6 @@ class Ccdd(TextTransformer):
             null_state_B: true where a learned vector replaces every state of the text; None replaces none.
             logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
             heads: the predictions to compute, "text" and "state"; the others are None.
-
-        Raises:
-            ValueError: the texts are longer than the longest text of the data.
         """
         z_BLd = self.null_state.replace(states_BLd.float(), null_state_B)
         c_BC = self.embed_time(t_text_B) + self._embed_state_time(t_state_B)
@@ -106,8 +106,7 @@ class Ccdd(TextTransformer):
         logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None
         found_BLd: Tensor | None = None
         if "state" in heads:
-            assert self.state_head.linear is not None
-            found_BLd = self.state_head.linear(self.state_head.norm(x_BLD, F.silu(c_BC))).float()
+            found_BLd = self.state_head(x_BLD, F.silu(c_BC))
         return Output(logits, found_BLd, self.length_logits())
 
     def _embed_state_time(self, t_B: Tensor) -> Tensor:

@@ -11,26 +11,26 @@ B examples, L positions, M scored positions, V vocabulary, d state dimension.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import Fraction, PositiveFloat, config
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core.config import PositiveFloat, bounded, config
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
+from mm_ldlm.diffusion.schedules import CosineLatents, GaussianSchedule, Scales
+from mm_ldlm.families.ccdd.model import TextAndStatesModel
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, Losses, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities, Use
-from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
+from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.generation import DenoiserGeneration
+from mm_ldlm.objectives.modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_generation import DenoiserGeneration, by_use, refuse_untrained_lengths, untrained_lengths
-from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
-from mm_ldlm.objectives.training_times import latent_times, text_times
+from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses, untrained_lengths
 from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -55,10 +55,10 @@ class CcddObjectiveConfig(TextDiffusionConfig):
 
     kind: str = "ccdd"
     timesteps: Literal["shared", "separate"] = "shared"
-    state_schedule: GaussianSchedule = dataclasses.field(default_factory=GaussianSchedule)
+    state_schedule: Annotated[Any, GAUSSIAN_SCHEDULES] = dataclasses.field(default_factory=CosineLatents)
     state_loss: Literal["uniform", "min_snr"] = "uniform"
     state_weight: PositiveFloat = 1.0
-    condition_dropout: Fraction = CONDITION_DROPOUT
+    condition_dropout: Annotated[float, bounded(ge=0, lt=1)] = CONDITION_DROPOUT
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -66,28 +66,22 @@ class CcddObjectiveConfig(TextDiffusionConfig):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"process": self.process.kind, "state_schedule": self.state_schedule.name}
+        return {"process": self.process.kind, "state_schedule": self.state_schedule.kind}
 
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, "text_and_states_denoiser")
-        if self.condition_dropout == 1:
-            raise ConfigurationError(
-                "parameter 'objective.condition_dropout' is 1, which drops the states of every text, so that the model "
-                "never learns them. Lower it, or choose the objective 'text_diffusion', which has no states."
-            )
-        no_lengths = untrained_lengths(self, given_latents=False, conditioned=False)
-        text_only: set[Use] = {"infill", "score"} if self.condition_dropout > 0 else set()
-        if no_lengths is not None:
-            text_only -= {"score"}
+        require_interface(self, model, TextAndStatesModel)
+        no_lengths, drops = untrained_lengths(self, given=None), self.condition_dropout > 0
+        uses = {"unconditional": True, "infill": drops, "score": drops and no_lengths is None}
         return Capabilities(
-            uses=frozenset({"unconditional", *text_only}),
+            uses=frozenset(use for use, able in uses.items() if able),
+            fields=self.fields,
             likelihood="bound",
-            untrained_lengths=by_use({"unconditional": no_lengths}),
+            untrained_lengths={"unconditional": no_lengths},
             process=self.process.traits,
-            guided=frozenset({"unconditional"} if self.condition_dropout > 0 else ()),
-            token_states=True,
-            trained_as=f"objective ccdd, process {self.process.kind}, condition_dropout {self.condition_dropout}",
+            guided=frozenset({"unconditional"} if drops else ()),
+            trained_as=f"objective {self.kind}, process {self.process.kind}, "
+            f"condition_dropout {self.condition_dropout}",
         )
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> CcddObjective:
@@ -95,54 +89,50 @@ class CcddObjectiveConfig(TextDiffusionConfig):
 
 
 class CcddObjective(TextDiffusion):
-    """Losses of the text, of the states and of the length (`objectives.base.Objective`)."""
+    """Losses of the text, of the states and of the length."""
 
     config: CcddObjectiveConfig
+    schedule: GaussianSchedule
 
     def __init__(
         self, config: CcddObjectiveConfig, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
     ) -> None:
         super().__init__(config, shape, fixed_shapes=fixed_shapes, **stores)
+        self.schedule = config.state_schedule.build()
         self.weights["state_loss"] = config.state_weight
         self.units["state_loss"] = "tokens"
 
     def generative_model(self, model: nn.Module) -> CcddGeneration:
-        return CcddGeneration(model, self.shape, self.process, self.config)
+        return CcddGeneration(model, self.shape, self.process, self.config, schedule=self.schedule)
 
-    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
-        t_text_B = text_times(self.process, batch, generator.fork("text_time"))
-        noisy_BL = self.process.corrupt(batch.tokens_BL, batch.valid_BL, t_text_B, generator.fork("text_noise"))
+    def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
+        noisy = corrupt(self.process, batch, generator)
         dropped_B = dropped(generator, self.config.condition_dropout)
-        t_state_B = t_text_B.float()
+        t_state_B = noisy.t_B.float()
         if self.config.timesteps == "separate":
-            t_state_B = latent_times(batch, generator.fork("state_time"), t_min=T_MIN)
+            t_state_B = value_times(batch, generator.fork("state_time"), t_min=T_MIN)
         # The states of a batch are padded to its own longest text; the tokens may be padded further.
         z0_BLd = batch.fields["token_states"].float()
-        z0_BLd = F.pad(z0_BLd, (0, 0, 0, noisy_BL.shape[1] - z0_BLd.shape[1]))
-        signal_B, scale_B = self.config.state_schedule.signal(t_state_B), self.config.state_schedule.noise(t_state_B)
+        z0_BLd = F.pad(z0_BLd, (0, 0, 0, noisy.tokens_BL.shape[1] - z0_BLd.shape[1]))
+        scales = self.schedule.scales(t_state_B)
         noise_BLd = generator.fork("state_noise").normal(*z0_BLd.shape[1:])
-        z_BLd = gaussian.add_noise(z0_BLd, noise_BLd, signal_B=signal_B, noise_scale_B=scale_B)
-
-        scored_BL = self.process.scored(noisy_BL, batch.valid_BL)
-        logits_at = positions_of_logits(scored_BL, fixed_shapes=self.fixed_shapes)
         out = model(
-            noisy_BL, valid_BL=batch.valid_BL, t_text_B=t_text_B, states_BLd=z_BLd,
-            t_state_B=torch.where(dropped_B, 1.0, t_state_B), null_state_B=dropped_B, logits_at=logits_at,
+            noisy.tokens_BL, valid_BL=batch.valid_BL, t_text_B=noisy.t_B,
+            states_BLd=gaussian.add_noise(z0_BLd, noise_BLd, scales),
+            t_state_B=torch.where(dropped_B, 1.0, t_state_B), null_state_B=dropped_B,
+            logits_at=noisy.logits_at(fixed_shapes=self.fixed_shapes),
         )  # fmt: skip
-        losses = text_losses(
-            self.process, out.logits, batch, noisy_BL, scored_BL, t_text_B,
-            gathered=logits_at is not None, word_id=self.shape.word_ids[0], z_loss=self.config.z_loss > 0,
-        )  # fmt: skip
-        losses |= self._state_loss(out.states_BLd, z0_BLd, (signal_B / scale_B).square(), t_state_B, batch, dropped_B)
+        losses = text_losses(self.process, out.logits, batch, noisy, z_loss=self.config.z_loss > 0)
+        losses |= self._state_loss(out.states_BLd, z0_BLd, scales, t_state_B, batch, dropped_B)
         if self.config.length_weight > 0:
-            losses |= length_loss(out.length_logits_N.expand(len(noisy_BL), -1), batch)
+            losses |= length_loss(out.length_logits, batch)
         return losses
 
     def _state_loss(
-        self, found_BLd: Tensor, z0_BLd: Tensor, snr_B: Tensor, t_B: Tensor, batch: Batch, dropped_B: Tensor
+        self, found_BLd: Tensor, z0_BLd: Tensor, scales: Scales, t_B: Tensor, batch: Batch, dropped_B: Tensor
     ) -> Losses:
         """Sum over tokens w(SNR) · the mean over d of the squared error; texts whose states are dropped have none."""
-        w_B = gaussian.loss_weight(self.config.state_loss, snr_B.float(), parameterisation="x0")
+        w_B = gaussian.loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
         chosen_BL = batch.valid_BL & ~dropped_B[:, None]
         error_BL = torch.where(chosen_BL, (found_BLd - z0_BLd).square().mean(2), 0.0)
         losses: Losses = {"state_loss": ((w_B[:, None] * error_BL).sum(), batch.valid_BL.sum())}
@@ -156,14 +146,11 @@ class CcddObjective(TextDiffusion):
 class CcddGeneration(DenoiserGeneration):
     """Joint samples of texts and states; samples and NELBO of the text alone, with dropped states."""
 
-    def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: CcddObjectiveConfig) -> None:
-        super().__init__(model, shape, process)
-        self.config = config
+    field = "token_states"
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a state."""
-        return int(self.shape.state_dim or 0)
+    def __init__(self, *args: Any, schedule: GaussianSchedule) -> None:
+        super().__init__(*args)
+        self.schedule = schedule
 
     def default_sampler(self, *, conditional: bool) -> Any:
         """The joint sampler; given part of a text, the default of the text process, with dropped states."""
@@ -171,14 +158,11 @@ class CcddGeneration(DenoiserGeneration):
             return super().default_sampler(conditional=True)
         return text_sampler("joint_states", steps=32)
 
-    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """See `GenerativeModel.length_log_probs`.
-
-        Raises:
-            SamplingError: the distribution was not trained.
-        """
-        refuse_untrained_lengths(self.config, given_latents=False, conditioned=False)
-        return torch.log_softmax(self.model.length_logits(), dim=-1).expand(rows, -1)
+    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        if (reason := untrained_lengths(self.config, given=None)) is not None:
+            raise SamplingError(reason)
+        length_logits_N: Tensor = self.model.length_logits()
+        return length_logits_N
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of the text alone, whose states are dropped; `states` is the joint one.
@@ -189,14 +173,10 @@ class CcddGeneration(DenoiserGeneration):
         """
         if latents_Bd is not None:
             raise self._missing("texts given latents")
-        return TextDenoiser(
-            logits=self._without_states, mask_id=self.shape.mask_id, pad_id=self.shape.pad_id,
-            vocab_size=self.shape.vocab_size,
-            states=StateDenoiser(
-                predict=self._joint, dim=self.dim, schedule=self.config.state_schedule,
-                dropped=self.config.condition_dropout > 0,
-            ),
-        )  # fmt: skip
+        states = StateDenoiser(
+            predict=self._joint, dim=self.dim, schedule=self.schedule, dropped=self.config.condition_dropout > 0
+        )
+        return self.denoiser(self._without_states, states=states)
 
     def _joint(
         self, tokens_BL: Tensor, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor, asked_BL: Tensor

@@ -17,7 +17,7 @@ from mm_ldlm.core.config import Fraction, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import DiffusionSampler, refuse_without_states, require_process
+from mm_ldlm.sampling.base import DiffusionSampler, refuse_without_field, require_process
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
@@ -37,7 +37,7 @@ class JointStatesConfig(DiffusionSampler):
     kind: str = "joint_states"
     eta: Fraction = 0.0
 
-    reads_states: ClassVar[bool] = True
+    denoises: ClassVar[str] = "token_states"
 
     def sample(
         self,
@@ -57,7 +57,7 @@ class JointStatesConfig(DiffusionSampler):
         process = require_process(self, process)
         states = denoise.states
         if states is None:
-            raise SamplingError(refuse_without_states(self.kind))
+            raise SamplingError(refuse_without_field(self.kind, self.denoises))
         if self.guidance != 1.0 and not states.dropped:
             raise refuse_without_condition(self.guidance)
         B, L = tokens_BL.shape

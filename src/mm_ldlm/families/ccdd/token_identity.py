@@ -111,7 +111,7 @@ def measure(
     found = {}
     for t in times:
         at = torch.tensor(t, dtype=torch.float64)
-        signal, noise = float(schedule.signal(at)), float(schedule.noise(at))
+        signal, noise = (scale.item() for scale in schedule.scales(at))
         found[t] = identity_bits(classifier, states_nd, ids_n, signal=signal, noise=noise, seed=seed)
     return found
 

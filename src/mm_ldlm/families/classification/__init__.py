@@ -1,5 +1,6 @@
 """Classification of texts, of latents and of pairs of texts."""
 
+CLASSIFY = "assign texts, latents or pairs of texts to classes"
 COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {
         "classification": "mm_ldlm.families.classification.objective:ClassificationConfig",
@@ -12,6 +13,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "models": {"latent_mlp": "mm_ldlm.families.classification.latent_mlp:LatentMLPConfig"},
     "sections": {"classification": "mm_ldlm.families.classification.suite:ClassificationSection"},
+    "uses": {"classify": "mm_ldlm.families.classification:CLASSIFY"},
     "suites": {"classification": "mm_ldlm.families.classification.suite:Classification"},
     "requests": {
         "classify": "mm_ldlm.families.classification.requests:classify",

@@ -5,17 +5,21 @@ B batch, d latent dimension, D dim.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core.config import Fraction, LayersOrNone, Ratio, Size, config
-from mm_ldlm.models.base import DataShape, build_on_meta, require_latents
+from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.interfaces import FeatureModel
 from mm_ldlm.models.layers import EPSILON, Linear
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.transformer_options import refuse_empty_mlp
+
+
+class LatentFeatures(FeatureModel, Protocol):
+    """Model of features of clean latents."""
 
 
 @config
@@ -29,15 +33,12 @@ class LatentMLPConfig:
         dropout: of the output of each block.
     """
 
-    interface: ClassVar[str] = "latent_features"
+    interface: ClassVar[type] = LatentFeatures
     kind: str = "latent_mlp"
     dim: Size = 256
     depth: LayersOrNone = 2
     mlp_ratio: Ratio = 2.0
     dropout: Fraction = 0.0
-
-    def __post_init__(self) -> None:
-        refuse_empty_mlp(self.dim, self.mlp_ratio)
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ class LatentMLPConfig:
 
     def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> LatentMLP:
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
-        require_latents(shape, self.kind)
+        shape.require("latents", kind=self.kind)
         return build_on_meta(lambda: LatentMLP(self, shape), generator)
 
 
@@ -54,7 +55,7 @@ class LatentBlock(nn.Module):
 
     def __init__(self, config: LatentMLPConfig) -> None:
         super().__init__()
-        hidden = round(config.dim * config.mlp_ratio)
+        hidden = max(1, round(config.dim * config.mlp_ratio))
         self.inner, self.outer = Linear(config.dim, hidden), Linear(hidden, config.dim, gain=0.0)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -64,14 +65,14 @@ class LatentBlock(nn.Module):
 
 
 class LatentMLP(nn.Module):
-    """Features (B, D) of latents (B, d); `models.base.FeatureModel`."""
+    """Features (B, D) of latents (B, d); `models.interfaces.FeatureModel`."""
 
     feature_parts = frozenset({"backbone"})
 
     def __init__(self, config: LatentMLPConfig, shape: DataShape) -> None:
         super().__init__()
         self.config, self.shape = config, shape
-        latent_dim = require_latents(shape, config.kind)
+        latent_dim = shape.dim("latents")
         self.feature_dim = config.dim if config.depth else latent_dim
         self.input = tag(Linear(latent_dim, config.dim), "backbone") if config.depth else None
         self.blocks = tag(nn.ModuleList(LatentBlock(config) for _ in range(config.depth)), "backbone")

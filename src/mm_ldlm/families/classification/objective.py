@@ -8,8 +8,8 @@ B examples, L positions, D dimension of the features, K classes.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from abc import abstractmethod
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,21 @@ from mm_ldlm.core.config import Fraction, InvalidValue, config
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.classification.heads import ClassHead
+from mm_ldlm.families.classification.latent_mlp import LatentFeatures
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.interfaces import TextAndLatentModel, TextModel
 from mm_ldlm.models.parts import tag, tagged_parameters
-from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
+from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 
 Features = Literal["latents", "trunk", "frozen_trunk"]
-TRUNKS = ("text_denoiser", "text_and_latent_denoiser")
+TRUNKS = (TextModel, TextAndLatentModel)
 """Interfaces of the text models that give features."""
 
 
 @config
-class HeadConfig:
+class HeadConfig(ObjectiveConfig):
     """Keys and queries of all objectives that train a head on the features of a model.
 
     Attributes:
@@ -43,11 +45,9 @@ class HeadConfig:
     label: str = "label"
     label_smoothing: Fraction = 0.05
 
-    stores: ClassVar[tuple[str, ...]] = ("label_names",)
-
-    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
-        """Return 0: no noise enters the texts."""
-        return 0
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return ("label_names",)
 
 
 @config
@@ -85,16 +85,15 @@ class ClassificationConfig(HeadConfig):
 
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, *(("latent_features",) if self.features == "latents" else TRUNKS))
-        if model.interface == "text_and_latent_denoiser" and not self.with_latents:
+        require_interface(self, model, *((LatentFeatures,) if self.features == "latents" else TRUNKS))
+        if model.interface is TextAndLatentModel and not self.with_latents:
             raise ConfigurationError(
                 f"parameter 'objective.with_latents' is false, but 'model.kind' {model.kind!r} is built for latents. "
                 "Set objective.with_latents to true, or choose a text-only model (model.kind: dit)."
             )
         return Capabilities(
             uses=frozenset({"classify"}),
-            reads_latents="latents" in self.fields,
-            classifies="latents" if self.features == "latents" else "texts",
+            fields=self.fields,
             trained_as=f"objective classification, features {self.features}",
         )
 
@@ -104,18 +103,17 @@ class ClassificationConfig(HeadConfig):
         return Classification(self, shape, label_names=stores["label_names"])
 
 
-class HeadObjective(nn.Module, ABC):
+class HeadObjective(Objective):
     """Cross-entropy of a head on the features of the model; subclasses make the head and its logits."""
 
     kinds: tuple[str, ...] = ("classes",)
-    weights: ClassVar[dict[str, float]] = {"class_loss": 1.0}
-    units: ClassVar[dict[str, Unit]] = {"class_loss": "examples"}
-    idle_parts: frozenset[str] = frozenset()
     head: nn.Module
+    classifies: str
+    """What an item is: texts, latents or pairs"""
 
     def __init__(self, config: Any, shape: DataShape, *, label_names: Tensor) -> None:
-        super().__init__()
-        self.config, self.shape, self.fields = config, shape, config.fields
+        super().__init__(config, shape)
+        self.weights, self.units = {"class_loss": 1.0}, {"class_loss": "examples"}
         self.classes = decode_names(label_names)
         self.frozen_trunk = config.features == "frozen_trunk"
         self._frozen_parts: frozenset[str] = frozenset()
@@ -138,9 +136,6 @@ class HeadObjective(nn.Module, ABC):
         self.head = tag(self.make_head(found.feature_dim), "class_head")
         parts = {part.name for _, part, _ in tagged_parameters(model)}
         self._frozen_parts = frozenset(parts if self.frozen_trunk else parts - found.feature_parts)
-
-    def kind(self, generator: RowGenerator, *, step: int) -> str:
-        return self.kinds[0]
 
     def frozen_parts(self, *, trained: bool) -> frozenset[str]:
         """Return the parts that the features do not depend on, and with a frozen trunk all parts of the model."""
@@ -178,6 +173,10 @@ class HeadObjective(nn.Module, ABC):
 class Classification(HeadObjective):
     """See the module."""
 
+    @property
+    def classifies(self) -> str:  # type: ignore[override]
+        return "latents" if self.config.features == "latents" else "texts"
+
     def make_head(self, feature_dim: int) -> ClassHead:
         return ClassHead(feature_dim, len(self.classes))
 
@@ -198,7 +197,7 @@ class Classifier(GenerativeModel):
 
     def __init__(self, model: nn.Module, shape: DataShape, objective: HeadObjective) -> None:
         super().__init__(model, shape)
-        self.objective, self.classes = objective, objective.classes
+        self.objective, self.classes, self.classifies = objective, objective.classes, objective.classifies
 
     @property
     def device(self) -> torch.device:

@@ -17,12 +17,11 @@ from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.families.classification.heads import ComparisonHead
 from mm_ldlm.families.classification.objective import HeadConfig, HeadObjective, refuse_compiled
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.interfaces import TextModel
 from mm_ldlm.objectives.base import Batch, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 
 ANSWERS = ("first", "second", "similar")
-TRUNKS = ("text_denoiser",)
-"""Interfaces of the text models that give features without latents in the dataset."""
 
 
 @config
@@ -50,10 +49,10 @@ class PairwiseClassificationConfig(HeadConfig):
 
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, *TRUNKS)
+        require_interface(self, model, TextModel)
         return Capabilities(
             uses=frozenset({"classify"}),
-            classifies="pairs",
+            fields=self.fields,
             trained_as=f"objective pairwise_classification, features {self.features}",
         )
 
@@ -65,6 +64,8 @@ class PairwiseClassificationConfig(HeadConfig):
 
 class PairwiseClassification(HeadObjective):
     """See the module. The logits are those of `ANSWERS`, in this order, even if an answer does not occur."""
+
+    classifies = "pairs"
 
     def __init__(self, config: PairwiseClassificationConfig, shape: DataShape, *, label_names: Tensor) -> None:
         super().__init__(config, shape, label_names=label_names)

@@ -69,7 +69,7 @@ def classify(
     second: Sequence[str] | str | None = None,
     too_long: TooLong = "refuse",
 ) -> Classes:
-    """Assign each item to a class; `capabilities.classifies` states what an item is.
+    """Assign each item to a class; `model.classifies` of the run states what an item is.
 
     `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
     first. `second` is the second text of each pair, for a run that compares pairs.
@@ -77,7 +77,7 @@ def classify(
     model.capabilities.require("classify")
     too_long = check(too_long, TooLong, name="too_long")
     _refuse_second(model, given=second is not None)
-    if model.capabilities.classifies == "latents":
+    if cast(Any, model.model).classifies == "latents":
         sources, raw_nd = model.converter.targets(items, written=False)
         return classify_latents(model, raw_nd, sources)
     texts, others = texts_of(items), None
@@ -132,7 +132,7 @@ def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | No
 
 def _refuse_second(model: MMLDLM, *, given: bool) -> None:
     """Raise SamplingError if second texts are given for a run that compares no pairs, or missing for one that does."""
-    classifies = model.capabilities.classifies
+    classifies = cast(Any, model.model).classifies
     if given != (classifies == "pairs"):
         expected = "items without second texts" if given else "a second text for each item"
         found = "second texts" if given else "none"

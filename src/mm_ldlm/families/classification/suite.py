@@ -118,10 +118,10 @@ class Classification(Suite):
 def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
     """Compute the model's probabilities (n, K) of stored examples."""
     held = read_sentences(dataset, rows)
-    if model.capabilities.classifies == "latents":
+    if model.model.classifies == "latents":
         return np.asarray(model.classify_latents(held.latents).probabilities)
     second = None
-    if model.capabilities.classifies == "pairs":
+    if model.model.classifies == "pairs":
         ids_nL = dataset.field("pair_tokens").batch(rows)
         second = [[int(i) for i in row if i != dataset.tokenizer.pad_id] for row in ids_nL]
     return np.asarray(model.classify_tokens(held.tokens, held.texts, second=second).probabilities)

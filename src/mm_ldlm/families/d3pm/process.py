@@ -9,19 +9,18 @@ bound. For T → ∞ it is the bound of MDLM.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import Repeats, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
-from mm_ldlm.diffusion.distributions import token_loss
-from mm_ldlm.diffusion.process import NelboDraws, Predict, ProcessTraits, TokenLosses, draw_bound, stratified
+from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.diffusion.timesteps import antithetic
+from mm_ldlm.diffusion.registry import MASK_SCHEDULES
+from mm_ldlm.diffusion.schedules import LogLinear
+from mm_ldlm.diffusion.timesteps import antithetic, stratified
 
 
 @config
@@ -35,27 +34,24 @@ class D3pmConfig:
 
     stores: ClassVar[tuple[str, ...]] = ()
     kind: str = "d3pm"
-    schedule: MaskSchedule = field(default_factory=MaskSchedule)
+    schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     steps: Repeats = 1000
 
     @property
     def traits(self) -> ProcessTraits:
         return ProcessTraits(kind=self.kind, only_masks=True)
 
-    def build(self, *, vocab_size: int, pad_id: int, mask_id: int) -> D3pm:
+    def build(self, vocabulary: Vocabulary) -> D3pm:
         """Build the process for a tokenizer's ids."""
-        return D3pm(
-            schedule=self.schedule, steps=self.steps, vocab_size=vocab_size, pad_id=pad_id, mask_id=mask_id,
-            kind=self.kind,
-        )  # fmt: skip
+        return D3pm(self, vocabulary)
 
 
-@dataclass(frozen=True, kw_only=True)
 class D3pm(Masking):
     """Absorbing diffusion on the grid t = i/T, i = 1..T (see `TextProcess`). The model receives t."""
 
-    steps: int
-    kind: str = "d3pm"
+    def __init__(self, config: D3pmConfig, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.steps = config.steps
 
     def alpha(self, t: Tensor) -> Tensor:
         """Return α_t; 1 at t = 0 and 0 at t = 1."""
@@ -75,9 +71,8 @@ class D3pm(Masking):
         The mean over i is then the sum over all T steps. The Kullback–Leibler divergence of a step is a cross-entropy,
         because q(x_s | x_t, x_0) and its model agree on whether a token is unmasked and differ in which.
         """
-        found = token_loss(logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size)
-        weighted_M = found.nll_M * self.weight(t_M).float()
-        return TokenLosses(weighted_M, found.nll_M, found.best_M, found.log_norm_M)
+        found = self.cross_entropy(logits_MV, targets_M)
+        return TokenLosses(found.nll_M * self.weight(t_M).float(), found.nll_M, found.best_M, found.log_norm_M)
 
     def weight(self, t: Tensor) -> Tensor:
         """Return T·(α_s − α_t)/(1 − α_t), float64, at the grid point nearest to t."""
@@ -86,24 +81,15 @@ class D3pm(Masking):
 
     def nelbo(
         self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator
-    ) -> NelboDraws:
+    ) -> Likelihood:
         """Draw the NELBO in T steps: `draws` steps i of each text, low-discrepancy over 1..T, each an unbiased draw.
 
         −log p(tokens | length) ≤ Σ_i (α_s − α_t)/(1 − α_t) E[Σ over masked positions of −log x_θ] (D3PM eq. 1). For
         the exact x_θ doubling T never raises it, and it is never below the NELBO of MDLM.
         """
-        found = draw_bound(
-            predict,
-            tokens_BL,
-            valid_BL,
-            levels_KB=[self._on_grid(u_B) for u_B in stratified(draws, generator.fork("time"))],
-            generator=generator,
-            corrupt=lambda t_B, stream: self.corrupt(tokens_BL, valid_BL, t_B, stream),
-            scored=self.scored,
-            time=lambda t_B: t_B,
-            losses=self.token_losses,
-        )
-        return dataclasses.replace(found, noise_KB=self.mask_probability(found.noise_KB))
+        levels_KB = [self._on_grid(u_B) for u_B in stratified(draws, generator.fork("time"))]
+        found = self.integrate(predict, tokens_BL, valid_BL, levels_KB, generator)
+        return dataclasses.replace(found, mask_ratio_KB=self.mask_probability(torch.stack(levels_KB)))
 
     def _on_grid(self, u: Tensor) -> Tensor:
         """Round u ∈ (0, 1] up to a multiple of 1/T, float64."""

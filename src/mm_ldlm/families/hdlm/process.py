@@ -9,16 +9,16 @@ The clusters are an artifact of the data, the store "token_clusters". C clusters
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, config
+from mm_ldlm.core.config import bounded, config
 from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.diffusion.absorbing import copy_tokens
 from mm_ldlm.diffusion.distributions import categorical, normalise_
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess, TokenLosses
+from mm_ldlm.diffusion.process import ProcessTraits, TextProcess, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.timesteps import antithetic
 
@@ -28,70 +28,51 @@ class HdlmConfig:
     """Parameters of hierarchical diffusion.
 
     Attributes:
-        gamma: γ of α_t = (1−t)^γ, the expected fraction of tokens that are kept, from 0.5 to 16. A larger γ moves
-            tokens to their clusters sooner.
+        gamma: γ of α_t = (1−t)^γ, the expected fraction of tokens that are kept. A larger γ moves tokens to their
+            clusters sooner. Outside 0.5 to 16 the fractions of tokens, clusters and masks near t = 0 and t = 1 are not
+            exact in float64, and the NELBO is not a bound.
         t_min: times of training lie in [t_min, 1 − t_min], because the weights of the loss are unbounded at both ends.
     """
 
     stores: ClassVar[tuple[str, ...]] = ("token_clusters",)
     kind: str = "hdlm"
-    gamma: PositiveFloat = 1.0
-    t_min: PositiveFloat = 1e-3
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.gamma <= 16:
-            raise InvalidValue(
-                f"gamma must be between 0.5 and 16, found {self.gamma}: beyond them the fractions of tokens, clusters "
-                "and masks near t = 0 and t = 1 are not exact in float64, and the NELBO is no bound",
-                "gamma",
-            )
-        if not self.t_min < 0.5:
-            raise InvalidValue(f"t_min must be below 0.5, found {self.t_min}", "t_min")
+    gamma: Annotated[float, bounded(ge=0.5, le=16)] = 1.0
+    t_min: Annotated[float, bounded(gt=0, lt=0.5)] = 1e-3
 
     @property
     def traits(self) -> ProcessTraits:
         return ProcessTraits(kind=self.kind)
 
-    def build(self, *, vocab_size: int, pad_id: int, mask_id: int, token_clusters: Tensor) -> Hdlm:
+    def build(self, vocabulary: Vocabulary, *, token_clusters: Tensor) -> Hdlm:
         """Build the process for a tokenizer's ids. `token_clusters` (V, 1) is the cluster of each id, −1 for no word.
 
         Raises:
             ConfigurationError: the clusters belong to another vocabulary.
         """
-        cluster_of_V = token_clusters.reshape(-1).long()
-        words = torch.tensor([i for i in range(vocab_size) if i not in (pad_id, mask_id)])
-        expected_V = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, words, True)
-        same_size = cluster_of_V.shape == expected_V.shape
-        other = (cluster_of_V >= 0).ne(expected_V).nonzero().flatten().tolist() if same_size else []
-        if not same_size or other:
-            where = f" (id {other[0]} is the first that differs)" if other else ""
-            raise ConfigurationError(
-                f"expected a cluster for each of the {len(words)} words of a vocabulary of {vocab_size} ids and −1 for "
-                f"[PAD] and [MASK], found {len(cluster_of_V)} ids, {int((cluster_of_V >= 0).sum())} with a cluster"
-                f"{where}. The clusters belong to another tokenizer: run `kedro run --pipelines=embedding,validation`."
-            )
-        return Hdlm(
-            gamma=self.gamma, t_min=self.t_min, cluster_of_V=cluster_of_V, vocab_size=vocab_size, pad_id=pad_id,
-            mask_id=mask_id, noise_ids=int(cluster_of_V.max()) + 1, kind=self.kind,
-        )  # fmt: skip
+        return Hdlm(self, vocabulary, cluster_of_V=token_clusters.reshape(-1).long())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Hdlm(TextProcess):
     """Tokens become clusters at rate γ/(1−t), clusters become [MASK] at rate 1/(1−t) (see `TextProcess`).
 
     Cluster k has the id `first_noise_id` + k.
     """
 
-    gamma: float
-    t_min: float
-    cluster_of_V: Tensor = field(repr=False)
+    cluster_of_V: Tensor
     """(V,) int64: the cluster of each word, −1 for [PAD] and [MASK]"""
-    noise_ids: int
-    vocab_size: int
-    pad_id: int
-    mask_id: int
-    kind: str = "hdlm"
+
+    def __init__(self, config: HdlmConfig, vocabulary: Vocabulary, *, cluster_of_V: Tensor) -> None:
+        super().__init__(config, vocabulary)
+        self.gamma, self.t_min = config.gamma, config.t_min
+        words, found = set(vocabulary.word_ids), cluster_of_V.tolist()
+        if len(found) != self.vocab_size or any((found[i] >= 0) != (i in words) for i in range(self.vocab_size)):
+            raise ConfigurationError(
+                f"expected a cluster for each of the {len(words)} words of a vocabulary of {self.vocab_size} ids and "
+                f"−1 for [PAD] and [MASK], found {len(found)} ids, {sum(each >= 0 for each in found)} with a cluster. "
+                "The clusters belong to another tokenizer: run `kedro run --pipelines=embedding,validation`."
+            )
+        self.noise_ids = max(found) + 1
+        self.register_buffer("cluster_of_V", cluster_of_V, persistent=False)  # checkpoints have the store itself
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -118,7 +99,7 @@ class Hdlm(TextProcess):
         At [MASK], m'_t/m_t · −log Σ over the words w of the target's cluster of x_θ(w); at a cluster, −α'_t/c_t times
         the cross-entropy within it.
         """
-        cluster_of_V = self.cluster_of_V.to(logits_MV.device)
+        cluster_of_V = self.cluster_of_V
         words_MV = logits_MV[..., : self.vocab_size].float().masked_fill(cluster_of_V < 0, -torch.inf)
         top_M1 = words_MV.detach().amax(dim=-1, keepdim=True)
         words_MV = words_MV - top_M1
@@ -143,26 +124,17 @@ class Hdlm(TextProcess):
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
-    def prior(self, tokens_BL: Tensor, open_BL: Tensor, generator: RowGenerator) -> Tensor:
-        """Mask the open positions; the prior is a point, so nothing is drawn."""
-        return tokens_BL.masked_fill(open_BL, self.mask_id)
-
     def log_x0(self, logits_MV: Tensor, noisy_M: Tensor) -> Tensor:
         """Compute log x_θ (M, vocab_size) in float32: of the words of a cluster only, where x_t is a cluster.
 
         [MASK], [PAD] and ids ≥ vocab_size get no mass, and a token copies itself.
         """
-        cluster_of_V = self.cluster_of_V.to(logits_MV.device)
+        cluster_of_V = self.cluster_of_V
         words_MV = logits_MV[..., : self.vocab_size].float().masked_fill(cluster_of_V < 0, -torch.inf)
         at_cluster_M = noisy_M >= self.first_noise_id
         outside_MV = at_cluster_M[:, None] & (cluster_of_V != (noisy_M - self.first_noise_id)[:, None])
         words_MV = normalise_(words_MV.masked_fill_(outside_MV, -torch.inf))
-        kept_M = ~at_cluster_M & (noisy_M != self.mask_id)
-        if bool(kept_M.any()):
-            ids_V = torch.arange(words_MV.shape[-1], device=noisy_M.device)
-            copy_MV = torch.where(noisy_M[:, None] == ids_V, 0.0, -torch.inf)
-            words_MV = torch.where(kept_M[:, None], copy_MV, words_MV)
-        return words_MV
+        return copy_tokens(words_MV, noisy_M, kept_M=~at_cluster_M & (noisy_M != self.mask_id))
 
     def reverse_step(
         self, log_x0_MV: Tensor, noisy_M: Tensor, *, t_M: Tensor, s_M: Tensor, uniform_M2: Tensor
@@ -178,7 +150,7 @@ class Hdlm(TextProcess):
         return torch.where(coarse_M, torch.where(level_M < token_M, drawn_M, coarser_M), noisy_M)
 
     def _cluster_ids(self, words: Tensor) -> Tensor:
-        return self.first_noise_id + self.cluster_of_V.to(words.device)[words]
+        return self.first_noise_id + self.cluster_of_V[words]
 
 
 # -- probabilities of the process -------------------------------------------------------------------------------------

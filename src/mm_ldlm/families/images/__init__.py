@@ -1,5 +1,8 @@
 """Images with captions: sources, model, objective, requests and scores."""
 
+CAPTION_TO_IMAGE = "generate images from captions"
+IMAGE_TO_CAPTION = "write captions of images"
+IMAGE_TEXT = "generate images and captions together"
 COMPONENTS: dict[str, dict[str, str]] = {
     "sources": {
         "digits": "mm_ldlm.families.images.sources:DigitsConfig",
@@ -9,6 +12,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {
         "image_text": "mm_ldlm.families.images.objective:ImageTextConfig",
         "image_text_continuous": "mm_ldlm.families.images.objective:ContinuousImageTextConfig",
+    },
+    "uses": {
+        "caption_to_image": "mm_ldlm.families.images:CAPTION_TO_IMAGE",
+        "image_to_caption": "mm_ldlm.families.images:IMAGE_TO_CAPTION",
+        "image_text": "mm_ldlm.families.images:IMAGE_TEXT",
     },
     "models": {
         "image_mmdit": "mm_ldlm.families.images.model:ImageMMDiTConfig",

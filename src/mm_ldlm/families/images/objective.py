@@ -2,40 +2,94 @@
 
 Images follow a Gaussian process over standardised pixels. Kind `image_text`: captions follow a discrete process
 (masking). Kind `image_text_continuous`: the vectors of the tokens follow the Gaussian process of the images, and the
-text head rounds them to tokens (CDCD, arXiv:2211.15089). A timestep of 0 means that a modality is given
-(UniDiffuser, arXiv:2303.06555).
+text head rounds them to tokens (CDCD, arXiv:2211.15089).
 
-B examples, L positions, M scored positions, V vocabulary, P values of an image, e dimension of a caption vector.
+B examples, L positions, M scored positions, V vocabulary, e dimension of a caption vector.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import config
-from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.diffusion import gaussian
+from mm_ldlm.core.config import InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.distributions import forbid_
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
+from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.families.images.generation import ContinuousImageTextGeneration, ImageTextGeneration
-from mm_ldlm.families.images.options import ImageTextOptions
+from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, Losses, Unit, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities, Use
-from mm_ldlm.objectives.condition_dropout import dropped
-from mm_ldlm.objectives.gaussian_loss import gaussian_loss
-from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.objectives.text_generation import untrained_lengths
-from mm_ldlm.objectives.text_loss import by_time, length_loss, positions_of_logits, text_losses
-from mm_ldlm.objectives.training_times import latent_times, shared_draw, text_times
+from mm_ldlm.objectives.base import Batch, Losses, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.modality import ModalityObjective, ModalityOptions, Roles, positive_weights
+from mm_ldlm.objectives.multimodal import require_no_stores
+from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, untrained_lengths
+
+
+@config
+class ImageModeWeights:
+    """Relative frequencies at which training draws the modes; a mode of weight 0 is not trained."""
+
+    caption_to_image: NonNegativeFloat = 1.0
+    image_to_caption: NonNegativeFloat = 1.0
+    joint: NonNegativeFloat = 1.0
+
+
+@config
+class ImageTextOptions(ModalityOptions):
+    """Modes, noise of the images and loss weights.
+
+    Attributes:
+        mode_weights: relative frequencies of the modes. In `caption_to_image` the caption is clean and the image is
+            noised, in `image_to_caption` the reverse; in `joint` both are noised, each at its own timestep.
+        image_schedule: Gaussian noise schedule of the images.
+        image_loss: weight of the image loss as a function of the SNR.
+        image_weight: factor of the image loss in the total.
+    """
+
+    modality: ClassVar[str] = "image"
+    field: ClassVar[str] = "images"
+    roles: ClassVar[Roles] = Roles(text="image_to_caption", value="caption_to_image", both="joint")
+
+    mode_weights: ImageModeWeights = dataclasses.field(default_factory=ImageModeWeights)
+    image_schedule: Annotated[Any, GAUSSIAN_SCHEDULES] = dataclasses.field(default_factory=CosineLatents)
+    image_loss: Literal["min_snr", "uniform"] = "min_snr"
+    image_weight: PositiveFloat = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.modes:
+            raise InvalidValue("mode_weights: expected at least one mode of weight above 0, found none", "mode_weights")
+
+    @property
+    def frequencies(self) -> dict[str, float]:
+        return positive_weights(self.mode_weights)
+
+    def image_capabilities(self, **more: Any) -> Capabilities:
+        """Make the capabilities that follow from the modes; `uses` are added to them."""
+        given = self.condition_dropout < 1  # a mode whose condition is always dropped is never trained with it
+        uses = {
+            "caption_to_image": given and "caption_to_image" in self.modes,
+            "image_to_caption": given and "image_to_caption" in self.modes,
+            "image_text": "joint" in self.modes,
+        }
+        return Capabilities(
+            uses=frozenset(use for use, able in uses.items() if able) | more.pop("uses", frozenset()),
+            fields=self.fields,
+            untrained_lengths={
+                "image_to_caption": untrained_lengths(self, given=True),
+                "image_text": untrained_lengths(self, given=False),
+            },
+            trained_as=f"objective {self.kind}, modes {', '.join(self.modes)}",
+            **more,
+        )
 
 
 @config
@@ -49,10 +103,8 @@ class ImageTextConfig(ImageTextOptions):
     kind: str = "image_text"
     process: Annotated[Any, TEXT_PROCESSES] = dataclasses.field(default_factory=AbsorbingConfig)
 
-    def noise_ids(self, shape: DataShape) -> int:
-        return int(
-            self.process.build(vocab_size=shape.vocab_size, pad_id=shape.pad_id, mask_id=shape.mask_id).noise_ids
-        )
+    def noise_ids(self, shape: DataShape, **stores: Tensor) -> int:
+        return int(self.process.build(shape).noise_ids)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -60,28 +112,18 @@ class ImageTextConfig(ImageTextOptions):
 
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, "text_and_image_denoiser")
-        if self.process.stores:
-            raise ConfigurationError(
-                f"parameter 'objective.process.kind' is {self.process.kind!r}, which is made from the stores "
-                f"{', '.join(self.process.stores)}; the objective 'image_text' has processes without stores only, such "
-                "as 'absorbing'. Choose one of them."
-            )
-        texts: set[Use] = {"infill", "score"} if self.trains_null_image else set()
-        if untrained_lengths(self, given_latents=False) is not None:
-            texts -= {"score"}
-        return Capabilities(
-            uses=self.image_uses | texts,
-            likelihood="bound",
-            untrained_lengths=self.untrained_lengths,
-            reads_images=True,
+        require_interface(self, model, TextAndImageModel)
+        require_no_stores(self)
+        null = self.trains_null_value
+        texts = {"infill": null, "score": null and untrained_lengths(self, given=False) is None}
+        return self.image_capabilities(
+            uses=frozenset(use for use, able in texts.items() if able),
             process=self.process.traits,
-            guided=frozenset({"image_to_caption"} if self.trains_null_image else ()),
-            trained_as=f"objective image_text, modes {', '.join(self.modes)}",
+            guided=frozenset({"image_to_caption"} if null else ()),
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False) -> ImageTextObjective:
-        return ImageTextObjective(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ImageTextObjective:
+        return ImageTextObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
 
 
 @config
@@ -90,183 +132,56 @@ class ContinuousImageTextConfig(ImageTextOptions):
 
     kind: str = "image_text_continuous"
 
-    def noise_ids(self, shape: DataShape) -> int:
-        return 0
-
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, "text_vectors_and_image_denoiser")
-        return Capabilities(
-            uses=self.image_uses,
-            untrained_lengths=self.untrained_lengths,
-            reads_images=True,
-            trained_as=f"objective image_text_continuous, modes {', '.join(self.modes)}",
-        )
+        require_interface(self, model, TextVectorsAndImageModel)
+        return self.image_capabilities()
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False) -> ContinuousImageTextObjective:
-        return ContinuousImageTextObjective(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ContinuousImageTextObjective:
+        return ContinuousImageTextObjective(self, shape, process=None, fixed_shapes=fixed_shapes)
 
 
-class NoisyCaptions(NamedTuple):
-    """Corrupted captions of a batch."""
+class ImageTextObjective(ModalityObjective):
+    """Losses of caption, image and length for one mode per step."""
 
-    tokens_BL: Tensor
-    t_B: Tensor
-    scored_BL: Tensor
-    inputs: dict[str, Tensor]
-    """further arguments of the model"""
+    def generative_model(self, model: nn.Module) -> Any:
+        return ImageTextGeneration(model, self.shape, self.process, self.config, modality=self.modality)
 
 
-class ImageTextObjective:
-    """Losses of caption, image and length for one mode per step (`objectives.base.Objective`)."""
-
-    config: Any
-
-    def __init__(self, config: ImageTextOptions, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        self.config, self.shape, self.fixed_shapes = config, shape, fixed_shapes
-        self.fields = config.fields
-        self.weights: dict[str, float] = {
-            "text_loss": config.text_weight, "image_loss": config.image_weight, "length_loss": config.length_weight,
-        }  # fmt: skip
-        self.units: dict[str, Unit] = {"text_loss": "tokens", "image_loss": "examples", "length_loss": "examples"}
-        self.kinds: tuple[str, ...] = config.modes
-        weights = [float(getattr(config.mode_weights, name)) for name in self.kinds]
-        self._edges = [(name, sum(weights[: i + 1]) / sum(weights)) for i, name in enumerate(self.kinds)]
-        self.make_process()
-
-    def make_process(self) -> None:
-        """Make the text process."""
-        ids = {"vocab_size": self.shape.vocab_size, "pad_id": self.shape.pad_id, "mask_id": self.shape.mask_id}
-        self.process = self.config.process.build(**ids)
-
-    # -- queries of the training loop ---------------------------------------------------------------------------------
-
-    def kind(self, generator: RowGenerator, *, step: int) -> str:
-        """Choose the mode of a step, the same on all ranks and in all micro-batches."""
-        if len(self.kinds) == 1:
-            return self.kinds[0]
-        drawn = shared_draw(generator, "mode")
-        return next((name for name, edge in self._edges if drawn < edge), self.kinds[-1])
-
-    def frozen_parts(self, *, trained: bool) -> frozenset[str]:
-        """Return the parts that the only mode of a run does not train."""
-        if self.kinds == ("caption_to_image",):
-            return frozenset({"text_head", "length_head", "null_image"})
-        return frozenset({"image_head", "null_text"}) if self.kinds == ("image_to_caption",) else frozenset()
-
-    @property
-    def idle_parts(self) -> frozenset[str]:
-        return frozenset({"length_head"}) if self.config.length_weight == 0 else frozenset()
-
-    def expected_first_loss(self) -> dict[str, float]:
-        """Return the NLL of equal logits, because the text head starts at 0."""
-        found = self.process.initial_nll()
-        return {} if found is None else {"text_nll": found}
-
-    def generative_model(self, model: nn.Module) -> GenerativeModel:
-        return ImageTextGeneration(model, self.shape, self.process, self.config)
-
-    # -- the losses of a micro-batch ----------------------------------------------------------------------------------
-
-    def __call__(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
-        noise_text, noise_image = kind != "caption_to_image", kind != "image_to_caption"
-        dropped_B = dropped(generator, self.config.condition_dropout)
-        zeros_B = torch.zeros(len(batch.examples_B), device=batch.examples_B.device)
-
-        captions = self.corrupt(model, batch, generator) if noise_text else None
-        tokens_BL, t_text_B = (batch.tokens_BL, zeros_B) if captions is None else (captions.tokens_BL, captions.t_B)
-
-        x0_BP, t_image_B = batch.fields["images"], zeros_B
-        x_t_BP, noise_BP = x0_BP, torch.zeros_like(x0_BP)
-        if noise_image:
-            t_image_B = latent_times(batch, generator.fork("image_time"), t_min=self.config.t_min)
-            noise_BP = generator.fork("image_noise").normal(x0_BP.shape[1], dtype=torch.float32)
-            signal_B, scale_B = (
-                self.config.image_schedule.signal(t_image_B),
-                self.config.image_schedule.noise(t_image_B),
-            )
-            x_t_BP = gaussian.add_noise(x0_BP, noise_BP, signal_B=signal_B, noise_scale_B=scale_B)
-
-        inputs: dict[str, Any] = {} if captions is None else dict(captions.inputs)
-        if kind == "image_to_caption":
-            inputs["null_image_B"] = dropped_B
-        elif kind == "caption_to_image":
-            inputs["null_text_B"] = dropped_B
-        # The length head reads the clean image, whatever the trunk reads. Where the condition is dropped, the head
-        # learns the marginal distribution of lengths.
-        want_length = noise_text and self.config.length_weight > 0
-        wanted = {"text": noise_text, "image": noise_image, "length": want_length}
-        logits_at = (
-            None if captions is None else positions_of_logits(captions.scored_BL, fixed_shapes=self.fixed_shapes)
-        )
-        out = model(
-            tokens_BL, valid_BL=batch.valid_BL, t_text_B=t_text_B, images_BP=x_t_BP, t_image_B=t_image_B,
-            length_images_BP=x0_BP, null_length_B=dropped_B, logits_at=logits_at,
-            heads=tuple(name for name, here in wanted.items() if here), **inputs,
-        )  # fmt: skip
-
-        losses: Losses = {}
-        if captions is not None:
-            losses |= self.caption_losses(out.logits, batch, captions, gathered=logits_at is not None)
-        if noise_image:
-            losses |= gaussian_loss(
-                out.images_BP, x0_BP, x_t_BP, noise_BP, t_image_B, batch.real_B,
-                schedule=self.config.image_schedule, parameterisation=self.config.parameterisation,
-                weight=self.config.image_loss, gamma=self.config.min_snr_gamma, name="image",
-            )  # fmt: skip
-        if want_length:
-            losses |= length_loss(out.length_logits_BN, batch)
-        return losses
-
-    def corrupt(self, model: nn.Module, batch: Batch, generator: RowGenerator) -> NoisyCaptions:
-        """Corrupt the captions, each at its own timestep."""
-        t_B = text_times(self.process, batch, generator.fork("text_time"))
-        noisy_BL = self.process.corrupt(batch.tokens_BL, batch.valid_BL, t_B, generator.fork("text_noise"))
-        return NoisyCaptions(noisy_BL, t_B, self.process.scored(noisy_BL, batch.valid_BL), {})
-
-    def caption_losses(self, logits: Tensor, batch: Batch, captions: NoisyCaptions, *, gathered: bool) -> Losses:
-        """Compute `text_loss` and its statistics."""
-        return text_losses(
-            self.process, logits, batch, captions.tokens_BL, captions.scored_BL, captions.t_B,
-            gathered=gathered, word_id=self.shape.word_ids[0], z_loss=False,
-        )  # fmt: skip
-
-
-class ContinuousImageTextObjective(ImageTextObjective):
+class ContinuousImageTextObjective(ModalityObjective):
     """Losses with captions as noised vectors: the cross-entropy of every token given the noised vectors."""
-
-    def make_process(self) -> None:
-        """There is no discrete process."""
 
     def expected_first_loss(self) -> dict[str, float]:
         """Return log V per token, V without [MASK] and [PAD]: the text head starts at 0."""
         return {"text_nll": math.log(len(self.shape.word_ids))}
 
-    def generative_model(self, model: nn.Module) -> GenerativeModel:
-        return ContinuousImageTextGeneration(model, self.shape, self.config)
+    def generative_model(self, model: nn.Module) -> Any:
+        return ContinuousImageTextGeneration(model, self.shape, self.config, modality=self.modality)
 
-    def corrupt(self, model: Any, batch: Batch, generator: RowGenerator) -> NoisyCaptions:
+    def corrupt_texts(
+        self, model: Any, batch: Batch, generator: RowGenerator
+    ) -> tuple[NoisyTexts, dict[str, Any]]:  # fmt: skip
         """Draw the noise of the vectors; the model adds it to signal · vector, so that the vectors are trained too."""
-        # In the order of the batch, as `text_times`: that of `latent_times` would be the order of the image's times.
+        # In the order of the batch: the order of `modality.value_times` would be that of the image's times.
         u = generator.fork("text_time").shared_uniform(1)
         t_B = antithetic(u, batch.position_B, batch.global_size, self.config.t_min)
         B, L = batch.tokens_BL.shape
         dim = int(model.config.vector_dim)
         noise_BLe = generator.fork("text_noise").normal(L * dim, dtype=torch.float32).view(B, L, dim)
-        signal_B, scale_B = self.config.image_schedule.signal(t_B), self.config.image_schedule.noise(t_B)
+        signal_B, scale_B = self.modality.schedule.scales(t_B)
         inputs = {"captions_BLe": scale_B[:, None, None] * noise_BLe, "signal_B": signal_B}
-        return NoisyCaptions(batch.tokens_BL, t_B, batch.valid_BL, inputs)
+        return NoisyTexts(batch.tokens_BL, t_B, batch.valid_BL), inputs
 
-    def caption_losses(self, logits: Tensor, batch: Batch, captions: NoisyCaptions, *, gathered: bool) -> Losses:
-        scored_BL = captions.scored_BL
-        logits_MV = logits if gathered else logits[scored_BL]
+    def text_losses(self, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> Losses:
+        scored_BL = noisy.scored_BL
+        logits_MV = logits if logits.dim() == 2 else logits[scored_BL]
         targets_M = batch.tokens_BL[scored_BL]
         words_MV = forbid_(logits_MV.float().clone(), mask_id=self.shape.mask_id, pad_id=self.shape.pad_id)
         nll_M = -words_MV.log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
         count = scored_BL.sum()
         losses: Losses = {"text_loss": (nll_M.sum(), count)}
         with torch.no_grad():
-            t_M = captions.t_B[scored_BL.nonzero()[:, 0]]
+            t_M = noisy.t_B[scored_BL.nonzero()[:, 0]]
             losses["text_nll"] = (nll_M.detach().sum(), count)
             losses["text_accuracy"] = ((words_MV.argmax(-1) == targets_M).sum(), count)
             losses |= by_time("text_nll", nll_M.detach(), t_M, torch.ones_like(nll_M))

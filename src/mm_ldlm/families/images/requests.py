@@ -22,7 +22,6 @@ from mm_ldlm.inference.batches import refuse_texts_beyond_memory
 from mm_ldlm.inference.inverting import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.objectives.capabilities import Use
 from mm_ldlm.sampling.lengths import DrawnLength, Length
 from mm_ldlm.sampling.limits import Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler, text_sampler
@@ -94,8 +93,8 @@ class ImageWriter:
     @property
     def size(self) -> tuple[int, int, int]:
         """Height, width and channels of an image."""
-        assert self.model.shape.image_size is not None
-        return self.model.shape.image_size
+        height, width, channels = self.model.shape.fields["images"]
+        return height, width, channels
 
     def draw(
         self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0
@@ -176,7 +175,7 @@ class ImageWriter:
 
     # -- pieces -------------------------------------------------------------------------------------------------------
 
-    def _length(self, length: Length, use: Use) -> Length:
+    def _length(self, length: Length, use: str) -> Length:
         """Check the length of captions: it is drawn or a number, and the model can write it."""
         return length_of(self._loaded, check(length, DrawnLength, name="length"), use, sampler=None)
 

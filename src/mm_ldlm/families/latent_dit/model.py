@@ -10,68 +10,74 @@ B batch, L text length, M chosen positions, V vocabulary, D dim, d latent dimens
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import config
-from mm_ldlm.models.base import DataShape, build_on_meta, require_latents
+from mm_ldlm.core.config import Size, config
+from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
-from mm_ldlm.models.embeddings import LatentTokens, NullEmbedding
+from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding
 from mm_ldlm.models.heads import LengthHead
+from mm_ldlm.models.interfaces import TextOutput
 from mm_ldlm.models.parts import tag
-from mm_ldlm.models.timestep_embedding import Conditioner
-from mm_ldlm.models.transformer_options import LatentOptions, LatentTokenOptions
 
-INTERFACE = "text_given_latent_denoiser"
+
+class TextGivenLatentModel(Protocol):
+    """Denoiser of texts that reads a clean latent or a null latent; see `LatentTextTransformer`."""
+
+    def __call__(
+        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, latents_Bd: Tensor,
+        null_latent_B: Tensor | None = None, logits_at: Tensor | None = None,
+    ) -> TextOutput: ...  # fmt: skip
+
+    def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor: ...
 
 
 @config
-class LatentDiTConfig(DiTOptions, LatentOptions):
-    """Kind `latent_dit`: a DiT whose adaLN-Zero is conditioned on the timestep and on the latent."""
+class LatentDiTConfig(DiTOptions):
+    """Kind `latent_dit`: a DiT whose adaLN-Zero is conditioned on the timestep and on the latent.
 
-    interface: ClassVar[str] = INTERFACE
+    Attributes:
+        length_hidden_dim: dimension of the length head's two hidden layers; `dim` if None. A short training needs a
+            large one.
+    """
+
+    interface: ClassVar[type] = TextGivenLatentModel
     kind: str = "latent_dit"
-
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> LatentDiT:
-        """The model on the CPU in float32; see `models.base.ModelConfig.build`.
-
-        Raises:
-            ConfigurationError: the data have no latents.
-        """
-        latent_dim = require_latents(shape, self.kind)
-        model: LatentDiT = build_on_meta(lambda: LatentDiT(self, shape, latent_dim), generator)
-        return model
-
-
-@config
-class LatentDiTCrossConfig(DiTOptions, LatentTokenOptions):
-    """Kind `latent_dit_cross`: a DiT with cross-attention to latent tokens in its first, third, fifth … block."""
-
-    interface: ClassVar[str] = INTERFACE
-    kind: str = "latent_dit_cross"
+    length_hidden_dim: Size | None = None
 
     def build(
         self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> LatentDiTCross:
+    ) -> LatentTextTransformer:
         """The model on the CPU in float32; see `models.base.ModelConfig.build`.
 
         Raises:
             ConfigurationError: the data have no latents.
         """
-        latent_dim = require_latents(shape, self.kind)
-        model: LatentDiTCross = build_on_meta(lambda: LatentDiTCross(self, shape, latent_dim), generator)
+        (latent_dim,) = shape.require("latents", kind=self.kind)
+        model: LatentTextTransformer = build_on_meta(lambda: self.make(shape, latent_dim), generator)
         return model
 
+    def make(self, shape: DataShape, latent_dim: int) -> LatentTextTransformer:
+        """Make the module of this kind."""
+        return LatentDiT(self, shape, latent_dim)
 
-class Output(NamedTuple):
-    """What the model predicts."""
 
-    logits: Tensor
-    """(B, L, V), or (M, V) at the chosen positions; unnormalised"""
-    length_logits_BN: Tensor
-    """Column i is length i + 1"""
+@config
+class LatentDiTCrossConfig(LatentDiTConfig):
+    """Kind `latent_dit_cross`: a DiT with cross-attention to latent tokens in its first, third, fifth … block.
+
+    Attributes:
+        latent_tokens: number of tokens that one latent vector becomes.
+    """
+
+    kind: str = "latent_dit_cross"
+    latent_tokens: Size = 4
+
+    def make(self, shape: DataShape, latent_dim: int) -> LatentTextTransformer:
+        return LatentDiTCross(self, shape, latent_dim)
 
 
 class LatentTextTransformer(TextTransformer):
@@ -79,7 +85,7 @@ class LatentTextTransformer(TextTransformer):
 
     def __init__(
         self,
-        config: LatentDiTConfig | LatentDiTCrossConfig,
+        config: LatentDiTConfig,
         shape: DataShape,
         latent_dim: int,
         *,
@@ -104,7 +110,7 @@ class LatentTextTransformer(TextTransformer):
         latents_Bd: Tensor,
         null_latent_B: Tensor | None = None,
         logits_at: Tensor | None = None,
-    ) -> Output:
+    ) -> TextOutput:
         """Predict the token of every position from all tokens of the text and its latent at the timestep `t_B`, and
         the length from the latent.
 
@@ -115,14 +121,11 @@ class LatentTextTransformer(TextTransformer):
             latents_Bd: clean, standardised.
             null_latent_B: true where the learned null latent replaces the latent; None replaces none.
             logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
-
-        Raises:
-            ValueError: the texts are longer than the longest text of the data.
         """
         given_Bd = self.null_latent.replace(latents_Bd.float(), null_latent_B)
         c_BC, latent_BKD = self.condition(given_Bd, t_B)
         logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, logits_at=logits_at, latent_BKD=latent_BKD)
-        return Output(logits, self.length_head(given_Bd))
+        return TextOutput(logits, self.length_head(given_Bd))
 
     def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
         """(B, N) float32 unnormalised log-probabilities of the lengths 1..N given the latent, or given none."""

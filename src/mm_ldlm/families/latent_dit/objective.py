@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import Fraction, config
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.latent_dit.model import TextGivenLatentModel
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import Batch, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities, Use
-from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
+from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, dropped, require_interface
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_generation import DenoiserGeneration, by_use, refuse_untrained_lengths, untrained_lengths
+from mm_ldlm.objectives.text_loss import untrained_lengths
 from mm_ldlm.sampling.denoising import Logits, TextDenoiser
 
-_GUIDED: tuple[Use, ...] = ("l2t", "infill_given_latent", "edit", "interpolate")
-_GIVEN: tuple[Use, ...] = (*_GUIDED, "search")
+_GUIDED = ("l2t", "infill_given_latent", "edit", "interpolate")
+_GIVEN = (*_GUIDED, "search")
 """Uses that need a model trained with latents"""
 
 
@@ -54,10 +55,10 @@ class LatentConditionedConfig(TextDiffusionConfig):
 
     def capabilities(self, model: Any) -> Capabilities:
         """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, "text_given_latent_denoiser")
-        no_lengths, no_lengths_given = (untrained_lengths(self, given_latents=given) for given in (False, True))
+        require_interface(self, model, TextGivenLatentModel)
+        no_lengths, no_lengths_given = (untrained_lengths(self, given=given) for given in (False, True))
         sees, null = self.condition_dropout < 1, self.trains_null_latent
-        uses: dict[Use, bool] = {
+        uses = {
             **dict.fromkeys(_GIVEN, sees),
             "score_given_latent": sees and no_lengths_given is None,
             "unconditional": null,
@@ -66,14 +67,16 @@ class LatentConditionedConfig(TextDiffusionConfig):
         }
         return Capabilities(
             uses=frozenset(use for use, able in uses.items() if able),
+            fields=self.fields,
             likelihood="bound",
-            untrained_lengths=by_use(
-                {"l2t": no_lengths_given, "interpolate": no_lengths_given, "unconditional": no_lengths}
-            ),
-            reads_latents=True,
+            untrained_lengths={
+                "l2t": no_lengths_given,
+                "interpolate": no_lengths_given,
+                "unconditional": no_lengths,
+            },
             process=self.process.traits,
             guided=frozenset(_GUIDED if null else ()),
-            trained_as=f"objective latent_conditioned, process {self.process.kind}",
+            trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> LatentConditioned:
@@ -97,31 +100,17 @@ class LatentConditioned(TextDiffusion):
 class LatentConditionedGeneration(DenoiserGeneration):
     """Sampling, lengths and likelihoods of texts given latents, or with the null latent."""
 
-    def __init__(
-        self, model: nn.Module, shape: DataShape, process: TextProcess, config: LatentConditionedConfig
-    ) -> None:
-        super().__init__(model, shape, process)
-        self.config = config
-
-    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """See `GenerativeModel.length_log_probs`.
-
-        Raises:
-            SamplingError: the distribution was not trained.
-        """
-        refuse_untrained_lengths(self.config, given_latents=latents_Bd is not None)
+    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        if (reason := untrained_lengths(self.config, given=latents_Bd is not None)) is not None:
+            raise SamplingError(reason)
         latents_Bd, null_B = self._given(latents_Bd, torch.arange(rows, device=self.device))
-        return torch.log_softmax(self.model.length_logits(latents_Bd, null_B), dim=-1)
+        length_logits_BN: Tensor = self.model.length_logits(latents_Bd, null_B)
+        return length_logits_BN
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
-        return TextDenoiser(
-            logits=self._logits(latents_Bd),
-            unconditional=self._logits(None) if latents_Bd is not None and self.config.trains_null_latent else None,
-            mask_id=self.shape.mask_id,
-            pad_id=self.shape.pad_id,
-            vocab_size=self.shape.vocab_size,
-        )
+        null = self._logits(None) if latents_Bd is not None and self.config.trains_null_latent else None
+        return self.denoiser(self._logits(latents_Bd), unconditional=null)
 
     def _logits(self, latents_Bd: Tensor | None) -> Logits:
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
@@ -140,5 +129,5 @@ class LatentConditionedGeneration(DenoiserGeneration):
             return latents_Bd[rows_A], None
         if not self.config.trains_null_latent:
             raise self._missing("a null latent, because objective.condition_dropout was 0")
-        zeros_Ad = torch.zeros(len(rows_A), int(self.shape.latent_dim or 0), device=rows_A.device)
+        zeros_Ad = torch.zeros(len(rows_A), self.dim, device=rows_A.device)
         return zeros_Ad, torch.ones_like(rows_A, dtype=torch.bool)

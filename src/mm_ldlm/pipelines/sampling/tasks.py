@@ -85,7 +85,7 @@ class Task(ABC):
 
     @property
     def use(self) -> Any:
-        """Use of the run that the task needs (`objectives.capabilities.Use`)."""
+        """Use of the run that the task needs (`objectives.capabilities.USES`)."""
         return self.name
 
     @property
@@ -115,7 +115,7 @@ class Task(ABC):
     def refusal(self, capabilities: Capabilities) -> str | None:
         """Explain why a run does not support the task; None if it does."""
         writes = self.writes(capabilities)
-        return capabilities.refuse_task(self.use, order=self.order, length=None if writes is None else writes.length)
+        return capabilities.task_refusal(self.use, order=self.order, length=None if writes is None else writes.length)
 
     @abstractmethod
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
@@ -154,7 +154,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         if (writes := task.writes(capabilities)) is not None:
             refused = None
             if writes.sampler is not None:
-                refused = capabilities.refuse_sampler(writes.sampler, task.use, given_latent=writes.given)
+                refused = capabilities.sampler_refusal(writes.sampler, task.use, given_latent=writes.given)
             too_long = refuse_long(
                 writes.length, max_length=sections["tokenizer"].max_length,
                 sampler=None if writes.fits_window else writes.sampler, process=capabilities.process,

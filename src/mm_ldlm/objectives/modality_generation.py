@@ -1,11 +1,11 @@
-"""Sampling and scoring with a model of text and latent.
+"""Sampling and scoring with a model of a text and one Gaussian modality.
 
 An unknown condition is represented as in training: by the learned null embedding if training dropped the condition,
-otherwise at t = 1 by pure noise (latent) or by the prior of the text process (text). The mode `unconditional` trains
-the model at t = 1 (UniDiffuser, arXiv:2303.06555).
+otherwise at t = 1 by pure noise (modality) or by the prior of the text process (text). Modes that noise both train the
+model at t = 1 (UniDiffuser, arXiv:2303.06555).
 
 B examples, L positions of the canvas, A examples of one model call, M positions whose logits are needed,
-d latent dimension.
+d dimension of the modality.
 """
 
 from __future__ import annotations
@@ -15,83 +15,69 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.multimodal_options import MultimodalOptions
-from mm_ldlm.objectives.text_generation import DenoiserGeneration, refuse_untrained_lengths
+from mm_ldlm.objectives.generation import DenoiserGeneration
+from mm_ldlm.objectives.modality import GaussianModality, ModalityOptions
+from mm_ldlm.objectives.text_loss import untrained_lengths
 from mm_ldlm.sampling import joint
-from mm_ldlm.sampling.denoising import TextDenoiser
-from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample
+from mm_ldlm.sampling.denoising import Logits, TextDenoiser
+from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
 from mm_ldlm.sampling.joint import JointDenoiser, JointSample
 
 
-class MultimodalGeneration(DenoiserGeneration):
-    """Sampling of texts and latents, and likelihoods of texts, with one model of both modalities."""
+class ModalityGeneration(DenoiserGeneration):
+    """Sampling of texts and of the modality, and likelihoods of texts, with one model of both."""
 
-    def __init__(self, model: nn.Module, shape: DataShape, config: MultimodalOptions) -> None:
-        process = config.process.build(vocab_size=shape.vocab_size, pad_id=shape.pad_id, mask_id=shape.mask_id)
-        super().__init__(model, shape, process)
-        self.config = config
+    config: ModalityOptions
+
+    def __init__(
+        self, model: nn.Module, shape: DataShape, process: TextProcess, config: ModalityOptions, *,
+        modality: GaussianModality,
+    ) -> None:  # fmt: skip
+        super().__init__(model, shape, process, config)
+        self.modality, self.field = modality, modality.field
         self.latents_need_lengths = not config.trains_null_text
 
     # -- texts --------------------------------------------------------------------------------------------------------
 
-    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """See `GenerativeModel.length_log_probs`.
-
-        Raises:
-            SamplingError: the distribution was not trained.
-        """
-        refuse_untrained_lengths(self.config, given_latents=latents_Bd is not None)
-        zeros_B = torch.zeros(rows, device=self.device)
-        out = self.model(
-            torch.full((rows, 1), self.shape.mask_id, device=self.device),
-            valid_BL=None,
-            t_text_B=zeros_B,
-            latents_Bd=zeros_B.new_zeros(rows, self.dim) if latents_Bd is None else latents_Bd,
-            t_latent_B=zeros_B,
-            null_latent_B=torch.full((rows,), latents_Bd is None, device=self.device),
-            heads=("length",),
-        )
-        return torch.log_softmax(out.length_logits_BN.float(), dim=-1)
+    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        if (reason := untrained_lengths(self.config, given=latents_Bd is not None)) is not None:
+            raise SamplingError(reason)
+        null_B = torch.full((rows,), latents_Bd is None, device=self.device)
+        latents_Bd = torch.zeros(rows, self.dim, device=self.device) if latents_Bd is None else latents_Bd
+        length_logits_BN: Tensor = self.model.length_logits(latents_Bd, null_B)
+        return length_logits_BN
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
-        """Make the denoiser of texts given latents (B, d), or without latents."""
-        noise_Bd = None
-        if latents_Bd is None and not self.config.trains_null_latent:
-            noise_Bd = generator.fork("unknown latent").normal(self.dim)
-        given = latents_Bd is not None
-        guidable = given and self.config.trains_null_latent
-        return TextDenoiser(
-            logits=self._text(latents_Bd, noise_Bd),
-            unconditional=self._text(None, None) if guidable else None,
-            mask_id=self.shape.mask_id,
-            pad_id=self.shape.pad_id,
-            vocab_size=self.shape.vocab_size,
-        )
+        """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
+        null = self._text(None) if self.config.trains_null_value else None
+        if latents_Bd is not None:
+            return self.denoiser(self._text(latents_Bd), unconditional=null)
+        return self.denoiser(null or self._text(generator.fork("unknown latent").normal(self.dim), t_latent=1.0))
 
-    def _text(self, latents_Bd: Tensor | None, noise_Bd: Tensor | None) -> Any:
-        null = latents_Bd is None and self.config.trains_null_latent
-        t_latent = 1.0 if latents_Bd is None and not null else 0.0
-        source_Bd = latents_Bd if latents_Bd is not None else noise_Bd
+    def _text(self, latents_Bd: Tensor | None, *, t_latent: float = 0.0) -> Logits:
+        """Make the logits of texts given latents at a time, or given the null latent."""
+        null = latents_Bd is None
 
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
-            given_Ad = t_A.new_zeros(len(rows_A), self.dim) if null or source_Bd is None else source_Bd[rows_A]
             found: Tensor = self.model(
                 tokens_AL,
                 valid_BL=tokens_AL != self.shape.pad_id,
                 t_text_B=t_A,
-                latents_Bd=given_Ad,
+                latents_Bd=t_A.new_zeros(len(rows_A), self.dim) if latents_Bd is None else latents_Bd[rows_A],
                 t_latent_B=torch.full_like(t_A, t_latent),
-                null_latent_B=torch.full_like(rows_A, null, dtype=torch.bool) if null else None,
+                null_latent_B=torch.ones_like(rows_A, dtype=torch.bool) if null else None,
                 logits_at=asked_AL,
                 heads=("text",),
-            ).logits_BLV
+            ).logits
             return found
 
         return logits
 
-    # -- latents ------------------------------------------------------------------------------------------------------
+    # -- the modality -------------------------------------------------------------------------------------------------
 
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
         unconditional = self._latent(tokens_BL, t_text=0.0, null=True) if self.config.trains_null_text else None
@@ -114,16 +100,16 @@ class MultimodalGeneration(DenoiserGeneration):
             self._joint_denoiser(), canvas_BL, dim=self.dim, draw=text.draw, latent=latent, generator=generator
         )
 
-    def _latent_denoiser(self, predict: Any, unconditional: Any = None) -> LatentDenoiser:
+    def _latent_denoiser(self, predict: Predict, unconditional: Predict | None = None) -> LatentDenoiser:
         return LatentDenoiser(
             predict=predict,
             unconditional=unconditional,
-            parameterisation=self.config.parameterisation,
-            schedule=self.config.latent_schedule,
+            parameterisation=self.modality.parameterisation,
+            schedule=self.modality.schedule,
             self_condition=self.config.self_condition,
         )
 
-    def _latent(self, tokens_BL: Tensor, *, t_text: float, null: bool = False) -> Any:
+    def _latent(self, tokens_BL: Tensor, *, t_text: float, null: bool = False) -> Predict:
         def predict(z_Bd: Tensor, t_B: Tensor, x0_Bd: Tensor | None) -> Tensor:
             found: Tensor = self.model(
                 tokens_BL,
@@ -154,12 +140,12 @@ class MultimodalGeneration(DenoiserGeneration):
                 logits_at=asked_BL,
                 heads=("text", "latent"),
             )
-            return out.logits_BLV, out.latent_Bd
+            return out.logits, out.latent_Bd
 
         return JointDenoiser(
             predict=predict,
             process=self.process,
-            latent_schedule=self.config.latent_schedule,
-            parameterisation=self.config.parameterisation,
+            latent_schedule=self.modality.schedule,
+            parameterisation=self.modality.parameterisation,
             self_condition=self.config.self_condition,
         )

@@ -1,0 +1,91 @@
+"""Noise schedules with a learned parameter, as in another project: one for text, one for latents."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mm_ldlm.core.config import PositiveFloat, config
+from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule, Scales
+
+
+class Power(nn.Module, MaskSchedule):
+    """α = 1 − t^p with a learned p."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.initial = power
+        self.log_power = nn.Parameter(torch.empty(1))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.constant_(self.log_power, float(torch.tensor(self.initial).log()))
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - t ** self.log_power.exp()
+
+    def alpha_prime(self, t: Tensor) -> Tensor:
+        power = self.log_power.exp()
+        return -power * t ** (power - 1)
+
+
+@config
+class PowerConfig:
+    kind: str = "learned_noise:PowerConfig"
+    power: PositiveFloat = 2.0
+
+    def build(self) -> Power:
+        return Power(self.power)
+
+
+class Angle(nn.Module, GaussianSchedule):
+    """Variance-preserving: the angle of (signal, noise) is π/2 · t^p with a learned p."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_power = nn.Parameter(torch.empty(1))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.zeros_(self.log_power)
+
+    def scales(self, t: Tensor) -> Scales:
+        angle = torch.pi / 2 * t ** self.log_power.exp()
+        return Scales(angle.cos(), angle.sin())
+
+
+@config
+class AngleConfig:
+    kind: str = "learned_noise:AngleConfig"
+    variance_preserving: ClassVar[bool] = True
+
+    def build(self) -> Angle:
+        return Angle()
+
+
+class Hidden:
+    """A schedule that holds its parameter where no module sees it."""
+
+    def __init__(self, log_power: Any) -> None:
+        self.log_powers = [log_power]
+
+    def build(self) -> Any:
+        return self
+
+
+@config
+class HiddenConfig:
+    """A mistake: the schedule is not a module."""
+
+    kind: str = "learned_noise:HiddenConfig"
+
+    def build(self) -> Any:
+        class Schedule(Hidden, MaskSchedule):
+            alpha = Power.alpha
+            alpha_prime = Power.alpha_prime
+
+            @property
+            def log_power(self) -> Tensor:
+                return self.log_powers[0]
+
+        return Schedule(nn.Parameter(torch.zeros(1)))
