@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from mm_ldlm.core.overrides import EXAMPLE, nested, parse_params
+from mm_ldlm.extras.http_encoder.keys import read_key
 
 from mm_ldlm import cli
 from mm_ldlm.app import console
@@ -18,7 +19,6 @@ from mm_ldlm.app.config_loader import LayeredConfigLoader, parse_environment
 from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.core.messages import duration, show
-from mm_ldlm.extras.http_encoder.keys import read_key
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 # -- the text of --params ----------------------------------------------------------------------------------------------

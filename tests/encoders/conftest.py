@@ -14,7 +14,7 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # `embedding_service` is imported by name, here and from tests/latents
     sys.path.insert(0, HERE)
 
-from embedding_service import service  # noqa: E402, F401
+from tests.extras.http_encoder.embedding_service import service  # noqa: E402, F401
 
 WORDS = """a b c d e f the cat dog sat on mat ran ! . ? it is was in house red blue green query one two three
     four""".split()  # noqa: SIM905

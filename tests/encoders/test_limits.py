@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from mm_ldlm.data.encoders.spec import EncoderSpec
+from mm_ldlm.extras.http_encoder.address import endpoint, is_loopback
 
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
 from mm_ldlm.data.encoders.transformer import _has_pooler
 from mm_ldlm.data.encoders.weights import LocatedWeights, locate_weights
-from mm_ldlm.extras.http_encoder.address import endpoint, is_loopback
 
 LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "dim": ([1, 65_536], [0, 65_537]),

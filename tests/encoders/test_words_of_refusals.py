@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedding_service import DIM, Service, unit
+from tests.extras.http_encoder.embedding_service import DIM, Service, unit
 
 from mm_ldlm.core.errors import ConfigurationError, EncoderError, MMLDLMError
 from mm_ldlm.data.encoders import (

@@ -26,7 +26,7 @@ ENCODERS = str(Path(__file__).parents[1] / "encoders")
 if ENCODERS not in sys.path:  # `embedding_service` is imported by name
     sys.path.insert(0, ENCODERS)
 
-from embedding_service import service  # noqa: E402, F401
+from tests.extras.http_encoder.embedding_service import service  # noqa: E402, F401
 
 NOUNS = ("cat", "dog", "teacher", "sailor", "river", "house", "bird", "baker", "train", "king", "garden", "letter")
 VERBS = ("sees", "likes", "finds", "follows", "paints", "forgets", "remembers", "carries")

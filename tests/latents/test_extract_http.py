@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedding_service import DIM, Service, unit
+from tests.extras.http_encoder.embedding_service import DIM, Service, unit
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedding_service import DIM, Service, running, unit
+from tests.extras.http_encoder.embedding_service import DIM, Service, running, unit
 
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders import parse_encoder

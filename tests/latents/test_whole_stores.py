@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embedding_service import DIM, Service, unit
+from tests.extras.http_encoder.embedding_service import DIM, Service, unit
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
 from mm_ldlm.data.encoders import LocatedEncoder, parse_encoder

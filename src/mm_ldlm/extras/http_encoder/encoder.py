@@ -2,39 +2,36 @@
 
 Request: {"model", "input": [text, …], "dimensions"?, "encoding_format"?}.
 Answer: {"data": [{"index", "embedding"}, …]}, in any order. A service is identified by its vectors of probe sentences
-(`encoders.probes`), because its weights cannot be read.
+(`http_encoder.probes`), because its weights cannot be read.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
-import logging
-import threading
-import weakref
+import ipaddress
+import os
+import urllib.parse
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, PositiveInt, config, to_dict
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core.config import InvalidValue, Size, bounded, config, to_dict
+from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.extras.http_encoder import keys as api_keys
 from mm_ldlm.extras.http_encoder import probes
-from mm_ldlm.extras.http_encoder.address import endpoint, is_loopback
-from mm_ldlm.extras.http_encoder.client import Client, Stopped
-
-logger = logging.getLogger(__name__)
+from mm_ldlm.extras.http_encoder.client import Client
 
 _UNIT_TOLERANCE = 1e-2
-"""Largest difference of the length of a probe vector from 1, for a service that is declared to normalise."""
+"""Largest difference of the length of a probe vector from 1, for a service that is declared to normalise"""
 _LARGEST_DIM = 65_536
 _BYTES_PER_NUMBER = 32
 """Longest form of a number in an answer, with separators and spaces"""
+Seconds = Annotated[float, bounded(ge=0.001, le=3600)]
 
 
 @config
@@ -49,12 +46,13 @@ class HttpEncoderConfig:
         prompt: text prepended to every sentence.
         normalised: the vectors have unit length; checked with the probe sentences.
         encoding: "float" for numbers in JSON, "base64" for float32 bytes, which are a quarter as long.
-        key_variable: name of the environment variable that contains the key; null sends none.
+        key_variable: name of the environment variable that contains the key; null sends none. Parameters are stored
+            with runs and shown by MLflow and the report, so that they never contain the key itself.
         batch_rows: maximum number of sentences in one request.
         batch_bytes: maximum number of bytes of the sentences in one request; a longer sentence is sent alone.
         connections: number of requests at the same time.
         requests_per_minute: limit of one process; null for none.
-        timeout: seconds for one request.
+        timeout: seconds for one exchange, from the connection to the last byte of the answer.
         retries: number of repetitions of a request after transient failures.
         max_wait: longest wait between two attempts, in seconds.
         min_cosine: smallest cosine of a probe sentence's vector to its earlier one; below it, the service has changed.
@@ -63,43 +61,34 @@ class HttpEncoderConfig:
     kind: str = "http"
     url: str
     name: str
-    dim: PositiveInt | None = None
+    dim: Size | None = None
     shorten: bool = False
     prompt: str = ""
     normalised: bool = True
     encoding: Literal["float", "base64"] = "float"
     key_variable: str | None = None
-    batch_rows: PositiveInt = 64
-    batch_bytes: PositiveInt = 100_000
-    connections: PositiveInt = 4
-    requests_per_minute: PositiveFloat | None = None
-    timeout: PositiveFloat = 60.0
-    retries: int = 8
-    max_wait: PositiveFloat = 120.0
-    min_cosine: float = 0.999
+    batch_rows: Size = 64
+    batch_bytes: Annotated[int, bounded(gt=0, le=1 << 28)] = 100_000
+    connections: Annotated[int, bounded(gt=0, le=64)] = 4
+    requests_per_minute: Annotated[float, bounded(ge=0.1, le=1e6)] | None = None
+    timeout: Seconds = 60.0
+    retries: Annotated[int, bounded(ge=0, le=100)] = 8
+    max_wait: Seconds = 120.0
+    min_cosine: Annotated[float, bounded(ge=0.5, lt=1)] = 0.999
 
     device: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         try:
-            address = endpoint(self.url)
+            address = urllib.parse.urlsplit(endpoint(self.url))
         except ValueError as error:
             raise InvalidValue(str(error), "url") from None
         if not self.name.strip():
             raise InvalidValue("expected the service's name of the model, found an empty one", "name")
         if self.shorten and self.dim is None:
             raise InvalidValue("expected dim, the number of dimensions to ask for, found null", "shorten", "dim")
-        limits = {
-            "dim": (1, _LARGEST_DIM), "batch_rows": (1, 65_536), "batch_bytes": (1, 1 << 28), "connections": (1, 64),
-            "requests_per_minute": (0.1, 1e6), "timeout": (0.001, 3600), "retries": (0, 100), "max_wait": (0.001, 3600),
-            "min_cosine": (0.5, 1 - 1e-9),
-        }  # fmt: skip
-        for key, (low, high) in limits.items():
-            value = getattr(self, key)
-            if value is not None and not low <= value <= high:
-                raise InvalidValue(f"expected a number from {low:g} to {high:g}, found {value:g}", key)
         if self.key_variable is not None:
-            if not api_keys.is_variable_name(self.key_variable):
+            if not (self.key_variable.isascii() and self.key_variable.isidentifier()):
                 raise InvalidValue(
                     "expected the name of an environment variable (letters, digits and '_'), found something else, "
                     "which is not shown because it may be the key itself",
@@ -125,9 +114,33 @@ class HttpEncoderConfig:
 
     def missing(self) -> str | None:
         """Return that the variable with the key is not set, or None."""
-        if self.key_variable is None or api_keys.is_set(self.key_variable):
+        if self.key_variable is None or os.environ.get(self.key_variable, "").strip():
             return None
-        return api_keys.missing(self.key_variable, parameter="encoder.key_variable")
+        return (
+            f"parameter 'encoder.key_variable': expected a key in the environment variable {self.key_variable}, found "
+            "none. Set the variable in the shell that starts the run, or name another one."
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header with the key, from the environment.
+
+        Raises:
+            ConfigurationError: the variable is not set, or contains characters that a header cannot contain. The
+                message does not contain the value.
+        """
+        if self.key_variable is None:
+            return {}
+        if (lacking := self.missing()) is not None:
+            raise ConfigurationError(lacking)
+        value = os.environ[self.key_variable].strip()
+        if not all("!" <= character <= "~" for character in value):
+            raise ConfigurationError(
+                "parameter 'encoder.key_variable': expected a key of printable ASCII characters without spaces in the "
+                f"environment variable {self.key_variable}, found others in its {len(value)} characters. Set the "
+                "variable to the key and nothing else."
+            )
+        return {"Authorization": f"Bearer {value}"}
 
     def locate(self, *, expected: str | None = None) -> LocatedService:
         """Embed the probe sentences and compute the fingerprint; adopt `expected` if the service is the same.
@@ -138,33 +151,65 @@ class HttpEncoderConfig:
         """
         service = _Service(self, dim=self.dim)
         probes_Kd = service.probe()
-        found, dim = service.client.service, probes_Kd.shape[1]
         if self.normalised:
             lengths_K = np.linalg.norm(probes_Kd.astype(np.float64), axis=1)
             if (worst := float(np.abs(lengths_K - 1).max())) > _UNIT_TOLERANCE:
                 raise EncoderError(
-                    f"{found}: expected vectors of length 1 from the model {self.name!r} (encoder.normalised), found "
-                    f"lengths that differ from 1 by up to {worst:.2g}. Set encoder.normalised to false."
+                    f"{service.name}: expected vectors of length 1 from the model {self.name!r} (encoder.normalised), "
+                    f"found lengths that differ from 1 by up to {worst:.2g}. Set encoder.normalised to false."
                 )
         identity = fingerprint(
             {
-                "name": self.name, "dim": dim, "shorten": self.shorten, "prompt": self.prompt,
+                "name": self.name, "dim": probes_Kd.shape[1], "shorten": self.shorten, "prompt": self.prompt,
                 "normalised": self.normalised, "probes": probes.SENTENCES, "sketch": probes.SKETCH_DIM,
             }
         )  # fmt: skip
+        mark = probes.fingerprint(identity, probes_Kd)
         if expected is not None and probes.identity_of(expected) == identity:
             service.refuse_drift(probes.distance_to(expected, probes_Kd))
             mark = expected
-        else:
-            mark = probes.fingerprint(identity, probes_Kd)
         return LocatedService(
-            name=self.name, dim=dim, normalised=self.normalised, prompt=self.prompt, fingerprint=mark,
+            name=self.name, dim=probes_Kd.shape[1], normalised=self.normalised, prompt=self.prompt, fingerprint=mark,
             probes_Kd=probes_Kd,
         )  # fmt: skip
 
     def load(self, located: LocatedService, *, device: str | None = None) -> HttpEncoder:
         """Return the encoder; `device` has no influence, because nothing is computed here."""
         return HttpEncoder(located, self)
+
+
+def endpoint(url: str) -> str:
+    """Return the address of the embeddings of a service: `url` with `/embeddings` at the end of its path.
+
+    Raises:
+        ValueError: not http or https, no host, a port that is none, or a user, password, query or fragment, which may
+            contain a key; the message does not show them.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url.strip())
+        readable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ValueError("expected an address such as https://host/v1, found one that cannot be read") from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            "expected an address without user, password, query and fragment, which would be stored with the run; "
+            "put the key into the environment variable that key_variable names"
+        )
+    shown = all("!" <= character <= "~" for character in parts.geturl())
+    if parts.scheme not in ("http", "https") or not readable or not shown:
+        raise ValueError(
+            f"expected an address such as https://host/v1, in ASCII and without spaces, found the scheme "
+            f"{parts.scheme!r} and the host {parts.hostname!r}"
+        )
+    return parts._replace(path=f"{parts.path.rstrip('/').removesuffix('/embeddings')}/embeddings").geturl()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine: localhost, 127.0.0.0/8 or ::1."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,49 +226,25 @@ class LocatedService:
 
     def describe(self) -> dict[str, Any]:
         """Describe the encoder for manifests and reports, as plain JSON without its address."""
-        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del plain["probes_Kd"]
-        return {"kind": "http", **plain}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "probes_Kd"]
+        return {"kind": "http", **{name: getattr(self, name) for name in names}}
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """Sentences in requests: `batches` are consecutive and together have `rows` sentences."""
-
-    rows: int
-    batches: list[list[str]]
-
-
-class HttpEncoder:
-    """An `Encoder` that sends sentences to a service."""
+class HttpEncoder(Encoder):
+    """An `Encoder` that sends sentences to a service; numbers that are not finite are returned as they are."""
 
     def __init__(self, located: LocatedService, parameters: HttpEncoderConfig) -> None:
-        self.located, self._parameters = located, parameters
+        super().__init__(located)
+        self.dim, self._probes_Kd = located.dim, located.probes_Kd
         self._service = _Service(parameters, dim=located.dim)
 
-    @property
-    def dim(self) -> int:
-        return self.located.dim
-
-    @property
-    def fingerprint(self) -> str:
-        return self.located.fingerprint
-
-    def prepare(self, sentences: Sequence[str]) -> Prepared:
-        """Add the prompt and divide the sentences into requests, in order."""
-        return self._service.prepare(sentences)
-
-    def run(self, prepared: Prepared) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences; numbers that are not finite are returned as they are.
+    def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences.
 
         Raises:
             EncoderError: a request failed for good, or an answer does not have one vector of dimension d per sentence.
         """
         return self._service.embed(prepared)
-
-    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences."""
-        return self.run(self.prepare(sentences))
 
     def verify(self) -> None:
         """Embed the probe sentences again and compare them with their vectors at the beginning.
@@ -231,28 +252,20 @@ class HttpEncoder:
         Raises:
             EncoderError: the vectors differ by more than encoder.min_cosine allows.
         """
-        self._service.refuse_drift(probes.relative_distance(self._service.probe(), self.located.probes_Kd))
+        self._service.refuse_drift(probes.relative_distance(self._service.probe(), self._probes_Kd))
 
 
 class _Service:
-    """The requests of a configuration, on several connections; `dim` is None until the first answer."""
+    """The requests of a configuration; `dim` is None until the first answer."""
 
     def __init__(self, parameters: HttpEncoderConfig, *, dim: int | None) -> None:
         self._parameters, self._dim = parameters, dim
-        variable = parameters.key_variable
-        self.client = Client(
-            endpoint(parameters.url).geturl(),
-            api_key=None if variable is None else api_keys.read_key(
-                variable, parameter="encoder.key_variable"
-            ),
+        self._client = Client(
+            endpoint(parameters.url), headers=parameters.headers, connections=parameters.connections,
             requests_per_minute=parameters.requests_per_minute, timeout=parameters.timeout, retries=parameters.retries,
             max_wait=parameters.max_wait,
         )  # fmt: skip
-        self._pool = ThreadPoolExecutor(parameters.connections, thread_name_prefix="embeddings")
-        weakref.finalize(self, self.client.close)
-
-    def prepare(self, sentences: Sequence[str]) -> Prepared:
-        return Prepared(len(sentences), list(self._batches([self._parameters.prompt + text for text in sentences])))
+        self.name = self._client.service
 
     def probe(self) -> npt.NDArray[np.float32]:
         """Return the vectors of the probe sentences.
@@ -260,68 +273,53 @@ class _Service:
         Raises:
             EncoderError: they are not finite, or zero.
         """
-        found_Kd = self.embed(self.prepare(probes.SENTENCES))
+        found_Kd = self.embed(probes.SENTENCES)
         if not np.isfinite(found_Kd).all() or not found_Kd.any(axis=1).all():
             raise EncoderError(
-                f"{self.client.service}: expected finite vectors other than zero for the probe sentences, found NaN, "
-                f"infinity or zeros. Check the model {self._parameters.name!r} of the service."
+                f"{self.name}: expected finite vectors other than zero for the probe sentences, found NaN, infinity or "
+                f"zeros. Check the model {self._parameters.name!r} of the service."
             )
         return found_Kd
 
     def refuse_drift(self, distance: float) -> None:
         """Raise EncoderError if a probe vector is at a larger relative distance than min_cosine allows."""
-        least = self._parameters.min_cosine
-        if distance > probes.allowed_distance(least):
+        least, cosine = self._parameters.min_cosine, max(-1.0, 1 - distance**2 / 2)
+        if cosine < least:
             raise EncoderError(
-                f"{self.client.service}: the model {self._parameters.name!r} returns other vectors than before: the "
-                f"cosine of a probe sentence is {probes.cosine_at(distance):.4g}, encoder.min_cosine is {least:g}. "
-                "Another model answers under this name, or another version of it. Finished shards are kept, and no "
-                "further one was written. Restore the earlier model and run again, or remove the latents to embed "
-                "everything with the present one."
+                f"{self.name}: the model {self._parameters.name!r} returns other vectors than before: the cosine of a "
+                f"probe sentence is {cosine:.4g}, encoder.min_cosine is {least:g}. Another model "
+                "answers under this name, or another version of it. Finished shards are kept, and no further one was "
+                "written. Restore the earlier model and run again, or remove the latents to embed everything with the "
+                "present one."
             )
 
-    def embed(self, prepared: Prepared) -> npt.NDArray[np.float32]:
+    def embed(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Send all requests and return the vectors in the order of the sentences."""
-        if not prepared.batches:
-            return np.empty((0, self._dim or 0), np.float32)
-        stop = threading.Event()
-        jobs = [self._pool.submit(self._request, batch, stop) for batch in prepared.batches]
-        try:
-            blocks = [job.result() for job in jobs]
-        except BaseException:
-            stop.set()
-            for job in jobs:
-                job.cancel()
-            raise
-        if failures := self.client.take_failures():
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(failures.items()))
-            logger.info("%s: repeated requests: %d (%s)", self.client.service, sum(failures.values()), reasons)
-        if len(dims := {block.shape[1] for block in blocks}) > 1:
-            raise EncoderError(
-                f"{self.client.service}: expected vectors of one dimension, found {sorted(dims)}. Set encoder.dim, and "
-                "check that one model answers."
-            )
-        return np.concatenate(blocks)
-
-    def _request(self, texts: list[str], stop: threading.Event) -> npt.NDArray[np.float32]:
-        if stop.is_set():
-            raise Stopped
-        parameters = self._parameters
-        # Several services refuse an empty text, which a model may have written; encoders ignore a space.
-        body: dict[str, Any] = {"model": parameters.name, "input": [text or " " for text in texts]}
+        parameters, dim = self._parameters, self._dim
+        body: dict[str, Any] = {"model": parameters.name}
         if parameters.shorten:
             body["dimensions"] = parameters.dim
         if parameters.encoding != "float":
             body["encoding_format"] = parameters.encoding
-        room = (self._dim or _LARGEST_DIM) * _BYTES_PER_NUMBER + 1024
-        answer = self.client.post(body, max_bytes=len(texts) * room + 65_536, stop=stop)
-        return vectors_of(answer, rows=len(texts), dim=self._dim, service=self.client.service)
+        batches = list(self._batches(sentences))
+        room = (dim or _LARGEST_DIM) * _BYTES_PER_NUMBER + 1024
+        answers = self._client.post_all(
+            [{**body, "input": batch} for batch in batches],
+            max_bytes=[len(batch) * room + 65_536 for batch in batches],
+        )
+        blocks = []
+        for batch, answer in zip(batches, answers, strict=True):
+            blocks.append(vectors_of(answer, rows=len(batch), dim=dim, service=self.name))
+            dim = blocks[-1].shape[1]
+        return np.concatenate(blocks) if blocks else np.empty((0, dim or 0), np.float32)
 
-    def _batches(self, texts: list[str]) -> Iterator[list[str]]:
-        """Divide texts into consecutive requests within both limits."""
+    def _batches(self, sentences: Sequence[str]) -> Iterator[list[str]]:
+        """Divide the sentences with their prompts into consecutive requests within both limits."""
         batch: list[str] = []
         size = 0
-        for text in texts:
+        for sentence in sentences:
+            # Several services refuse an empty text, which a model may have written; encoders ignore a space.
+            text = self._parameters.prompt + sentence or " "
             own = len(text.encode("utf-8", errors="replace"))
             if batch and (len(batch) == self._parameters.batch_rows or size + own > self._parameters.batch_bytes):
                 yield batch
@@ -340,54 +338,35 @@ def vectors_of(answer: Any, *, rows: int, dim: int | None, service: str) -> npt.
     Raises:
         EncoderError: the answer does not contain exactly one vector for each index, or vectors of another dimension.
     """
-
-    def refuse(expected: str, found: str) -> EncoderError:
-        return EncoderError(
-            f"{service}: expected {expected}, found {found}. Check that encoder.url is an embedding service with the "
-            "convention /v1/embeddings, and encoder.name and encoder.dim."
-        )
-
     data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, list):
-        raise refuse("an answer with the list 'data'", f"{_short(answer)}")
-    if len(data) != rows:
-        raise refuse(f"{rows} vectors for {rows} sentences", str(len(data)))
-    by_index: dict[int, npt.NDArray[np.float32]] = {}
-    for item in data:
-        index = item.get("index") if isinstance(item, dict) else None
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < rows:
-            raise refuse(f"an index from 0 to {rows - 1} for each vector", _short(index))
-        if index in by_index:
-            raise refuse("each index once", f"{index} twice")
-        vector = _vector(item.get("embedding"))
-        if vector is None:
-            raise refuse("an embedding that is a list of numbers or base64 of float32", _short(item.get("embedding")))
-        dim = len(vector) if dim is None else dim
-        if len(vector) != dim:
-            raise refuse(f"vectors of dimension {dim}", str(len(vector)))
-        by_index[index] = vector
-    return np.stack([by_index[index] for index in range(rows)])
+    data = data if isinstance(data, list) else []
+    items = {item.get("index"): item.get("embedding") for item in data if _has_index(item)}
+    vectors = [_vector(items.get(index)) for index in range(rows)]
+    dims = {len(vector) for vector in vectors if vector is not None}
+    complete = len(data) == len(items) == rows and all(each is not None for each in vectors)
+    if not complete or len(dims) > 1 or (dim is not None and dims - {dim}):
+        raise EncoderError(
+            f"{service}: expected one vector{'' if dim is None else f' of dimension {dim}'} for each index from 0 to "
+            f"{rows - 1}, found vectors of dimensions {sorted(dims)} in {show(answer, 120)}. Check that encoder.url is "
+            "an embedding service with the convention /v1/embeddings, and encoder.name and encoder.dim."
+        )
+    return np.stack([vector for vector in vectors if vector is not None])
+
+
+def _has_index(item: Any) -> bool:
+    return isinstance(item, dict) and type(item.get("index")) is int
 
 
 def _vector(value: Any) -> npt.NDArray[np.float32] | None:
-    """Return an embedding as (d,) float32, or None if it is not one."""
-    if isinstance(value, str):
-        try:
-            raw = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            return None
-        return np.frombuffer(raw, "<f4").astype(np.float32) if raw and len(raw) % 4 == 0 else None
-    if not isinstance(value, list) or not value or len(value) > _LARGEST_DIM:
-        return None
-    if not all(type(number) in (float, int) for number in value):
-        return None
+    """Return an embedding, a list of numbers or base64 of float32, as (d,) float32; None if it is neither."""
     with np.errstate(over="ignore"):
         try:
-            return np.array(value, np.float64).astype(np.float32)
-        except OverflowError:  # a whole number beyond float64
+            if isinstance(value, str):
+                found = np.frombuffer(base64.b64decode(value, validate=True), "<f4").astype(np.float32)
+            elif isinstance(value, list) and all(type(number) in (float, int) for number in value):
+                found = np.array(value, np.float64).astype(np.float32)
+            else:
+                return None
+        except (ValueError, OverflowError):  # not base64, or a whole number beyond float64
             return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} …"
+    return found if 0 < len(found) <= _LARGEST_DIM else None

@@ -9,8 +9,9 @@ close (Johnson–Lindenstrauss: a projection keeps distances up to a factor near
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
+import math
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ SENTENCES = (
 SKETCH_DIM = 8
 """Numbers of the sketch for each probe sentence."""
 _STEPS = 32_767
+_LETTERS = math.ceil((4 + 2 * len(SENTENCES) * SKETCH_DIM) / 3) * 4
+_FINGERPRINT = re.compile(rf"http-(?P<identity>[^-]+)-[A-Za-z0-9_=-]{{{_LETTERS}}}")
 
 
 def fingerprint(identity: str, probes_Kd: npt.NDArray[np.float32]) -> str:
@@ -38,7 +41,8 @@ def fingerprint(identity: str, probes_Kd: npt.NDArray[np.float32]) -> str:
 
 def identity_of(found: str) -> str | None:
     """Return the digest of the parameters in a fingerprint, or None if it is not one of this module."""
-    return None if (parts := _split(found)) is None else parts[0]
+    match = _FINGERPRINT.fullmatch(found)
+    return match and match["identity"]
 
 
 def distance_to(found: str, probes_Kd: npt.NDArray[np.float32]) -> float:
@@ -46,11 +50,9 @@ def distance_to(found: str, probes_Kd: npt.NDArray[np.float32]) -> float:
 
     The distances are those of the projections, which differ from the distances of the vectors by about a third.
     """
-    parts = _split(found)
-    assert parts is not None, "call identity_of first"
-    reference = parts[1]
-    now = _project(probes_Kd)
-    return relative_distance(now, reference) if now.shape == reference.shape else float("inf")
+    raw = base64.urlsafe_b64decode(found.split("-", 2)[2])
+    scale, numbers = np.frombuffer(raw[:4], "<f4")[0], np.frombuffer(raw[4:], "<i2")
+    return relative_distance(_project(probes_Kd), numbers.reshape(-1, SKETCH_DIM) / _STEPS * np.float64(scale))
 
 
 def relative_distance(now_Kd: npt.NDArray[np.floating], reference_Kd: npt.NDArray[np.floating]) -> float:
@@ -58,16 +60,6 @@ def relative_distance(now_Kd: npt.NDArray[np.floating], reference_Kd: npt.NDArra
     now, reference = now_Kd.astype(np.float64), reference_Kd.astype(np.float64)
     scale = np.maximum(np.linalg.norm(reference, axis=1), 1e-12)
     return float((np.linalg.norm(now - reference, axis=1) / scale).max())
-
-
-def allowed_distance(min_cosine: float) -> float:
-    """Return the distance of two unit vectors with this cosine, √(2 − 2 cos)."""
-    return float(np.sqrt(2 - 2 * min_cosine))
-
-
-def cosine_at(distance: float) -> float:
-    """Return the cosine of two unit vectors at this distance, at least −1."""
-    return max(-1.0, 1 - distance**2 / 2)
 
 
 def _project(probes_Kd: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -83,19 +75,3 @@ def _pack(sketch_KS: npt.NDArray[np.float64]) -> str:
     scale = np.maximum(np.abs(sketch_KS).max(), 1e-30).astype("<f4")
     numbers = np.round(sketch_KS / np.float64(scale) * _STEPS).astype("<i2")
     return base64.urlsafe_b64encode(scale.tobytes() + numbers.tobytes()).decode()
-
-
-def _split(found: str) -> tuple[str, npt.NDArray[np.float64]] | None:
-    prefix, _, rest = found.partition("-")
-    identity, _, packed = rest.partition("-")
-    if prefix != "http" or not identity or not packed:
-        return None
-    try:
-        raw = base64.b64decode(packed, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    if len(raw) < 4 + 2 * SKETCH_DIM or (len(raw) - 4) % (2 * SKETCH_DIM):
-        return None
-    scale = float(np.frombuffer(raw[:4], "<f4")[0])
-    numbers = np.frombuffer(raw[4:], "<i2").astype(np.float64) / _STEPS * scale
-    return identity, numbers.reshape(-1, SKETCH_DIM)

@@ -73,8 +73,6 @@ class Service:
             message = json.dumps({"error": {"message": f"no: {sent}\nsecond line"}}).encode()
             self.send(handler, int(status), message, {"Retry-After": after} if after else {})
             return
-        if fault == "slow":
-            time.sleep(0.6)
         content = json.dumps({"object": "list", "data": self.data(body, fault), "model": body["model"]}).encode()
         if fault == "not_json":
             content = content[: len(content) // 2]
@@ -86,7 +84,10 @@ class Service:
             content = b'{"error": {"message": "overloaded"}}'
         if fault == "huge":
             content += b" " * 2_000_000
-        self.send(handler, 200, content, {}, missing=40 if fault == "truncated" else 0, drip=fault == "drip")
+        if fault in ("silent", "drip_headers", "drip_content"):
+            self.drip(handler, fault, content)
+            return
+        self.send(handler, 200, content, {}, missing=40 if fault == "truncated" else 0)
 
     def data(self, body: dict[str, Any], fault: str | None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -127,21 +128,26 @@ class Service:
         return found
 
     @staticmethod
+    def drip(handler: BaseHTTPRequestHandler, fault: str, content: bytes) -> None:
+        """Answer correctly, but so slowly that it would take minutes; every read of the client gets a byte in time."""
+        answer = b"HTTP/1.1 200 OK\r\nX-Padding: " + b"x" * 10_000
+        if fault == "drip_content":
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content))
+            answer = content
+        for byte in answer if fault != "silent" else [0] * 10_000:
+            time.sleep(0.02)
+            handler.wfile.write(bytes([byte]) if fault != "silent" else b"")
+            handler.wfile.flush()
+
+    @staticmethod
     def send(
-        handler: BaseHTTPRequestHandler, status: int, content: bytes, headers: dict[str, str], *, missing: int = 0,
-        drip: bool = False,
-    ) -> None:  # fmt: skip
+        handler: BaseHTTPRequestHandler, status: int, content: bytes, headers: dict[str, str], *, missing: int = 0
+    ) -> None:
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
-        if drip:
-            for byte in content:
-                handler.wfile.write(bytes([byte]))
-                handler.wfile.flush()
-                time.sleep(0.02)
-            return
         handler.wfile.write(content[: len(content) - missing])
         handler.close_connection = handler.close_connection or bool(missing)
 
