@@ -13,7 +13,7 @@ from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot
 
-SHAPE = DataShape(vocab_size=12, pad_id=0, mask_id=1, max_length=6, latent_dim=5)
+SHAPE = DataShape(vocab_size=12, pad_id=0, mask_id=1, max_length=6, fields={"latents": (5,)})
 NAMES = ("animal", "tool", "ärger")
 ANSWERS = ("first", "second", "similar")
 DIT = {"kind": "dit", "dim": 8, "depth": 2, "heads": 2}

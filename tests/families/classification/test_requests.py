@@ -29,7 +29,7 @@ def loaded(case: str, **options: Any) -> MMLDLM:
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = TextTokenizer(complete_specials(base), max_length=6)
     ids = {"vocab_size": tokenizer.vocab_size, "pad_id": tokenizer.pad_id, "mask_id": tokenizer.mask_id}
-    shape = DataShape(**ids, max_length=6, latent_dim=DIM)
+    shape = DataShape(**ids, max_length=6, fields={"latents": (DIM,)})
     model, objective = CASES[case]
     labels = ANSWERS if case == "pairs" else NAMES
     root = root_of(model, objective, labels=labels, spread=0.5, shape=shape)

@@ -1,19 +1,17 @@
-"""Labels of the records: their check, and the stores that an objective reads them from.
+"""Labels of the records: the features that a classification objective reads.
 
-A label is the value of one key of a record's `meta`, or a function of its text. The classes are the labels of the
-training split, sorted. The objective's option `label` names the key or the function; `answers` of an objective that
-compares pairs are the only valid labels.
+A label is the value of one key of a record's `meta`, or a function of its text, as the objective's option `label` says.
+The classes are the labels of the training split, sorted; the `answers` of an objective that compares pairs are its
+classes instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core.errors import ConfigurationError
@@ -24,135 +22,87 @@ from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
 
-LABEL_SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int64(), 1))])
-NO_LABEL, UNKNOWN_LABEL, NO_PAIR = "no_label", "unknown_label", "no_pair"
-"""Reasons of the quarantine."""
-_WORDS = {
-    NO_LABEL: "no label",
-    UNKNOWN_LABEL: "a label that does not occur in the training split or is not an answer",
-    NO_PAIR: "no second text",
+NO_LABEL, UNKNOWN_LABEL, NO_PAIR = -1, -2, -3
+"""Values of records without a usable label"""
+UNUSABLE = {
+    "no_label": (NO_LABEL, "no label"),
+    "unknown_label": (UNKNOWN_LABEL, "a label that does not occur in the training split or is not an answer"),
+    "no_pair": (NO_PAIR, "no second text"),
 }
+"""Reason of the quarantine → (value, words)"""
 _ROWS = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadLabels:
-    """Labels of all records.
-
-    Attributes:
-        names: the classes: the labels of the training split, sorted, or the answers of a comparison.
-        number_n: class of each record, (n,) int64; -1 without a valid label.
-        in_training: the labels that occur in the training split.
-        failing: reason → rows (m,) that cannot be used.
-    """
-
-    names: tuple[str, ...]
-    number_n: npt.NDArray[np.int64]
-    in_training: frozenset[str]
-    failing: dict[str, npt.NDArray[np.int64]]
-
-
-def read_labels(records: ShardStore, *, key: str, answers: Sequence[str] | None = None) -> ReadLabels:
-    """Read the label of every record: text, a whole number, or true or false.
-
-    `key` is a key of `meta`, or a function `package.module:function` that receives the text and returns its label, or
-    None if it has none. `answers` are the only valid labels of a comparison, whose records also need a second text.
-    """
-    function = load_function(key, at="parameter 'objective.label'") if ":" in key else None
-    labels: list[str | None] = []
-    train: list[bool] = []
-    paired: list[bool] = []
-    for table in records.iter_tables(_ROWS, columns=["text", "split", "meta"]):
-        metas = table.column("meta").to_pylist()
-        if function is not None:
-            labels += [label_text(function(text)) for text in table.column("text").to_pylist()]
-        else:
-            labels += [label_text(meta_value(meta, key)) for meta in metas]
-        train += [split == "train" for split in table.column("split").to_pylist()]
-        if answers is not None:
-            paired += [isinstance(meta_value(meta, PAIR), str) for meta in metas]
-    known = {label for label, used in zip(labels, train, strict=True) if used and label is not None}
-    names = tuple(sorted(known)) if answers is None else tuple(answers)
-    number_of = {name: number for number, name in enumerate(names)}
-    number_n = np.array([number_of.get(label or "", -1) for label in labels], np.int64)
-    absent_n = np.array([label is None for label in labels], bool)
-    failing = {NO_LABEL: np.flatnonzero(absent_n), UNKNOWN_LABEL: np.flatnonzero((number_n < 0) & ~absent_n)}
-    if answers is not None:
-        failing[NO_PAIR] = np.flatnonzero(~np.array(paired, bool))
-    return ReadLabels(
-        names, number_n, frozenset(known), {reason: rows for reason, rows in failing.items() if len(rows)}
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class OfLabels(Feature):
-    """Base of the stores that are made from the labels that an objective names."""
+class Labels(Feature):
+    """The number of each record's class, or a negative number for a record without a usable label."""
 
     objective: Any
 
-    @property
-    def key(self) -> str:
-        return str(getattr(self.objective, "label", LABEL))
+    name = kind = "labels"
 
     @property
     def variant(self) -> str:
-        return fingerprint([_described(self.key), self._answers])[:12]
-
-    @property
-    def _answers(self) -> tuple[str, ...] | None:
-        return getattr(self.objective, "answers", None)
-
-    def read(self, records: ShardStore) -> ReadLabels:
-        return read_labels(records, key=self.key, answers=self._answers)
-
-
-@dataclasses.dataclass(frozen=True)
-class Labels(OfLabels):
-    """Row i is record i: the number of its class, -1 for a record without a label."""
-
-    name = kind = "labels"
+        return fingerprint([_origin(self.objective), _answers(self.objective)])[:12]
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
         """Write the class of every record; the manifest has the classes by name."""
-        records, labels = inputs.records, self.read(inputs.records)
-        writer = StoreWriter(workspace, kind=self.kind, schema=LABEL_SCHEMA)
-        for start in range(0, len(records), _ROWS):
-            stop = min(start + _ROWS, len(records))
-            ids = records.window(start, stop, columns=["id"])["id"].combine_chunks()
-            writer.append(_table(ids, labels.number_n[start:stop, None], LABEL_SCHEMA))
-        return writer.finish(
-            fingerprints={"records": records.manifest.fingerprint},
-            meta={"classes": list(labels.names), "key": _described(self.key)},
-        )
+        key, answers, records = _key(self.objective), _answers(self.objective), inputs.records
+        made_by = {"records": records.manifest.fingerprint, "label": self.variant}
+        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+            return kept
+        function = load_function(key, at="parameter 'objective.label'") if ":" in key else None
+        found: list[tuple[str | None, bool, bool]] = []
+        for table in records.iter_tables(_ROWS, columns=["text", "split", "meta"]):
+            for row in table.to_pylist():
+                label = label_text(function(row["text"]) if function else meta_value(row["meta"], key))
+                paired = answers is None or isinstance(meta_value(row["meta"], PAIR), str)
+                found.append((label, paired, row["split"] == "train"))
+        trained = {label for label, _, train in found if train and label is not None}
+        names = sorted(trained) if answers is None else list(answers)
+        numbers = {name: number for number, name in enumerate(names)} | {None: NO_LABEL}
+        schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int64(), 1))])
+        writer = StoreWriter(workspace, kind=self.kind, schema=schema)
+        start = 0
+        for table in records.iter_tables(_ROWS, columns=["id"]):
+            part = found[start : start + len(table)]
+            values = [[numbers.get(label, UNKNOWN_LABEL) if paired else NO_PAIR] for label, paired, _ in part]
+            writer.append({"id": table.column("id").to_pylist(), "value": values})
+            start += len(table)
+        about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective)}
+        return writer.finish(fingerprints=made_by, meta=about)
 
     def check(self, found: Findings, store: ShardStore, records: ShardStore) -> None:
-        """Send records without a valid label to quarantine; fewer than two classes fail the contract."""
-        labels = self.read(records)
-        for reason, rows in labels.failing.items():
-            found.add(
-                "warning", reason, f"{len(rows)} records have {_WORDS[reason]}.", count=len(rows),
-                remedy=f"They are in quarantine. Labels are read from '{self.key}' in the records' meta "
-                "(objective.label).",
-            )  # fmt: skip
+        """Quarantine the records without a usable label; fewer than two classes fail the contract."""
+        number_n, about = store.fixed("value").take(slice(None))[:, 0], store.manifest.meta
+        for reason, (value, words) in UNUSABLE.items():
+            rows = np.flatnonzero(number_n == value)
             found.fail_rows(reason, rows)
-        in_training = [name for name in labels.names if name in labels.in_training]
-        if len(in_training) < 2:
+            if len(rows):
+                found.add(
+                    "warning", reason, f"{len(rows)} records have {words}.", count=len(rows),
+                    remedy=f"They are in quarantine. Their label is '{_key(self.objective)}' (objective.label).",
+                )  # fmt: skip
+        if len(trained := about["trained"]) < 2:
             found.add(
-                "error", "classes",
-                f"expected at least two classes in the training split, found {in_training}.",
-                count=len(in_training),
+                "error", "classes", f"expected at least two classes in the training split, found {trained}.",
+                count=len(trained),
                 remedy="Set objective.label to a key of the records' meta, or label_column of the sources.",
             )  # fmt: skip
-        counts = np.bincount(labels.number_n[labels.number_n >= 0], minlength=len(labels.names))
-        found.facts["classes"] = dict(zip(labels.names, counts.tolist(), strict=True))
+        counts = np.bincount(number_n[number_n >= 0], minlength=len(about["classes"]))
+        found.facts["classes"] = dict(zip(about["classes"], counts.tolist(), strict=True))
 
     @classmethod
     def refuse_other(cls, store: ShardStore, *, objective: Any) -> None:
-        """Refuse to train on labels of another key, or of a function whose code has changed."""
-        key = Labels(objective).key
-        if (written := store.manifest.meta.get("key")) == _described(key):
+        """Refuse to train on labels of another key, or of a function whose code has changed.
+
+        Raises:
+            ConfigurationError: the store was made from other labels than the objective's.
+        """
+        key, made_from = _key(objective), store.manifest.meta["key"]
+        if made_from == _origin(objective):
             return
-        found = written["name"] if isinstance(written, dict) else written
+        found = made_from["name"] if isinstance(made_from, dict) else made_from
         changed = ", but the code of its module has changed" if found == key else ""
         raise ConfigurationError(
             f"parameter 'objective.label' is '{key}'; the labels of the validated dataset are those of '{found}'"
@@ -162,24 +112,28 @@ class Labels(OfLabels):
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelNames(OfLabels):
-    """One row per class: its name as UTF-8 bytes that are padded with 0.
+class LabelNames(Feature):
+    """The names of the classes, one row each, as UTF-8 bytes that are padded with 0; checkpoints contain them."""
 
-    Checkpoints contain this store, so that a run folder suffices to name the classes.
-    """
+    objective: Any
 
     name = kind = "label_names"
     row_of = "class"
+    made_from = ("labels",)
+
+    @property
+    def variant(self) -> str:
+        return Labels(self.objective).variant
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
-        names = self.read(inputs.records).names
-        encoded = [name.encode("utf-8") for name in names]
-        width = max((len(name) for name in encoded), default=1)
-        bytes_Kw = np.array([list(name.ljust(width, b"\0")) for name in encoded], np.uint8).reshape(len(names), width)
+        labels = inputs.features["labels"].manifest
+        names = labels.meta["classes"]
+        width = max((len(name.encode()) for name in names), default=1)
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.uint8(), width))])
         writer = StoreWriter(workspace, kind=self.kind, schema=schema)
-        writer.append(_table(pa.array(names, pa.string()), bytes_Kw, schema))
-        return writer.finish(meta={"classes": list(names)})
+        if names:
+            writer.append({"id": names, "value": [list(name.encode().ljust(width, b"\0")) for name in names]})
+        return writer.finish(fingerprints={"labels": labels.fingerprint}, meta={"classes": names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,27 +143,30 @@ class PairTokens(Feature):
     name = kind = "pair_tokens"
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
-        records, tokenizer, length = inputs.records, inputs.tokenizer, inputs.tokenizer.max_length
+        records, tokenizer = inputs.records, inputs.tokenizer
+        made_by = {"records": records.manifest.fingerprint, "tokenizer": tokenizer.fingerprint}
+        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+            return kept
+        length = tokenizer.max_length
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), length))])
         writer = StoreWriter(workspace, kind=self.kind, schema=schema)
         for table in records.iter_tables(_ROWS, columns=["id", "meta"]):
             pairs = [meta_value(meta, PAIR) for meta in table.column("meta").to_pylist()]
             rows = tokenizer.encode([pair if isinstance(pair, str) else "" for pair in pairs])
-            ids_nL = np.full((len(rows), length), tokenizer.pad_id, np.int32)
-            for row, ids in enumerate(rows):
-                ids_nL[row, : min(len(ids), length)] = ids[:length]
-            writer.append(_table(table.column("id").combine_chunks(), ids_nL, schema))
-        return writer.finish(
-            fingerprints={"records": records.manifest.fingerprint, "tokenizer": tokenizer.fingerprint},
-            meta={"max_length": length},
-        )
+            values = [[*ids[:length], *[tokenizer.pad_id] * (length - len(ids))] for ids in rows]
+            writer.append({"id": table.column("id").to_pylist(), "value": values})
+        return writer.finish(fingerprints=made_by, meta={"max_length": length})
 
 
-def _described(key: str) -> str | dict[str, str]:
-    """Describe the origin of labels: a key of `meta`, or the name and the digest of a function."""
+def _key(objective: Any) -> str:
+    return str(getattr(objective, "label", LABEL))
+
+
+def _answers(objective: Any) -> tuple[str, ...] | None:
+    return getattr(objective, "answers", None)
+
+
+def _origin(objective: Any) -> str | dict[str, str]:
+    """Describe the origin of the labels: a key of `meta`, or the name and the digest of a function."""
+    key = _key(objective)
     return describe_function(key) if ":" in key else key
-
-
-def _table(ids: pa.Array, values: npt.NDArray[np.generic], schema: pa.Schema) -> pa.Table:
-    flat = pa.array(values.reshape(-1), schema.field("value").type.value_type)
-    return pa.Table.from_arrays([ids, pa.FixedSizeListArray.from_arrays(flat, values.shape[1])], schema=schema)

@@ -23,7 +23,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "image_mmdit_continuous": "mm_ldlm.families.images.model:ContinuousImageMMDiTConfig",
     },
     "features": {"images": "mm_ldlm.families.images.store:Images"},
-    "sections": {"images": "mm_ldlm.families.images.store:ImagesConfig"},
+    "sections": {"images": "mm_ldlm.families.images.config:ImagesConfig"},
     "suites": {"images": "mm_ldlm.families.images.suite:ImagesSuite"},
     "requests": {"images": "mm_ldlm.families.images.requests:images"},
     "tasks": {

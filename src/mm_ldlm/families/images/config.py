@@ -1,23 +1,29 @@
-"""Parameters of the sampling tasks on images, and of their evaluation."""
+"""Section `images` of the parameters: the stored images, the sampling tasks on them, and their evaluation."""
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, config
-from mm_ldlm.families.images.requests import CAPTION_SAMPLERS
+from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, Size, config
+from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import DrawnLength
 from mm_ldlm.sampling.limits import Steps
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler
+
+CAPTION_SAMPLERS = Kinds(
+    what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
+    interface=AnySampler,
+)  # fmt: skip
+"""Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 
 
 @config
 class ImageTasksConfig:
     """Parameters of the tasks on images; `sampling.rows` examples of the split are drawn and captioned."""
 
-    image: Annotated[Any, LATENT_SAMPLERS] = field(default_factory=DdimConfig)
+    image: Annotated[Any, LATENT_SAMPLERS] = DdimConfig()
     """Sampler of images given captions"""
     caption: Annotated[Any, CAPTION_SAMPLERS] | None = None
     """Sampler of captions given images: a text sampler, or a latent sampler if captions are noised as vectors; None:
@@ -48,3 +54,28 @@ class ImagesSuiteConfig:
 
     classifier_rows: Rows = 5000
     pictures: RowsOrNone = 40
+
+
+@config
+class ImagesConfig:
+    """Section `images`.
+
+    Attributes:
+        height, width: pixels of the stored images; others are cropped around their centre and resized.
+        channels: 1 (grey) or 3 (RGB).
+        normaliser: with one scale for all pixels, because those that hardly vary would be scaled up to noise.
+        sampling: the tasks of the sampling pipeline on images.
+        evaluation: the suite that scores them.
+    """
+
+    height: Size = 32
+    width: Size = 32
+    channels: Literal[1, 3] = 3
+    normaliser: NormaliserConfig = NormaliserConfig(kind="one_scale")
+    sampling: ImageTasksConfig = ImageTasksConfig()
+    evaluation: ImagesSuiteConfig = ImagesSuiteConfig()
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return self.height, self.width, self.channels

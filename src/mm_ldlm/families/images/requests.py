@@ -15,7 +15,7 @@ import torch
 
 from mm_ldlm.core.config import Rows, Seed, check, parse_kind
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.families.images.config import CAPTION_SAMPLERS
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of
 from mm_ldlm.inference.batches import refuse_texts_beyond_memory
@@ -24,17 +24,12 @@ from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.sampling.lengths import DrawnLength, Length
 from mm_ldlm.sampling.limits import Steps
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler, text_sampler
+from mm_ldlm.sampling.registry import text_sampler
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-CAPTION_SAMPLERS = Kinds(
-    what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
-    interface=AnySampler,
-)  # fmt: skip
-"""Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 NORMALISER = "image_normaliser"
 """Folder of the normaliser of the pixels in a checkpoint"""
 VALUES_PER_TOKEN = 4

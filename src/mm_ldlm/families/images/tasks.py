@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mm_ldlm.data import Dataset
-    from mm_ldlm.families.images.store import ImagesConfig
+    from mm_ldlm.families.images.config import ImagesConfig
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.objectives.capabilities import Capabilities
     from mm_ldlm.pipelines.sampling.config import SamplingConfig

@@ -1,0 +1,120 @@
+"""Labels: what is read from the records, what goes to quarantine with a reason, and what a training refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.features import Inputs
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
+from mm_ldlm.families.classification.objective import decode_names
+from mm_ldlm.families.classification.text_labels import num_words
+from mm_ldlm.objectives.registry import OBJECTIVES
+
+ROWS = [
+    ("train", {"topic": "b"}), ("train", {"topic": "a"}), ("test", {"topic": "a"}), ("test", {"topic": "c"}),
+    ("train", None), ("train", {"topic": None}), ("train", {"topic": 1.5}), ("train", {"topic": 7}),
+    ("validation", {"topic": " 7 "}), ("train", {"topic": True}),
+]  # fmt: skip
+
+
+def stores(root: Path, rows: list[tuple[str, Any]], **objective: Any) -> tuple[Any, ...]:
+    """The objective, the records and the stores of labels and of their names."""
+    texts = ["word " * (number + 1) for number in range(len(rows))]
+    writer = StoreWriter(root / "records", kind="records", schema=RECORD_SCHEMA, shard_rows=3)
+    writer.append({
+        "id": [record_id(text) for text in texts], "text": texts, "source": ["s"] * len(rows),
+        "split": [split for split, _ in rows], "meta": [None if meta is None else json.dumps(meta) for _, meta in rows],
+    })  # fmt: skip
+    writer.finish()
+    records = ShardStore.open(root / "records")
+    config = parse_kind(OBJECTIVES, {"kind": "classification", **objective}, at="objective")
+    tokenizer: Any = SimpleNamespace(
+        max_length=3, pad_id=9, fingerprint="t", encode=lambda texts: [[len(word) for word in t.split()] for t in texts]
+    )
+    made: dict[str, ShardStore] = {}
+    for feature in (Labels(config), LabelNames(config), PairTokens()):
+        feature.make(Inputs(records, records, tokenizer, made), root / feature.folder)
+        made[feature.name] = ShardStore.open(root / feature.folder, feature.kind)
+    return config, records, *made.values()
+
+
+def check(config: Any, records: ShardStore, labels: ShardStore) -> Findings:
+    found = Findings()
+    Labels(config).check(found, labels, records)
+    return found
+
+
+def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> None:
+    config, records, labels, *_ = stores(tmp_path, ROWS, label="topic")
+    values = labels.fixed("value").take(slice(None))[:, 0]
+    assert labels.manifest.meta["classes"] == ["7", "a", "b", "true"]
+    assert values[[0, 1, 2, 7, 8, 9]].tolist() == [2, 1, 1, 0, 0, 3], "white space, numbers and truth values"
+    found = check(config, records, labels)
+    assert {reason: rows.tolist() for reason, rows in found.rows.items()} == {
+        "no_label": [4, 5, 6],
+        "unknown_label": [3],
+    }
+    assert not found.errors
+    assert found.facts["classes"] == {"7": 2, "a": 2, "b": 1, "true": 1}
+
+
+def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
+    function = "mm_ldlm.families.classification.text_labels:num_words"
+    _, records, labels, _, _ = stores(tmp_path, ROWS, label=function)
+    classes = labels.manifest.meta["classes"]
+    found = [classes[number] if number >= 0 else None for (number,) in labels.fixed("value").take(slice(None))]
+    expected = [num_words(text) for text in records.strings("text").take(slice(None))]
+    assert found == [label if label in classes else None for label in expected]
+    assert len(classes) == 7, "one for each length in the training split"
+
+
+@pytest.mark.parametrize("rows", [[("train", {"topic": "a"}), ("test", {"topic": "b"})], [("train", None)]])
+def test_fewer_than_two_classes_fail_the_contract(rows: list[tuple[str, Any]], tmp_path: Path) -> None:
+    config, records, labels, _, _ = stores(tmp_path, rows, label="topic")
+    assert [finding.check for finding in check(config, records, labels).errors] == ["classes"]
+
+
+def test_a_comparison_has_its_answers_as_classes_and_needs_second_texts(tmp_path: Path) -> None:
+    rows: list[tuple[str, Any]] = [
+        ("train", {"label": "second", "pair": "aa b"}), ("train", {"label": "first", "pair": "a b c d"}),
+        ("train", {"label": "first"}), ("test", {"label": "better", "pair": "a"}),
+    ]  # fmt: skip
+    config, records, labels, names, pairs = stores(tmp_path, rows, kind="pairwise_classification")
+    assert names.strings("id").take(slice(None)) == ["first", "second", "similar"]
+    assert labels.fixed("value").take(slice(None))[:2, 0].tolist() == [1, 0]
+    assert {reason: rows.tolist() for reason, rows in check(config, records, labels).rows.items()} == {
+        "no_pair": [2], "unknown_label": [3]
+    }  # fmt: skip
+    assert pairs.fixed("value").take(slice(None)).tolist() == [[2, 1, 9], [1, 1, 1], [9, 9, 9], [1, 9, 9]]
+
+
+@given(
+    names=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1), unique=True)
+)
+def test_names_of_classes_survive_their_store(names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    labels: Any = SimpleNamespace(manifest=SimpleNamespace(meta={"classes": names}, fingerprint="f"))
+    root = tmp_path_factory.mktemp("names")
+    none: Any = None
+    LabelNames(none).make(Inputs(none, none, none, {"labels": labels}), root)
+    store = ShardStore.open(root)
+    assert list(decode_names(LabelNames.values(store))) == names
+
+
+def test_pitfall_25_labels_of_another_key_are_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    config, _, labels, _, _ = stores(tmp_path, ROWS, label="topic")
+    Labels.refuse_other(labels, objective=config)
+    other = parse_kind(OBJECTIVES, {"kind": "classification", "label": "shape"}, at="objective")
+    with refuses(ConfigurationError, "shape", "topic"):
+        Labels.refuse_other(labels, objective=other)
+    assert Labels(config).folder != Labels(other).folder

@@ -1,0 +1,205 @@
+"""Objectives of captions and images: what each mode noises, learning, and sampling of what was learned."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.families.images.builds import KINDS, MODEL, B, batch, generator, model, objective, pairs
+from torch import Tensor, nn
+
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.models.parts import tagged_parameters
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
+
+STEPS = 320
+MODES = ("caption_to_image", "image_to_caption", "joint")
+Refuses = Callable[..., Any]
+
+
+class Spy(nn.Module):
+    """Passes calls on to a model, and records their arguments and results."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net, self.config = net, net.config
+
+    def forward(self, tokens_BL: Tensor, **asked: Any) -> Any:
+        self.asked = {"tokens_BL": tokens_BL, **asked}
+        self.found = self.net(tokens_BL, **asked)
+        return self.found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_noises_what_it_predicts_and_gives_the_rest(kind: str, mode: str) -> None:
+    spy, data = Spy(model(MODEL[kind])), batch()
+    made = objective(kind, condition_dropout=0.5)
+    losses = made(spy, data, generator(), kind=mode, step=0)
+    noised_text, noised_image = mode != "caption_to_image", mode != "image_to_caption"
+    asked = spy.asked
+    clean_text = torch.equal(asked["tokens_BL"], data.tokens_BL) and "captions_BLe" not in asked
+    assert clean_text is not noised_text
+    assert torch.equal(asked["latents_Bd"], data.fields["images"]) is not noised_image
+    assert bool((asked["t_text_B"] > 0).all()) is noised_text
+    assert bool((asked["t_latent_B"] > 0).all()) is noised_image
+    assert ("text_loss" in losses, "image_loss" in losses) == (noised_text, noised_image)
+    if mode == "joint":
+        assert not torch.allclose(asked["t_text_B"], asked["t_latent_B"])
+    if noised_text:  # every logit is 0 at the start, so that the words are equally probable
+        total, count = losses["text_nll"]
+        assert float(total / count) == pytest.approx(math.log(6), rel=1e-5)
+        assert made.expected_first_loss()["text_nll"] == pytest.approx(math.log(6))
+
+
+def test_vectors_of_captions_follow_the_gaussian_process() -> None:
+    spy, made = Spy(model("image_mmdit_continuous")), objective("image_text_continuous")
+    made(spy, batch(), generator(), kind="image_to_caption", step=0)
+    scales, t_B = made.modality.schedule.scales(spy.asked["t_text_B"]), spy.asked["t_text_B"]
+    torch.testing.assert_close(spy.asked["signal_B"], scales.signal_B)
+    noise_BLe = spy.asked["captions_BLe"] / scales.noise_B[:, None, None]
+    assert float(noise_BLe.std()) == pytest.approx(1, abs=0.1)
+    assert float(noise_BLe[t_B < t_B.median()].std()) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_filling_examples_change_no_loss(kind: str, mode: str) -> None:
+    net, made = model(MODEL[kind], spread=0.1), objective(kind)
+    alone = made(net, batch(), generator(), kind=mode, step=0)
+    filled = made(net, batch(filling=2), generator(rows=B + 2), kind=mode, step=0)
+    for name in made.weights.keys() & alone.keys():
+        torch.testing.assert_close(alone[name], filled[name], rtol=1e-4, atol=1e-6)
+
+
+def test_every_mode_is_drawn_by_its_weight() -> None:
+    made = objective(mode_weights={"caption_to_image": 2, "image_to_caption": 1, "joint": 1})
+    found = [made.kind(generator(seed), step=seed) for seed in range(400)]
+    assert found.count("caption_to_image") == pytest.approx(200, abs=40)
+    assert found.count("joint") == pytest.approx(100, abs=30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_pitfall_10_a_single_mode_trains_every_part_that_is_not_frozen(kind: str, mode: str) -> None:
+    weights = dict.fromkeys(MODES, 0) | {mode: 1}
+    made, net = objective(kind, mode_weights=weights, condition_dropout=0.5), model(MODEL[kind], spread=0.1)
+    losses = made(net, batch(), generator(), kind=mode, step=0)
+    sum(losses[name][0] for name in made.weights.keys() & losses.keys()).backward()
+    without = {part.name for _, part, p in tagged_parameters(net) if p.grad is None or not bool(p.grad.any())}
+    occasional = {part.name for _, part, _ in tagged_parameters(net) if part.occasional}
+    assert without - occasional <= made.frozen_parts(trained=False)
+    rests = {"caption_to_image": {"null_image"}, "image_to_caption": {"null_text"}, "joint": set()}
+    assert {part for part in made.frozen_parts(trained=True) if part.startswith("null_")} == rests[mode]
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"mode_weights": dict.fromkeys(MODES, 0)}, "mode_weights"),
+        ({"image_schedule": {"kind": "flow"}}, "flow"),
+        ({"process": {"kind": "hdlm"}}, "token_clusters"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(keys: dict[str, Any], named: str, refuses: Refuses) -> None:
+    of_model = parse_kind(MODELS, {"kind": "image_mmdit"}, at="model")
+    with refuses(ConfigurationError, named):
+        parse_kind(OBJECTIVES, {"kind": "image_text", **keys}, at="objective").capabilities(of_model)
+
+
+# -- learning and sampling ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request: pytest.FixtureRequest) -> Any:
+    """A model that was trained on the six pairs, as a generative model."""
+    kind = request.param
+    weights = {"caption_to_image": 2, "image_to_caption": 1, "joint": 1}
+    made = objective(kind, parameterisation="x0", image_loss="uniform", mode_weights=weights)
+    net, data = model(MODEL[kind]).train(), batch()
+    optimizer = torch.optim.AdamW(net.parameters(), 4e-3, betas=(0.9, 0.95))
+    for step in range(STEPS):
+        stream = generator(step)
+        losses = made(net, data, stream, kind=made.kind(stream, step=step), step=step)
+        loss = sum(
+            made.weights[name] * losses[name][0] / data.normaliser(made.units[name])
+            for name in made.weights
+            if name in losses
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] = 4e-3 * (1 - step / STEPS)
+    return kind, made.generative_model(net)
+
+
+def nearest(images_BP: Tensor) -> Tensor:
+    """The image of `pairs` that each image is nearest to."""
+    return torch.cdist(images_BP, pairs()[1][:6]).argmin(dim=1)
+
+
+def canvases() -> Tensor:
+    return torch.where(pairs()[2] != 0, 1, 0)
+
+
+def test_captions_give_their_images_and_images_their_captions(trained: Any) -> None:
+    _, made = trained
+    which_B, images_BP, tokens_BL = pairs()
+    with made.evaluating():
+        for guidance in (1.0, 1.5):
+            sampler = latent_sampler("ddim", guidance=guidance)
+            drawn = made.latents_given_texts(tokens_BL, sampler=sampler, generator=generator()).latents
+            assert (nearest(drawn) == which_B).float().mean() >= 0.8
+        sampler = made.default_sampler(conditional=True)
+        written = made.write(
+            canvases(), canvases() == 1, latents_Bd=images_BP, sampler=sampler, generator=generator()
+        )  # fmt: skip
+    assert (written.tokens == tokens_BL).float().mean() >= 0.9
+    assert torch.equal(written.tokens == 0, tokens_BL == 0)
+
+
+def test_both_together_agree(trained: Any) -> None:
+    _, made = trained
+    text, latent = text_sampler("ancestral", steps=24), latent_sampler("ddim", steps=24)
+    with made.evaluating():
+        both = made.both(canvases(), text=text, latent=latent, generator=generator())
+    assert (nearest(both.latent.latents) == both.text.tokens[:, 1] - 2).float().mean() >= 0.6
+
+
+def test_a_sample_does_not_depend_on_its_batch(trained: Any) -> None:
+    _, made = trained
+    _, images_BP, tokens_BL = pairs()
+    some = torch.tensor([1, 4])
+    ddpm, text = latent_sampler("ddpm", steps=4), made.default_sampler(conditional=True)
+    cut = canvases()[1:2, :3]
+    with made.evaluating():
+        whole = made.latents_given_texts(tokens_BL, sampler=ddpm, generator=generator())
+        part = made.latents_given_texts(tokens_BL[some], sampler=ddpm, generator=generator().select(some))
+        torch.testing.assert_close(whole.latents[some], part.latents, atol=1e-4, rtol=0)
+        a = made.write(canvases(), canvases() == 1, latents_Bd=images_BP, sampler=text, generator=generator())
+        stream = generator().select(some[:1])
+        b = made.write(cut, cut == 1, latents_Bd=images_BP[1:2], sampler=text, generator=stream)
+    assert torch.equal(a.tokens[1:2, :3], b.tokens)
+
+
+def test_captions_are_scored_as_tokens_only_and_samplers_fit_their_process(trained: Any, refuses: Refuses) -> None:
+    kind, made = trained
+    asked = {"latents_Bd": pairs()[1], "generator": generator()}
+    wrong = latent_sampler("ddim") if kind == "image_text" else text_sampler("confidence")
+    with made.evaluating(), refuses(SamplingError, wrong.kind):
+        made.write(canvases(), canvases() == 1, sampler=wrong, **asked)
+    if kind == "image_text":
+        found = made.likelihood(pairs()[2], latents_Bd=None, draws=2, generator=generator())
+        assert found.nll_KB.shape == (2, B)
+        assert bool((found.nll_KB >= 0).all())
+        return
+    with made.evaluating(), refuses(SamplingError):
+        made.likelihood(pairs()[2], latents_Bd=None, draws=1, generator=generator())
+    with made.evaluating(), refuses(SamplingError):
+        made.write(pairs()[2], canvases() == 2, sampler=latent_sampler("ddim"), **asked)
