@@ -14,6 +14,10 @@ MASK = "***"
 
 _USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^\s/@]{0,1000}|[^\s/@:]*:\S{0,1000})@")
 """The user and the password of an address; the second form is a password with a `/` that should have been encoded."""
+_LOOSE = re.compile(
+    r"(?P<scheme>://|(?<![^\s'\"(=,]))(?:(?<=://)[^\s/@:]{0,100}:[^/@\n]{1,200}|[^\s/@:'\"]{1,100}:[^\s/@]{1,200})@(?=[\w\[])"
+)
+"""A password with a space in it, and a user with a password without a scheme; masked where a text is shown"""
 _QUERY = re.compile(
     r"(?P<name>[?&;#](?:[\w.~%-]{0,40}(?:token|passw(?:or)?d|pwd|secret|signature|credentials?|(?:api|access)[_-]?key)"
     r"|sig|key)=)[^\s&;#'\"]+",
@@ -31,6 +35,10 @@ _NAMES = re.compile(
 
 def mask(text: str) -> str:
     """Return `text` with the credentials of addresses and of authorization headers replaced by `***`."""
+    return _LOOSE.sub(rf"\g<scheme>{MASK}@", _masked(text))
+
+
+def _masked(text: str) -> str:
     if "://" in text:
         text = _USER.sub(rf"\g<scheme>{MASK}@", text)
         text = _QUERY.sub(rf"\g<name>{MASK}", text)
@@ -39,7 +47,7 @@ def mask(text: str) -> str:
 
 def holds_credentials(text: str) -> bool:
     """Return whether an address in `text` contains a password or a token. A user alone (`ssh://git@host`) is none."""
-    return mask(text) != re.sub(r"(?<=://)([^\s/@:]+)(?=@)", MASK, text)
+    return _masked(text) != re.sub(r"(?<=://)([^\s/@:]+)(?=@)", MASK, text)
 
 
 def mask_values(value: Any, *, key: str = "") -> Any:

@@ -25,8 +25,8 @@ class MMLDLMError(Exception):
     """
 
     def __str__(self) -> str:
-        lines = super().__str__().encode("utf-8", "backslashreplace").decode("utf-8").split("\n", MOST_LINES)
-        return "\n".join(shorten(line) for line in lines)
+        lines = super().__str__().encode("utf-8", "backslashreplace").decode("utf-8").split("\n")
+        return "\n".join([shorten(line) for line in lines[:MOST_LINES]] + ["…"] * (len(lines) > MOST_LINES))
 
 
 class ConfigurationError(MMLDLMError):

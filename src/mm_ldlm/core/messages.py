@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from mm_ldlm.core.credentials import mask, mask_values
@@ -27,9 +28,20 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 12
 def show(value: Any, longest: int = LONGEST) -> str:
     """Return a short representation of any value for a message: one line of `longest` characters, no credentials."""
     try:
-        return shorten(escape(mask(_SHORT.repr(mask_values(value)))), longest)
+        return shorten(escape(mask(_SHORT.repr(mask_values(_beginning(value))))), longest)
     except Exception:  # the value's own __repr__
         return f"<{type(value).__name__}>"
+
+
+def _beginning(value: Any, depth: int = 5) -> Any:
+    """Return a value without what is never shown: masking all of a large one would take long."""
+    if isinstance(value, str) and len(value) > 4000:
+        return value[:2000] + value[-2000:]
+    if depth and isinstance(value, Mapping):
+        return {key: _beginning(item, depth - 1) for key, item in islice(value.items(), 13)}
+    if depth and type(value) in (list, tuple):
+        return type(value)(_beginning(item, depth - 1) for item in value[:13])
+    return value
 
 
 def reason_of(error: BaseException, longest: int = 300) -> str:

@@ -1,0 +1,186 @@
+"""Registries: where components are found, and what a kind that is none is told."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Protocol
+
+import pytest
+
+import mm_ldlm
+from mm_ldlm.core import kinds as module
+from mm_ldlm.core.config import PositiveInt, config, parse, parse_kind, to_dict
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed
+
+Refuses = Callable[..., Any]
+
+
+class Shape(Protocol):
+    kind: str
+    corners: ClassVar[int]
+
+    def area(self) -> float: ...
+
+
+SHAPES = Kinds("shape", {"circle": "shapes_of_a_test:Circle", "square": "shapes_of_a_test:Square"}, "shapes", Shape)
+PACKAGE = """
+from typing import Annotated, Any, ClassVar
+from mm_ldlm.core.config import PositiveInt, config
+from abc import ABC, abstractmethod
+
+@config
+class Circle:
+    kind: str = "circle"
+    radius: PositiveInt = 1
+    corners: ClassVar[int] = 0
+    def area(self): return 3.0 * self.radius
+
+@config
+class Square:
+    kind: str = "square"
+    side: PositiveInt
+    corners: ClassVar[int] = 4
+    def area(self): return 1.0
+
+@config
+class NoArea:
+    kind: str = "none"
+    corners: ClassVar[int] = 0
+
+class Plain(Circle):
+    pass
+
+@config
+class Base(ABC):
+    kind: str = "base"
+    corners: ClassVar[int] = 0
+    @abstractmethod
+    def area(self): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of shapes in a folder of the path, with entry points of its own."""
+    (tmp_path / "shapes_of_a_test.py").write_text(PACKAGE)
+    (tmp_path / "broken_of_a_test.py").write_text("raise SystemExit('a' * 100_000)")
+    info = tmp_path / "shapes_of_a_test-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: shapes_of_a_test\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mm_ldlm.shapes]\nround = shapes_of_a_test:Circle\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("shapes_of_a_test", "broken_of_a_test"):
+        sys.modules.pop(name, None)
+
+
+@config
+class Drawing:
+    one: Annotated[Any, SHAPES]
+    several: tuple[Annotated[Any, SHAPES], ...] = ()
+    optional: Annotated[Any, SHAPES] | None = None
+
+
+def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
+    value = {"one": {"kind": "circle", "radius": 2}, "several": [{"kind": "square", "side": 3}, {"kind": "round"}]}
+    made = parse(Drawing, value, at="drawing")
+    assert (made.one.area(), made.several[0].side, made.optional) == (6.0, 3, None)
+    assert type(made.several[1]) is type(made.one)
+    path = parse_kind(SHAPES, {"kind": "shapes_of_a_test:Square", "side": 1}, at="x")
+    assert to_dict(path) == {"kind": "square", "side": 1}  # the name that the registry has for it
+    assert parse_kind(SHAPES, path, at="x") is path
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({"kind": "cirkle"}, ("drawing.one.kind", "cirkle", "circle")),
+        ({"kind": 3}, ("drawing.one.kind", "3")),
+        ({"radius": 3}, ("drawing.one.kind",)),
+        ("circle", ("drawing.one", "circle")),
+        ({"kind": "square"}, ("drawing.one.side",)),
+        ({"kind": "circle", "side": 1}, ("drawing.one.side", "radius")),
+        ({"kind": "no_such_package:Circle"}, ("no_such_package",)),
+        ({"kind": "shapes_of_a_test:Missing"}, ("Missing",)),
+        ({"kind": "broken_of_a_test:Circle"}, ("broken_of_a_test",)),
+        ({"kind": "shapes_of_a_test:NoArea"}, ("'area'",)),
+        ({"kind": "shapes_of_a_test:Plain"}, ("Plain", "config")),
+        ({"kind": "shapes_of_a_test:Base"}, ("Base",)),
+    ],
+)  # fmt: skip
+def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:
+    with refuses(ConfigurationError, *named):
+        parse(Drawing, {"one": value}, at="drawing")
+
+
+def test_a_configuration_of_another_group_is_refused() -> None:
+    @config
+    class Other:
+        size: PositiveInt = 1
+
+    with pytest.raises(ConfigurationError, match=r"'area'.*Shape"):
+        parse_kind(SHAPES, Other(), at="x")
+
+
+@pytest.mark.parametrize(
+    "content", ["[mm_ldlm.shapes\nround = x", "no section\n= =\n", "[mm_ldlm.shapes]\nround\n", "\0"]
+)
+def test_damaged_entry_points_of_any_package_hide_only_themselves(package: Path, content: str) -> None:
+    other = package / "damaged-1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Name: damaged\nVersion: 1\n")
+    (other / "entry_points.txt").write_text(content)
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigurationError, match="cirkle"):
+        parse_kind(SHAPES, {"kind": "cirkle"}, at="x")
+    assert "round" in SHAPES
+
+
+def test_a_component_that_cannot_be_imported_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"command 'x'.*no_such_package"):
+        Registry("command", {"x": "no_such_package:y"}, "commands_of_a_test").load("x")
+
+
+def _registries() -> list[tuple[str, Registry]]:
+    import pkgutil
+
+    found: dict[int, tuple[str, Registry]] = {}
+    for each in pkgutil.walk_packages(mm_ldlm.__path__, "mm_ldlm."):
+        if each.name.endswith("__main__") or ".gpu_check" in each.name:
+            continue
+        loaded = importlib.import_module(each.name)
+        assert isinstance(loaded, ModuleType)
+        for value in vars(loaded).values():
+            if isinstance(value, Registry):
+                found[id(value)] = (value.group, value)
+    return sorted(found.values(), key=lambda pair: pair[0])
+
+
+@pytest.mark.parametrize(("group", "registry"), _registries())
+def test_every_registered_component_can_be_loaded_and_fits_its_group(group: str, registry: Registry) -> None:
+    for name in registry.known:
+        loaded = registry.load(name)
+        if isinstance(registry, Kinds):
+            assert registry.find(name, at=group) is loaded
+
+
+def test_every_contributed_group_belongs_to_a_registry() -> None:
+    groups = {group for group, _ in _registries()}
+    for folder in CONTRIBUTORS:
+        for each in sorted(Path(mm_ldlm.__path__[0], folder).glob("*/__init__.py")):
+            components = importlib.import_module(f"mm_ldlm.{folder}.{each.parent.name}").COMPONENTS
+            assert components.keys() <= groups, each.parent.name
+            for group, names in components.items():
+                assert names.items() <= contributed(group).items(), "two contributors use one name"
+
+
+def test_nothing_outside_knows_the_contributors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONTRIBUTORS", ())
+    contributed.cache_clear()
+    try:
+        assert SHAPES.known == dict(SHAPES.core)
+    finally:
+        contributed.cache_clear()
