@@ -1,0 +1,54 @@
+"""The environments of conf/, read once for all tests."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mm_ldlm.app.config_loader import LayeredConfigLoader, merge, parse_yaml
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.settings import CONFIG_LOADER_ARGS
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+ENVIRONMENTS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "local")
+
+
+@functools.cache
+def loader(environment: str) -> LayeredConfigLoader:
+    return LayeredConfigLoader(CONF, env=environment, **CONFIG_LOADER_ARGS)
+
+
+@functools.cache
+def parameters(environment: str) -> dict[str, Any]:
+    """The resolved parameters of an environment, as the files have them."""
+    return loader(environment)["parameters"]
+
+
+@functools.cache
+def layer(environment: str) -> dict[str, Any]:
+    """The parameters that the files of an environment set."""
+    found: dict[str, Any] = {}
+    for file in sorted((CONF / environment).rglob("*.yml")):
+        if "parameters" in file.relative_to(CONF / environment).as_posix():
+            found = merge(found, parse_yaml(file.read_bytes(), file=str(file)) or {})
+    return found
+
+
+def combined(environment: str, above: str) -> dict[str, Any]:
+    """The typed sections of an environment with a layer above it."""
+    return check_parameters(merge(parameters(environment), layer(above)))
+
+
+@functools.cache
+def sections(environment: str) -> dict[str, Any]:
+    """The typed sections of an environment by name."""
+    return check_parameters(parameters(environment))
+
+
+@functools.cache
+def paths(environment: str) -> dict[str, str]:
+    """The parts of the artifacts' paths that an environment itself sets."""
+    file = CONF / environment / "globals.yml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {key: found[key] for key in ("data", "features", "results") if key in found}
