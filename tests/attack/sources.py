@@ -47,9 +47,9 @@ FILTERS = "def keep(text):\n    return True\ndef broken(text):\n    raise KeyErr
 
 def prepare() -> Any:
     """Load what the cases need: the readers, and the tokenizer of base."""
+    import datasets  # noqa: F401
     import PIL.Image  # noqa: F401
 
-    import datasets  # noqa: F401
     from mm_ldlm.data.corpus import ingestion  # noqa: F401
     from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
