@@ -49,7 +49,7 @@ class MMLDLM:
             vocabulary. A CPU computes a batch on each core (docs/configuration.md, OMP_NUM_THREADS).
         load_encoder: loads the encoder when it is first needed, if `encoder` is None.
         no_encoder: the reason why there is neither, for messages.
-        normalisers: the normalisers of other data by name, such as "image_normaliser".
+        normalisers: the normalisers of other fields, by the names of their folders in a checkpoint.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class Parts:
     normaliser: Normaliser | None
     """None for a run without latents"""
     normalisers: dict[str, Normaliser]
-    """The normalisers of other data by the names of their folders in the checkpoint, such as "image_normaliser\""""
+    """The normalisers of other fields, by the names of their folders in the checkpoint"""
     load_encoder: Callable[[], Any] | None
     """Loads the encoder that the run was trained on; None if the run names no encoder that embeds texts"""
     no_encoder: str | None

@@ -40,9 +40,9 @@ def test_images_are_turned_upright_and_sixteen_bits_are_scaled(mode: str) -> Non
 @pytest.mark.parametrize(
     ("data", "most", "reason"),
     [
-        (b"not an image", 100, "broken_image"),
-        (encoded(picture(0))[:60], 100, "broken_image"),
-        (encoded(picture(0), "TIFF"), 100, "broken_image"),
+        (b"not an image", 100, "broken_file"),
+        (encoded(picture(0))[:60], 100, "broken_file"),
+        (encoded(picture(0), "TIFF"), 100, "broken_file"),
         (encoded(picture(0)), 29, "oversized"),
     ],
 )

@@ -91,7 +91,7 @@ def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Pat
     (tmp_path / "pictures/link.png").symlink_to(tmp_path / "secret.png")
     (record,), report = ingested(tmp_path, source)
     assert report["quarantined_by_reason"] == {
-        "missing_file": 1, "unsafe_path": 3, "broken_image": 1, "oversized": 1, "missing_column": 2
+        "missing_file": 1, "unsafe_path": 3, "broken_file": 1, "oversized": 1, "missing_column": 2
     }  # fmt: skip
     assert json.loads(record["meta"])["label"] == "fine"
     assert np.array_equal(read_image(reference(record)), picture(0))
@@ -132,7 +132,7 @@ def test_tars_are_read_at_their_offsets_and_bad_samples_are_quarantined(tmp_path
     records, report = ingested(tmp_path, source)
     assert [row["text"] for row in records] == ["first", "second", "third"]
     assert report["quarantined_by_reason"] == {
-        "missing_file": 2, "broken_image": 1, "broken_json": 1, "wrong_type": 3, "encoding": 1
+        "missing_file": 2, "broken_file": 1, "broken_json": 1, "wrong_type": 3, "encoding": 1
     }  # fmt: skip
     assert not list(tmp_path.parent.rglob("from_the_tar*")), "nothing is extracted"
     for number, row in enumerate(records):

@@ -119,7 +119,7 @@ def check_texts(
 ) -> None:
     """Check that ids are digests of texts, that splits are disjoint, and that no evaluation sentence is in training.
 
-    The split of a text with an image is that of its image: images are compared in place of such texts.
+    The split of a text that describes something is that of what it describes, which is compared in place of the text.
     """
     n = len(records)
     digest_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
@@ -127,14 +127,14 @@ def check_texts(
     for start in range(0, n, _ROWS):
         table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split", "meta"])
         ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
-        images = [described_by(meta) for meta in table["meta"].to_pylist()]
-        rows_in = list(zip(ids, texts, images, strict=True))
-        packed = b"".join(comparison_digest(image or text, key=b"") for _, text, image in rows_in)
+        things = [described_by(meta) for meta in table["meta"].to_pylist()]
+        rows_in = list(zip(ids, texts, things, strict=True))
+        packed = b"".join(comparison_digest(thing or text, key=b"") for _, text, thing in rows_in)
         digest_n[start : start + len(texts)] = np.frombuffer(packed, "V16")
         codes = pc.index_in(table["split"].combine_chunks(), value_set=pa.array(SPLITS))
         split_n[start : start + len(texts)] = pc.fill_null(codes, -1).to_numpy()
         pairs = [meta_value(meta, PAIR) for meta in table["meta"].to_pylist()]
-        own = [record_id(text, pair, image) for (_, text, image), pair in zip(rows_in, pairs, strict=True)]
+        own = [record_id(text, pair, thing) for (_, text, thing), pair in zip(rows_in, pairs, strict=True)]
         forged += [start + i for i, (name, found_id) in enumerate(zip(own, ids, strict=True)) if name != found_id]
     if forged:
         rows = np.array(forged, np.int64)
@@ -181,8 +181,8 @@ def _check_disjoint(
         found.add(
             "error",
             "split leakage",
-            f"{len(rows)} texts or images are in more than one split (texts are compared without case and spacing, "
-            "images by their pixels).",
+            f"{len(rows)} texts, or things that texts describe, are in more than one split (texts are compared without "
+            "case and spacing).",
             count=len(rows),
             examples=texts,
             remedy=(
@@ -193,7 +193,7 @@ def _check_disjoint(
         found.add(
             "info",
             "duplicate texts",
-            f"{within} records repeat a text of the same split, apart from case and spacing, or an image.",
+            f"{within} records repeat a text of the same split, apart from case and spacing, or what it describes.",
             count=within,
             remedy="Near-duplicate removal (ingestion.near_duplicates) removes them.",
         )

@@ -36,8 +36,8 @@ class NormaliserConfig:
         kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349),
             "whitening" (mean, and the full covariance turned into the identity; with fewer than 10 rows for each
             dimension, a mixture with one scale) or "one_scale" (mean per dimension, and for all dimensions the root
-            mean square of their standard deviations). Images need "one_scale": pixels that hardly vary would be scaled
-            up to noise by the others.
+            mean square of their standard deviations), for dimensions that hardly vary and that the others would scale
+            up to noise.
         robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
     """
 

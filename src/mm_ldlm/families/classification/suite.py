@@ -128,9 +128,9 @@ def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
 
 
 def labels_of(dataset: Dataset, rows: StoreRows, names: list[str]) -> Ints:
-    """Read the classes (n,) of store rows, as numbers of the model's `names`."""
+    """Read the classes (n,) of store rows, as numbers of the model's `names`; -1 for others."""
     store = dataset.require("labels")
-    place = np.array([names.index(name) for name in store.manifest.meta["classes"]], np.int64)
+    place = np.array([names.index(name) if name in names else -1 for name in store.manifest.meta["classes"]], np.int64)
     found: Ints = place[store.fixed("value").take(rows)[:, 0]]
     return found
 

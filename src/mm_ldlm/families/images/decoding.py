@@ -52,7 +52,7 @@ def decode(data: bytes, *, max_pixels: int) -> Pixels:
     except Unusable:
         raise
     except Exception as error:  # Pillow raises many types for damaged files
-        raise Unusable("broken_image", f"not a readable image ({type(error).__name__}: {error})") from None
+        raise Unusable("broken_file", f"not a readable image ({type(error).__name__}: {error})") from None
     return values if values.ndim == 3 else values[:, :, None]
 
 

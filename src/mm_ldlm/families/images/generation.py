@@ -1,10 +1,6 @@
-"""Sampling of captions and images, and likelihoods of captions, with one model of both.
+"""Sampling of captions as noised vectors, of images, and of both, with one model.
 
-In the interface `GenerativeModel` an image takes the place of a latent: a standardised vector of its pixels. A learned
-null image or null caption represents an unknown condition.
-
-B examples, L positions of the canvas, A examples of one model call, M positions whose logits are needed, V vocabulary,
-P values of an image, e dimension of a caption vector.
+B examples, L positions of the canvas, V vocabulary, P values of an image, e dimension of a caption vector.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.distributions import forbid_
 from mm_ldlm.diffusion.random import RowGenerator
@@ -22,23 +17,9 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.modality import GaussianModality
 from mm_ldlm.objectives.modality_generation import ModalityGeneration
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
-from mm_ldlm.sampling.gaussian import GaussianSampler, LatentDenoiser, LatentSample
+from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample
 from mm_ldlm.sampling.joint import JointSample
 from mm_ldlm.sampling.registry import latent_sampler
-
-
-class ImageTextGeneration(ModalityGeneration):
-    """Captions under a discrete text process."""
-
-    def write(
-        self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
-    ) -> TextSample:
-        if isinstance(sampler, GaussianSampler):
-            raise SamplingError(
-                f"the captions of this run are tokens, but the sampler '{sampler.kind}' is a latent sampler. Choose a "
-                "text sampler, for example 'confidence'."
-            )
-        return super().write(canvas_BL, open_BL, latents_Bd=latents_Bd, sampler=sampler, generator=generator)
 
 
 class ContinuousImageTextGeneration(ModalityGeneration):
@@ -60,16 +41,7 @@ class ContinuousImageTextGeneration(ModalityGeneration):
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        """Write whole captions given images, or unconditionally.
-
-        Raises:
-            SamplingError: the sampler is a text sampler, or some positions of a caption are given.
-        """
-        if not isinstance(sampler, GaussianSampler):
-            raise SamplingError(
-                f"the captions of this run are vectors, but the sampler '{sampler.kind}' unmasks tokens. Choose a "
-                "latent sampler, for example 'ddim'."
-            )
+        """Write whole captions given images, or unconditionally; captions with given tokens are refused."""
         valid_BL = self._all_open(canvas_BL, open_BL)
         logits = self._logits(canvas_BL, latents_Bd)
         guidable = latents_Bd is not None and self.config.trains_null_value

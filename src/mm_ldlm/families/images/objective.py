@@ -23,12 +23,13 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.diffusion.timesteps import antithetic
-from mm_ldlm.families.images.generation import ContinuousImageTextGeneration, ImageTextGeneration
+from mm_ldlm.families.images.generation import ContinuousImageTextGeneration
 from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.modality import ModalityObjective, ModalityOptions, Roles, positive_weights
+from mm_ldlm.objectives.modality_generation import ModalityGeneration
 from mm_ldlm.objectives.multimodal import require_no_stores
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, untrained_lengths
 
@@ -145,7 +146,7 @@ class ImageTextObjective(ModalityObjective):
     """Losses of caption, image and length for one mode per step."""
 
     def generative_model(self, model: nn.Module) -> Any:
-        return ImageTextGeneration(model, self.shape, self.process, self.config, modality=self.modality)
+        return ModalityGeneration(model, self.shape, self.process, self.config, modality=self.modality)
 
 
 class ContinuousImageTextObjective(ModalityObjective):

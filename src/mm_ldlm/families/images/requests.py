@@ -22,6 +22,7 @@ from mm_ldlm.inference.batches import refuse_texts_beyond_memory
 from mm_ldlm.inference.inverting import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
+from mm_ldlm.sampling.gaussian import GaussianSampler
 from mm_ldlm.sampling.lengths import DrawnLength, Length
 from mm_ldlm.sampling.limits import Steps
 from mm_ldlm.sampling.registry import text_sampler
@@ -73,23 +74,16 @@ class ImageWriter:
     """
 
     def __init__(self, loaded: MMLDLM) -> None:
-        self._loaded, model = loaded, loaded.model
-        self.capabilities, self.tokenizer = loaded.capabilities, loaded.tokenizer
-        if (normaliser := loaded.normalisers.get(NORMALISER)) is None:
+        self._loaded, self.model, self.capabilities = loaded, loaded.model, loaded.capabilities
+        if NORMALISER not in loaded.normalisers:
             raise SamplingError(
-                f"this run has no images: it was trained with {self.capabilities.trained_as}. Train an objective that "
-                "reads images (kedro run --env=digits)."
+                f"expected a run with images, found one that was trained with {self.capabilities.trained_as}. Train an "
+                "objective that reads images (kedro run --env=digits)."
             )
-        self.model, self.normaliser = model, normaliser
-        longest = model.shape.max_length
-        batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + model.dim // VALUES_PER_TOKEN))
-        self._writer = Writer(model, batch_tokens=batch_tokens)
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image."""
-        height, width, channels = self.model.shape.fields["images"]
-        return height, width, channels
+        self.normaliser, self.size = loaded.normalisers[NORMALISER], loaded.shape.fields["images"]
+        longest = loaded.max_length
+        batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + self.model.dim // VALUES_PER_TOKEN))
+        self._writer = Writer(self.model, batch_tokens=batch_tokens)
 
     def draw(
         self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0
@@ -101,7 +95,7 @@ class ImageWriter:
         """
         self.capabilities.require("caption_to_image")
         listed = texts_of(captions, name="captions")
-        ids = [tuple(row) for row in self.tokenizer.encode(listed)]
+        ids = [tuple(row) for row in self._loaded.tokenizer.encode(listed)]
         return self.draw_tokens(ids, listed, sampler=sampler, steps=steps, seed=seed)
 
     def draw_tokens(
@@ -116,10 +110,14 @@ class ImageWriter:
         """Generate an image for each tokenised caption (of 1..max_length ids); see `draw`."""
         self.capabilities.require("caption_to_image")
         check_tokens(ids, captions, shape=self.model.shape)
-        seed, config = check(seed, Seed, name="seed"), self._image_sampler(sampler, steps)
+        seed, config = check(seed, Seed, name="seed"), latent_sampler_of(sampler, steps)
+        if config.draws > 1:
+            raise SamplingError(
+                f"sampler: expected draws 1, found {config.draws}: a mean of images is not a sample. Set draws to 1."
+            )
         self._refuse_size(len(ids))
         draws_KnP, calls = self._writer.draw(ids, sampler=config, seed=seed)
-        return Images(self._pixels(draws_KnP.mean(dim=0).cpu().numpy()), tuple(captions), calls)
+        return Images(self._pixels(draws_KnP[0].cpu().numpy()), tuple(captions), calls)
 
     def caption(
         self,
@@ -146,16 +144,13 @@ class ImageWriter:
         config = self.model.default_sampler(conditional=True) if sampler is None else sampler
         config = parse_kind(CAPTION_SAMPLERS, {"kind": config} if isinstance(config, str) else config, at="sampler")
         config = config if steps is None else config.override(steps=steps)
+        if isinstance(config, GaussianSampler) is not (self.model.process is None):
+            vectors = self.model.process is None
+            fitting = "latent sampler, such as 'ddim'" if vectors else "text sampler, such as 'confidence'"
+            raise SamplingError(f"sampler: expected a {fitting}, for the captions of this run, found '{config.kind}'.")
         lengths = self._writer.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
         written = self._writer.write(self._writer.masks(lengths), latents_nd=vectors_nP, sampler=config, seed=seed)
-        return Texts(
-            texts=tuple(self.tokenizer.decode_batch(written.tokens)),
-            tokens=written.tokens,
-            log_probs=written.log_probs,
-            model_calls=written.model_calls,
-            encoder_calls=written.encoder_calls,
-            sources=(None,) * len(written.tokens),
-        )
+        return self._loaded.texts(written, [None] * len(vectors_nP), None)
 
     def generate(self, n: int, *, steps: int = 50, length: Length = "sample", seed: int = 0) -> Images:
         """Generate `n` images and their captions together from noise, in `steps` model calls."""
@@ -165,7 +160,7 @@ class ImageWriter:
         self._refuse_size(n)
         text, image = text_sampler("ancestral", steps=steps), latent_sampler_of("ddim", steps)
         written = self._writer.generate(n, "together", text, image, length, seed)
-        captions = tuple(self.tokenizer.decode_batch(written.tokens))
+        captions = tuple(self._loaded.tokenizer.decode_batch(written.tokens))
         return Images(self._pixels(written.latents_nd), captions, written.model_calls)
 
     # -- pieces -------------------------------------------------------------------------------------------------------
@@ -175,16 +170,7 @@ class ImageWriter:
         return length_of(self._loaded, check(length, DrawnLength, name="length"), use, sampler=None)
 
     def _refuse_size(self, count: int) -> None:
-        refuse_texts_beyond_memory(count, tokens=self.model.shape.max_length, numbers=3 * self.model.dim)
-
-    def _image_sampler(self, sampler: Any, steps: int | None) -> Any:
-        config = latent_sampler_of(sampler, steps)
-        if config.draws > 1:
-            raise SamplingError(
-                f"expected an image sampler with draws 1, found {config.draws}: a mean of images is not a sample. "
-                "Set draws to 1."
-            )
-        return config
+        refuse_texts_beyond_memory(count, tokens=self._loaded.max_length, numbers=3 * self.model.dim)
 
     def _pixels(self, vectors_nP: Any) -> npt.NDArray[np.float32]:
         """Convert standardised vectors to pixels; values that a sampler drew outside 0..1 are clipped."""
@@ -193,17 +179,15 @@ class ImageWriter:
 
     def _standardised(self, images: npt.ArrayLike) -> torch.Tensor:
         pixels = array_of(images, name="images").astype(np.float32)
-        if pixels.ndim != 4 or pixels.shape[1:] != self.size:
+        if pixels.ndim != 4 or pixels.shape[1:] != self.size or not len(pixels):
             raise SamplingError(
-                f"expected images of shape (n, {', '.join(map(str, self.size))}), as in training, found shape "
-                f"{pixels.shape}. Resize them, for example by mm_ldlm.families.images.store.resize."
+                f"images: expected the shape (n, {', '.join(map(str, self.size))}), as in training, with n at least 1, "
+                f"found {pixels.shape}. Resize them, for example by mm_ldlm.families.images.store.resize."
             )
-        if len(pixels) == 0:
-            raise SamplingError("images: expected at least one image, found none.")
-        if not (np.isfinite(pixels).all() and pixels.min(initial=0.0) >= 0 and pixels.max(initial=0.0) <= 1):
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
             raise SamplingError(
-                f"expected pixels between 0 and 1, found values from {pixels.min():g} to {pixels.max():g}. Divide grey "
-                "levels of 8 bits by 255."
+                f"images: expected pixels between 0 and 1, found values from {pixels.min():g} to {pixels.max():g}. "
+                "Divide grey levels of 8 bits by 255."
             )
         vectors_nP = self.normaliser.standardise(pixels.reshape(len(pixels), -1))
         return torch.from_numpy(np.asarray(vectors_nP, np.float32)).to(self.model.device)

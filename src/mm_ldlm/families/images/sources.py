@@ -224,5 +224,5 @@ def _read(path: Path, member: tarfile.TarInfo, most: int) -> bytes:
         file.seek(member.offset_data)
         data = file.read(member.size)
     if len(data) != member.size:
-        raise Unusable("broken_image", f"{member.name!r:.200} has {len(data)} of its {member.size} bytes")
+        raise Unusable("broken_file", f"{member.name!r:.200} has {len(data)} of its {member.size} bytes")
     return data

@@ -52,7 +52,7 @@ class Writes(NamedTuple):
     sampler_at: str
     sampler: Any
     given: bool
-    """Whether the texts are written given latents or images"""
+    """Whether the texts are written given latents"""
     length_at: str = ""
     length: str | int | None = None
     """None: the task chooses no lengths"""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXCERPT_CHARACTERS = 160
 DAMAGE = (
     "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
-    "broken_image", "unsafe_path", "unreadable_file", "filter_error", "no_vector", "wrong_dimension", "not_finite",
+    "broken_file", "unsafe_path", "unreadable_file", "filter_error", "no_vector", "wrong_dimension", "not_finite",
     "other_tokens",
 )  # fmt: skip
 """Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
