@@ -1,0 +1,160 @@
+"""Sources of every kind with known rows, readers of them, and ingestions, for the tests of several rooms.
+
+A family or an extra whose sources read files has a module `examples.py` among its tests, with a function of the name of
+each kind: `kind(folder, rows) -> keys`. A kind without one generates its rows.
+"""
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.store import ShardStore
+
+TESTS = Path(__file__).parents[2]
+Rows = list[dict[str, Any]]
+"""Rows with a `text` and any further columns"""
+
+
+def text(folder: Path, rows: Rows) -> dict[str, Any]:
+    (folder / "rows.txt").write_bytes("".join(f"{row['text']}\n" for row in rows).encode())
+    return {"path": str(folder / "rows.txt")}
+
+
+def jsonl(folder: Path, rows: Rows) -> dict[str, Any]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"path": str(folder / "rows.jsonl")}
+
+
+def csv(folder: Path, rows: Rows) -> dict[str, Any]:
+    cells = [list(rows[0]) if rows else ["text"], *([str(value) for value in row.values()] for row in rows)]
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in line) + "\n" for line in cells]
+    (folder / "rows.csv").write_bytes("".join(quoted).encode())
+    return {"path": str(folder / "rows.csv")}
+
+
+def _table(rows: Rows) -> pa.Table:
+    return pa.Table.from_pylist(rows) if rows else pa.table({"text": pa.array([], pa.string())})
+
+
+def parquet(folder: Path, rows: Rows) -> dict[str, Any]:
+    pq.write_table(_table(rows), folder / "rows.parquet", row_group_size=3)
+    return {"path": str(folder / "rows.parquet")}
+
+
+def arrow(folder: Path, rows: Rows) -> dict[str, Any]:
+    found = _table(rows)
+    with pa.ipc.new_file(str(folder / "rows.arrow"), found.schema) as writer:
+        writer.write_table(found, max_chunksize=3)
+    return {"path": str(folder / "rows.arrow")}
+
+
+def disk(folder: Path, rows: Rows) -> dict[str, Any]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset(_table(rows)).save_to_disk(str(folder / "set"))
+    return {"path": str(folder / "set")}
+
+
+def hub(folder: Path, rows: Rows) -> dict[str, Any]:
+    """A folder of files, which the library reads as it reads a data set of the hub."""
+    parquet(folder, rows)
+    return {"dataset": str(folder), "splits": {"train": "hash"}}
+
+
+def table(folder: Path, rows: Rows) -> dict[str, Any]:
+    return jsonl(folder, rows)
+
+
+def example_of(kind: str) -> Callable[[Path, Rows], dict[str, Any]] | None:
+    """The function that writes rows for a kind; None for a kind that generates its rows."""
+    if kind in SOURCES.core:
+        found: Callable[[Path, Rows], dict[str, Any]] = globals()[kind]
+        return found
+    for path in sorted(TESTS.glob("*/*/examples.py")):
+        module = importlib.import_module(".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)))
+        if path.parent != Path(__file__).parent and hasattr(module, kind):
+            return getattr(module, kind)  # type: ignore[no-any-return]
+    return None
+
+
+def written(kind: str, folder: Path, rows: Rows) -> dict[str, Any]:
+    """Write rows in a new folder; return the parameters of the source."""
+    example = example_of(kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"kind": kind, **(example(folder, rows) if example is not None else {})}
+
+
+def opened(keys: dict[str, Any], *, max_row_bytes: int = 10_000, seed: int = 0, **more: Any) -> Any:
+    config = parse_kind(SOURCES, keys, at="source")
+    return config.open(Opening(seed, max_row_bytes, **more))
+
+
+def read(keys: dict[str, Any], **opening: Any) -> list[Row | BadRow]:
+    return list(opened(keys, **opening).rows())
+
+
+def reasons(rows: list[Row | BadRow]) -> list[str]:
+    return [row.reason for row in rows if isinstance(row, BadRow)]
+
+
+def texts(rows: list[Row | BadRow]) -> list[str]:
+    return [row.text for row in rows if isinstance(row, Row)]
+
+
+@dataclasses.dataclass
+class Ingested:
+    """A finished ingestion: both stores, opened, and the report."""
+
+    records: ShardStore
+    quarantine: ShardStore
+    report: dict[str, Any]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.records.take(slice(None)).to_pylist()
+
+    @property
+    def texts(self) -> list[str]:
+        return [row["text"] for row in self.rows]
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        return self.quarantine.take(slice(None)).to_pylist()
+
+
+def ingested(
+    folder: Path, *sources: dict[str, Any], tokens: dict[str, Any] | None = None, side: Any = None, **keys: Any
+) -> Ingested:
+    """Ingest sources into a folder and commit both stores."""
+    keys = {"max_bad_fraction": 1.0, "progress": False, **keys}
+    limits = None if tokens is None else parse(TokenizerConfig, tokens, at="tokenizer")
+    records, quarantine, report = ingest(
+        parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=0,
+        workspace=folder / "records", quarantine=folder / "quarantine",
+        tokenizer=None if limits is None else load_tokenizer(limits), tokens=limits, side=side,
+    )  # fmt: skip
+    records.write(folder / "records")
+    quarantine.write(folder / "quarantine")
+    return Ingested(ShardStore.open(folder / "records"), ShardStore.open(folder / "quarantine"), report)
+
+
+def word_tokenizer(*words: str, max_length: int = 8) -> TextTokenizer:
+    """A tokenizer of these words, divided by white space."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: number for number, word in enumerate([*words, "[UNK]"])}
+    base = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer(base, max_length=max_length)

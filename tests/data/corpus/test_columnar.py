@@ -1,0 +1,158 @@
+"""Arrow files, Parquet files and saved data sets: all types, bounded cells, and files that end early."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.data.corpus.sources import Row
+from tests.data.corpus.examples import disk, read, reasons, texts
+
+
+def written(kind: str, path: Path, columns: dict[str, Any] | pa.Table) -> dict[str, Any]:
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=10)
+    else:
+        new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+    return {"kind": "parquet" if kind == "parquet" else "arrow", "path": str(path)}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_a_tensor_column_is_read_as_vectors(tmp_path: Path, kind: str) -> None:
+    """A view of an extension type ends the process (pyarrow 25)."""
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    columns: dict[str, Any] = {"text": ["a", "b", "c", "d"]}
+    columns["tensor"] = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    columns["list"] = pa.array(list(values), pa.list_(pa.float32()))
+    columns["inside"] = pa.StructArray.from_arrays([columns["tensor"], pa.array(columns["text"])], names=["v", "t"])
+    keys = written(kind, tmp_path / "a", columns)
+    for name in ("tensor", "list"):
+        assert np.array_equal([row.vector for row in read({**keys, "vector_column": name})], values)  # type: ignore[union-attr]
+    assert texts(read({**keys, "meta_columns": ["inside", "tensor"]})) == columns["text"]
+
+
+TYPES: dict[str, tuple[pa.Array, int]] = {
+    "large": (pa.array(["a", None], pa.large_string()), 1),
+    "view": (pa.array(["a", None], pa.string_view()), 1),
+    "dictionary": (pa.array(["a", None]).dictionary_encode(), 1),
+    "json": (pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(["a", None])), 1),
+    "bytes": (pa.array([b"\xff", b"a"]), 0),
+    "not utf-8": (pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers()), 1),
+    "number": (pa.array([1, 2]), 0),
+    "list": (pa.array([["a"], ["b"]]), 0),
+    "struct": (pa.array([{"a": "b"}, {"a": "c"}]), 0),
+    "map": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), 0),
+    "date": (pa.array([2**31 - 1, 1], pa.date32()), 0),
+    "zone": (pa.array([1, 2], pa.timestamp("us", "Nowhere/Nothing")), 0),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_every_type_of_column_is_text_or_a_bad_row_and_meta_if_python_can_represent_it(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    column, good = TYPES[name]
+    keys = written(kind, tmp_path / "a", {"text": ["a", "b"], "odd": column})
+    found = read({**keys, "columns": ["odd"]})
+    assert (len(found), len(texts(found))) == (2, good)
+    for key in ("meta_columns", "label_column", "pair_column", "split_column", "vector_column"):
+        assert len(read({**keys, key: ["odd"] if key == "meta_columns" else "odd"})) == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("key", ["columns", "meta_columns", "label_column", "pair_column", "split_column"])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_every_cell_that_is_read_is_bounded(tmp_path: Path, kind: str, key: str, encoded: bool) -> None:
+    cells = pa.array(["train", "x" * 20_000, "train"])
+    keys = written(
+        kind, tmp_path / "a", {"text": ["a", "b", "c"], "odd": cells.dictionary_encode() if encoded else cells}
+    )
+    rows = read({**keys, key: ["odd"] if key.endswith("s") else "odd"}, max_row_bytes=1000)
+    assert reasons(rows) == ["oversized"]
+    assert [row.line for row in rows if isinstance(row, Row)] == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_pitfall_30_a_file_that_ends_early_is_refused(tmp_path: Path, kind: str) -> None:
+    keys = written(kind, tmp_path / "a", {"text": [f"text {number}" for number in range(40)]})
+    raw = (tmp_path / "a").read_bytes()
+    assert len(texts(read(keys))) == 40
+    for end in {*range(0, len(raw) - 1, max(8, len(raw) // 50 // 8 * 8)), len(raw) - 8, len(raw) - 1}:
+        (tmp_path / "a").write_bytes(raw[:end])
+        with pytest.raises(SourceError, match="damaged"):
+            read(keys)
+    if kind == "stream":
+        (tmp_path / "a").write_bytes(raw * 2)
+        with pytest.raises(SourceError, match="damaged"):
+            read(keys)
+
+
+def test_offsets_outside_the_buffers_are_refused_and_never_followed(tmp_path: Path) -> None:
+    for wrong in ([0, 3, 2**30], [0, 2**31 - 1, 6], [3, 0, 6]):
+        table = pa.table({"text": ["abc", "def"]})
+        sink = io.BytesIO()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        good, bad = (np.array(each, np.int32).tobytes() for each in ([0, 3, 6], wrong))
+        (tmp_path / "a").write_bytes(sink.getvalue().replace(good, bad))
+        with pytest.raises(SourceError, match="damaged"):
+            read({"kind": "arrow", "path": str(tmp_path / "a")})
+
+
+def test_rows_of_a_table_are_numbered_over_its_batches(tmp_path: Path) -> None:
+    lines = [f"text {number}" for number in range(2500)]
+    for kind in ("parquet", "arrow"):
+        rows = read(written(kind, tmp_path / kind, {"text": lines}))
+        assert [row.line for row in rows] == list(range(1, 2501))
+        assert texts(rows) == lines
+
+
+# -- saved data sets ---------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, **splits: list[str]) -> dict[str, Any]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    whole = {name: datasets.Dataset.from_dict({"text": lines}) for name, lines in splits.items()}
+    datasets.DatasetDict(whole).save_to_disk(str(folder / "set"), num_shards=dict.fromkeys(splits, 2))
+    return {"kind": "disk", "path": str(folder / "set")}
+
+
+def test_splits_of_a_data_set_are_named_and_held_out_ones_are_read_first(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    keys = saved(tmp_path, train=["a", "b"], dev=["c", "d"], other=["e", "f"], test=["g", "h"])
+    found = [(row.text, row.split, row.line) for row in read(keys) if isinstance(row, Row)]
+    assert found == [
+        ("g", "test", 1), ("h", "test", 2), ("c", "validation", 1), ("d", "validation", 2),
+        ("e", None, 1), ("f", None, 2), ("a", "train", 1), ("b", "train", 2),
+    ]  # fmt: skip
+    assert texts(read({**keys, "splits": {"train": "hash", "other": "test"}})) == ["e", "f", "a", "b"]
+    with refuses(SourceError, "missing"):
+        read({**keys, "splits": {"missing": "train"}})
+    (tmp_path / "alone").mkdir()
+    (row,) = read({"kind": "disk", **disk(tmp_path / "alone", [{"text": "alone"}])})
+    assert isinstance(row, Row)
+    assert row.split is None  # the one split of a data set is called train, which does not decide
+
+
+def test_pitfall_29_names_in_a_data_set_stay_in_its_folder(tmp_path: Path) -> None:
+    keys = saved(tmp_path, train=["a", "b"])
+    (tmp_path / "set/train/data-00000-of-00002.arrow").rename(tmp_path / "elsewhere.arrow")
+    state = tmp_path / "set/train/state.json"
+    for name in ("../../elsewhere.arrow", str(tmp_path / "elsewhere.arrow")):
+        state.write_text(json.dumps({**json.loads(state.read_text()), "_data_files": [{"filename": name}]}))
+        with pytest.raises(UnsafePathError):
+            read(keys)

@@ -1,0 +1,121 @@
+"""Named columns become rows: texts, labels, pairs, splits, meta and vectors; tables by suffix, and the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.sources import Row
+from tests.data.corpus.examples import csv, disk, ingested, jsonl, opened, read, reasons, texts, written
+
+ROWS = [
+    {"text": "one", "other": "eins", "label": "a", "where": "dev", "n": "5"},
+    {"text": "two", "other": "zwei", "label": "b", "where": "Test", "n": "6"},
+    {"text": "three", "other": "drei", "label": "a", "where": "train", "n": "7"},
+]
+TABULAR = ["csv", "jsonl", "parquet", "arrow", "disk", "hub"]
+
+
+def rows_of(kind: str, folder: Path, **keys: Any) -> list[Row]:
+    found = read({**written(kind, folder, ROWS), **keys})
+    assert not reasons(found)
+    return [row for row in found if isinstance(row, Row)]
+
+
+@pytest.mark.parametrize("kind", TABULAR)
+def test_columns_of_texts_become_rows_of_their_own(kind: str, tmp_path: Path) -> None:
+    rows = rows_of(kind, tmp_path, columns=["other", "text"], meta_columns=["n"])
+    assert [row.text for row in rows] == ["eins", "one", "zwei", "two", "drei", "three"]
+    assert [row.meta for row in rows] == [{"n": str(number)} for number in (5, 5, 6, 6, 7, 7)]
+
+
+@pytest.mark.parametrize("kind", TABULAR)
+def test_a_label_and_a_second_text_belong_to_the_record(kind: str, tmp_path: Path) -> None:
+    rows = rows_of(kind, tmp_path / "a", label_column="label", pair_column="other")
+    assert [(row.text, row.pair, row.meta["label"]) for row in rows] == [
+        (row["text"], row["other"], row["label"]) for row in ROWS
+    ]
+    found = read({**written(kind, tmp_path / "b", ROWS), "label_column": "label", "labels": ["a"]})
+    assert (texts(found), reasons(found)) == (["one", "three"], ["unknown_label"])
+    out = ingested(
+        tmp_path / "out", {**written(kind, tmp_path / "c", ROWS), "pair_column": "other", "label_column": "label"}
+    )
+    assert [json.loads(row["meta"]) for row in out.rows] == [{"label": r["label"], "pair": r["other"]} for r in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
+def test_a_column_or_the_source_decides_the_split(kind: str, tmp_path: Path) -> None:
+    by_column = {row.text: row.split for row in rows_of(kind, tmp_path / "a", split_column="where")}
+    assert by_column == {"one": "validation", "two": "test", "three": "train"}
+    assert {row.split for row in rows_of(kind, tmp_path / "b", split="test")} == {"test"}
+    out = ingested(tmp_path / "out", {**written(kind, tmp_path / "c", ROWS), "split": "validation"})
+    assert {row["split"] for row in out.rows} == {"validation"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_vector_is_a_list_of_numbers(kind: str, tmp_path: Path) -> None:
+    vectors = [[0.5, 1.0], [2.0, -3.0]]
+    rows = [{"text": f"text {i}", "v": str(v) if kind == "csv" else v} for i, v in enumerate(vectors)]
+    from mm_ldlm.extras.own_vectors.store import VectorStore
+
+    store = VectorStore(2, tmp_path / "vectors")
+    found = read({**written(kind, tmp_path, rows), "vector_column": "v"})
+    assert np.array_equal([store.accept(row.vector) for row in found if isinstance(row, Row)], vectors)
+
+
+def test_missing_and_odd_columns_are_bad_rows_that_name_the_columns(tmp_path: Path) -> None:
+    keys = {"kind": "jsonl", **jsonl(tmp_path, [{"txet": "a"}, {"text": None}, {"text": "good", "label": ""}])}
+    assert reasons(read({**keys, "label_column": "label"}))[-1] == "no_label"
+    found = read(keys)
+    assert reasons(found) == ["missing_column", "wrong_type"]
+    assert "txet" in found[0].detail  # type: ignore[union-attr]
+    assert texts(found) == ["good"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"columns": []}, {"labels": ["a"]}, {"columns": ["a", "b"], "pair_column": "c"}, {"unknown": 1}, {"encodin": 1},
+        {"columns": ["a", "b"], "vector_column": "v"}, {"pair_column": "c", "vector_column": "v"},
+        {"split": "test", "split_column": "s"}, {"split": "dev"}, {"dataset": "x"}, {"path": None},
+    ],
+)  # fmt: skip
+def test_keys_that_contradict_one_another_or_are_not_read_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(reversed(keys))):
+        opened({"kind": "parquet", "path": "a", **keys})
+
+
+def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
+    table = pa.table({"text": ["parquet"], "v": [[1.0]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.arrow", "a.feather"):
+        with pa.ipc.new_file(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "a.TSV").write_text("text\tv\ntab, separated\t[1]\n")
+    (tmp_path / "a.ndjson").write_text('{"text": "json", "v": [1]}\n')
+    (tmp_path / "a.txt").write_text("a line\n")
+    np.save(tmp_path / "a.npy", np.ones((1, 1)))
+    csv(tmp_path, [{"text": "quoted", "v": "[1]"}])
+    disk(tmp_path, [{"text": "saved", "v": [1.0]}])
+    names = ["a.parquet", "a.arrow", "a.feather", "a.TSV", "a.ndjson", "a.txt", "rows.csv", "set"]
+    keys = {"kind": "table", "vector_column": "v", "path": [str(tmp_path / name) for name in names]}
+    found = read(keys)
+    assert texts(found) == ["parquet", "parquet", "parquet", "tab, separated", "json", "a line", "quoted", "saved"]
+    assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
+    assert len(opened(keys).describe()) == len(names)
+    (tmp_path / "a.pdf").write_text("")
+    with pytest.raises(SourceError, match="suffix"):
+        read({**keys, "path": str(tmp_path / "a.pdf")})
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no/such"):
+        read({"kind": "hub", "dataset": "no/such", "splits": {"train": "train"}})
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": broken\n')
+    with pytest.raises(SourceError, match="could not be read after"):
+        read({"kind": "hub", "dataset": str(tmp_path), "splits": {"train": "hash"}})

@@ -1,0 +1,162 @@
+"""Conformance of all kinds of sources, those of families and extras included: no row is lost, whatever the bytes."""
+
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.data.corpus.record import normalise
+from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Row
+from tests.data.corpus.examples import example_of, ingested, opened, read, texts, written
+
+KINDS = sorted(SOURCES)
+OF_FILES = [kind for kind in KINDS if example_of(kind) is not None]
+LOCAL = [kind for kind in OF_FILES if kind != "hub"]
+QUICK = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r"), max_size=12)
+"""One line of any valid Unicode"""
+
+
+def rows_of(*lines: str) -> list[dict[str, Any]]:
+    return [{"text": line, "n": number} for number, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize("kind", OF_FILES)
+@QUICK
+@given(lines=st.lists(TEXT, min_size=1, max_size=8))
+def test_every_text_is_a_row_in_order(kind: str, lines: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = read(written(kind, Path(folder), rows_of(*lines)))
+    assert [row.text if isinstance(row, Row) else row for row in found] == lines
+
+
+@pytest.mark.parametrize("kind", OF_FILES)
+@QUICK
+@given(lines=st.lists(TEXT, min_size=1, max_size=8), form=st.sampled_from(["NFC", "NFKC", "none"]))
+def test_accepted_texts_are_normalised_and_unique_and_no_row_is_lost(kind: str, lines: list[str], form: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = written(kind, Path(folder) / "input", rows_of("an ordinary text", *lines))
+        out = ingested(Path(folder), keys, unicode_form=form)
+        report = out.report
+        assert report["rows_read"] == len(lines) + 1
+        assert report["rows_in"] == report["accepted"] + report["duplicates"] + report["quarantined"]
+        assert report["accepted"] == len(out.rows) == len({row["id"] for row in out.rows})
+        assert report["quarantined"] == len(out.refused)
+        for row in out.rows:
+            row["text"].encode()
+            assert row["text"] == normalise(row["text"], form) != ""  # type: ignore[arg-type]
+            assert form == "none" or unicodedata.is_normalized(form, row["text"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_descriptions_repeat_themselves(kind: str, tmp_path: Path) -> None:
+    """An interrupted run reads a source again and skips the rows that it has consumed."""
+    keys = {**written(kind, tmp_path, rows_of(*(f"text {number}" for number in range(20)))), **SMALL.get(kind, {})}
+    first, second, other = (list(map(repr, read(keys, seed=seed))) for seed in (0, 0, 1))
+    assert first == second
+    assert len(first) >= 10
+    described = [json.dumps(opened(keys, seed=seed).describe()) for seed in (0, 0, 1)]
+    assert described[0] == described[1]
+    generated = example_of(kind) is None
+    assert generated == (other != first) == (described[0] != described[2])
+
+
+SMALL = {kind: {"num_train": 20, "num_validation": 0, "num_test": 0} for kind in ("starter", "starter_pairs")}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_a_description_is_that_of_the_content_and_not_of_its_place(kind: str, tmp_path: Path) -> None:
+    keys = written(kind, tmp_path / "a", rows_of("one", "two"))
+    same = written(kind, tmp_path / "b", rows_of("one", "two"))
+    other = written(kind, tmp_path / "c", rows_of("one", "tw"))
+    kept = opened(keys).describe()
+    assert opened(other).describe() != kept
+    if kind not in ("disk", "image_folder"):  # names of the library, times of image files
+        assert opened(same).describe() == kept
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_hostile_bytes_end_in_quarantine_or_in_one_error(kind: str, tmp_path: Path) -> None:
+    """Flipped, cut, repeated and foreign bytes in any file of a source: every row that is read has a text or a reason."""
+    keys = written(kind, tmp_path / "whole", rows_of(*(f"text {number}" for number in range(7))))
+    files = sorted(path for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    draw, refused = random.Random(kind), 0
+    for number in range(60):
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", tmp_path / "copy")
+        path = tmp_path / "copy" / draw.choice(files).relative_to(tmp_path / "whole")
+        path.write_bytes(damaged(path.read_bytes(), number % 6, draw))
+        moved = {name: str(value).replace("whole", "copy") for name, value in keys.items()}
+        try:
+            found = read(moved, max_row_bytes=500)
+        except (SourceError, UnsafePathError) as error:
+            refused += 1
+            assert str(tmp_path / "copy") in str(error)
+            continue
+        for row in found:
+            assert isinstance(row, (Row, BadRow))
+            assert isinstance(row, BadRow) or isinstance(row.text, str)
+    assert refused < 60
+
+
+def damaged(raw: bytes, how: int, draw: random.Random) -> bytes:
+    place, other = draw.randrange(len(raw) + 1), draw.randbytes(draw.randrange(1, 40))
+    match how:
+        case 0:
+            return raw[:place]
+        case 1:
+            return raw[:place] + other + raw[place:]
+        case 2:
+            return raw[:place] + bytes(byte ^ 255 for byte in raw[place : place + 4]) + raw[place + 4 :]
+        case 3:
+            return raw + raw
+        case 4:
+            return other
+        case _:
+            return raw[:place] + b"\xff\x00\"\n,'{" + raw[place:]
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+@pytest.mark.parametrize("name", ["missing", "pipe", "loop", "x" * 300, "no\0name"])
+def test_a_path_without_a_file_is_refused_and_never_waited_for(kind: str, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    keys = {"kind": kind, "path": str(tmp_path / f"{name}.jsonl")}
+    for use in (lambda: opened(keys).describe(), lambda: read(keys)):
+        with pytest.raises(SourceError, match=re.escape(str(tmp_path))):
+            use()
+
+
+def test_a_missing_file_is_named_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refuses(SourceError, "missing.txt", "my_texts"):
+        read({"kind": "text", "name": "my_texts", "path": "missing.txt"})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOCAL if kind not in ("disk", "table", "layout")])
+def test_files_of_a_list_and_a_glob_are_read_once_in_order(kind: str, tmp_path: Path) -> None:
+    keys = [written(kind, tmp_path / name, rows_of(name)) for name in ("b", "a")]
+    paths = [each["path"] for each in keys]
+    assert texts(read({**keys[0], "path": [*paths, paths[0]]})) == ["b", "a"]
+    assert texts(read({**keys[0], "path": str(tmp_path / "*" / Path(paths[0]).name)})) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_name_and_the_number_of_samples_are_those_of_the_parameters(kind: str, tmp_path: Path) -> None:
+    keys = written(kind, tmp_path / "input", rows_of("one", "two", "three", "four"))
+    out = ingested(tmp_path, {**keys, **SMALL.get(kind, {}), "name": "mine", "max_samples": 3})
+    assert out.report["rows_read"] == 3
+    assert {row["source"] for row in out.rows} == {"mine"}
