@@ -5,6 +5,7 @@ each kind: `kind(folder, rows) -> keys`. A kind without one generates its rows.
 """
 
 import dataclasses
+import functools
 import importlib
 import json
 from collections.abc import Callable
@@ -113,6 +114,9 @@ def texts(rows: list[Row | BadRow]) -> list[str]:
     return [row.text for row in rows if isinstance(row, Row)]
 
 
+_load = functools.cache(load_tokenizer)
+
+
 @dataclasses.dataclass
 class Ingested:
     """A finished ingestion: both stores, opened, and the report."""
@@ -143,7 +147,7 @@ def ingested(
     records, quarantine, report = ingest(
         parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=0,
         workspace=folder / "records", quarantine=folder / "quarantine",
-        tokenizer=None if limits is None else load_tokenizer(limits), tokens=limits, side=side,
+        tokenizer=None if limits is None else _load(limits), tokens=limits, side=side,
     )  # fmt: skip
     records.write(folder / "records")
     quarantine.write(folder / "quarantine")

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.data.corpus.examples import disk, read, reasons, texts
 
 from mm_ldlm.core.errors import SourceError, UnsafePathError
 from mm_ldlm.data.corpus.sources import Row
-from tests.data.corpus.examples import disk, read, reasons, texts
 
 
 def written(kind: str, path: Path, columns: dict[str, Any] | pa.Table) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.corpus.examples import read, reasons, texts
 
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.sources import BadRow, Row
-from tests.data.corpus.examples import read, reasons, texts
 
 LIMIT = 300
 FIELD = st.text(st.sampled_from('ab ,"\n;é'), max_size=12)
@@ -92,7 +92,7 @@ def test_the_first_row_is_never_promoted_to_the_header(header: bytes) -> None:
 
 
 def test_keys_of_csv_files(tmp_path: Path) -> None:
-    raw = "one;1\n\ntwo\n".encode("utf-8")
+    raw = b"one;1\n\ntwo\n"
     rows = read_raw(raw, delimiter=";", header=False, columns=["0"])
     assert texts(rows) == ["one", "", "two"]  # a blank line is an empty text; columns are numbered without a header
     assert reasons(read_raw(b"text,n\na\nb,1\n")) == ["broken_csv"]  # fewer fields than the header

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.data.corpus.examples import csv, disk, ingested, jsonl, opened, read, reasons, texts, written
 
 from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import Row
-from tests.data.corpus.examples import csv, disk, ingested, jsonl, opened, read, reasons, texts, written
 
 ROWS = [
     {"text": "one", "other": "eins", "label": "a", "where": "dev", "n": "5"},

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from tests.data.corpus.examples import read, reasons, texts
 
 from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import BadRow
 from mm_ldlm.data.corpus.sources import lines as module
-from tests.data.corpus.examples import read, reasons, texts
 
 RAW = "one\r\ntwo é\n\n\ufeffthree\nlast".encode()
 

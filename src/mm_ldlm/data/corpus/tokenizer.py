@@ -1,8 +1,8 @@
 """The text tokenizer: any Hugging Face tokenizer, without [CLS] and [SEP], over its entire vocabulary or a part of it.
 
 A saved tokenizer is a folder with `tokenizer.json` (the base tokenizer, with pad, mask and unknown tokens added where
-missing) and `vocabulary.json` (the base ids that are kept, and the three special ids). Loading it needs only the
-`tokenizers` package.
+missing) and `vocabulary.json` (the base ids that are kept, and the three special ids). Loading it needs the
+`tokenizers` package, but neither `transformers` nor `datasets`.
 """
 
 from __future__ import annotations
@@ -122,11 +122,6 @@ class TextTokenizer:
         specials = np.array([_find(base, names) for names in (PADS, MASKS, UNKNOWNS)], np.int64)
         self.base_size = int(base.get_vocab_size(with_added_tokens=True))
         self.kept_V = np.union1d(np.arange(self.base_size) if kept is None else kept, specials).astype(np.int64)
-        if not 0 <= self.kept_V[0] <= self.kept_V[-1] < self.base_size:
-            raise StoreError(
-                f"expected a vocabulary of the ids 0 to {self.base_size - 1}, found {self.kept_V[0]} to "
-                f"{self.kept_V[-1]}. Run ingestion again."
-            )
         self.vocab_size = len(self.kept_V)
         self.reduced = self.vocab_size < self.base_size
         self._from_base = np.full(self.base_size, -1, np.int64)
@@ -260,6 +255,8 @@ class TextTokenizer:
             raise
         except Exception as error:  # the Rust library raises plain Exception
             base_file.refuse("a saved tokenizer", f"an error ({reason_of(error)})")
+        if kept is not None and not 0 <= kept.min(initial=0) <= kept.max(initial=0) < document.base_size:
+            file.refuse(f"ids below {document.base_size} under 'kept'", f"{kept.min()} to {kept.max()}")
         tokenizer = cls(base, max_length=document.max_length, kept=kept)
         if tokenizer.fingerprint != document.fingerprint:
             base_file.refuse(f"a tokenizer with fingerprint {document.fingerprint}", tokenizer.fingerprint)
@@ -302,16 +299,19 @@ def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[
     pieces: list[tuple[str, int]] = []
     start = 0  # first token of the piece
     while start < len(spans):
-        stop, first, last = start + max_length, spans[start][0], len(text)
+        first, stop, last = spans[start][0], start + max_length, len(text)
         if stop < len(spans):
             starts = ((token, spans[token][0]) for token in range(stop, start, -1))
             stop = next((token for token, at in starts if at > first and " " in text[at - 1 : at + 1]), stop)
+        while stop < len(spans) and spans[stop][0] == first:  # one character has several tokens
+            stop += 1
+        if stop < len(spans):
             last = spans[stop][0]
-        piece = text[first:last].strip()
-        if piece in ("", text):  # one character has several tokens
-            return [*pieces, (text[first:].strip(), len(spans) - start)]
-        pieces += split_text(piece, tokenizer, max_length=max_length)  # alone it may have more tokens than in the text
-        start = stop
+        piece, start = text[first:last].strip(), stop
+        if piece == text:
+            return [(text, len(spans))]
+        if piece:  # alone it may have more tokens than inside the text
+            pieces += split_text(piece, tokenizer, max_length=max_length)
     return pieces
 
 

@@ -1,0 +1,100 @@
+"""Filters: a function of the user is a predicate, and whatever it does costs at most its rows."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.data.corpus.examples import ingested, jsonl
+
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus.filters import LengthConfig, keep_ascii
+from mm_ldlm.data.corpus.sources import Unusable
+
+MODULE = """
+import asyncio, numpy, sys
+def letters(text): return numpy.bool_(text.isalpha())
+async def asynchronous(text): return False
+def generator(text): yield False
+def word(text): return "no"
+def number(text): return float("nan")
+def nothing(text): pass
+def odd(text):
+    if text == "bad": raise RuntimeError("x" * 900_000)
+    if text == "out": sys.exit(3)
+    return True
+constant = 5
+"""
+
+
+@pytest.fixture
+def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Ingest three texts with a filter of the module above."""
+    (tmp_path / "filters_of_a_test.py").write_text(MODULE)
+    (tmp_path / "broken_filter.py").write_text("raise RuntimeError('at import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = {"kind": "jsonl", **jsonl(tmp_path, [{"text": text} for text in ("good", "bad", "out", "5 %")])}
+    return lambda name, **keys: ingested(tmp_path / "out", source, language_filter=name, **keys)
+
+
+def test_a_filter_keeps_the_texts_for_which_it_is_true(keep: Callable[..., Any]) -> None:
+    out = keep("filters_of_a_test:letters")
+    assert out.texts == ["good", "bad", "out"]
+    assert out.report["quarantined_by_reason"] == {"language": 1}
+    assert out.report["damaged"] == 0
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "generator", "word", "number", "nothing"])
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_pitfall_43_anything_but_a_boolean_is_refused_at_the_first_row(
+    name: str, keep: Callable[..., Any], refuses: Callable[..., Any]
+) -> None:
+    with refuses(ConfigurationError, "ingestion.language_filter", f"filters_of_a_test:{name}"):
+        keep(f"filters_of_a_test:{name}")
+    gc.collect()  # a coroutine that was never awaited warns here
+
+
+def test_a_filter_that_raises_costs_its_rows_and_stops_a_hopeless_run(keep: Callable[..., Any]) -> None:
+    out = keep("filters_of_a_test:odd")
+    assert out.report["quarantined_by_reason"] == {"filter_error": 2}
+    assert all(len(row["detail"]) < 600 for row in out.refused)
+    with pytest.raises(SourceError) as raised:
+        keep("filters_of_a_test:odd", max_bad_fraction=0.1, replace=True)
+    assert len(str(raised.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broken_filter:keep",
+        "no_such:keep",
+        "filters_of_a_test:missing",
+        "filters_of_a_test:constant",
+        ":keep",
+        "..:a",
+        "a",
+    ],
+)
+def test_a_name_that_is_not_a_function_is_refused(name: str, keep: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"ingestion\.language_filter"):
+        keep(name)
+
+
+@given(st.text(), st.integers(1, 4), st.integers(4, 8), st.integers(1, 2), st.integers(2, 3))
+def test_bounds_are_inclusive(text: str, low: int, high: int, few: int, many: int) -> None:
+    bounds = LengthConfig(min_characters=low, max_characters=high, min_words=few, max_words=many)
+    fits = low <= len(text) <= high and few <= len(text.split()) <= many
+    if fits:
+        bounds.check(text)
+    else:
+        with pytest.raises(Unusable) as refused:
+            bounds.check(text)
+        assert (refused.value.reason == "empty") == (text == "")
+
+
+def test_a_filter_for_english_texts() -> None:
+    assert keep_ascii("A naïve text about nothing")
+    assert not keep_ascii("Ein Text über schöne Bäume: äöü")

@@ -1,0 +1,297 @@
+"""Ingestion: no row is lost, and the bytes depend neither on the workers nor on any interruption."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.corpus.examples import ingested, jsonl, written
+
+from mm_ldlm.core import files
+from mm_ldlm.core.config import config, parse
+from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.ingestion import conservation
+from mm_ldlm.data.corpus.record import comparison_form
+from mm_ldlm.data.corpus.splits import SplitConfig
+
+WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
+
+
+def lines(folder: Path, *texts: str, name: str = "lines", **keys: Any) -> dict[str, Any]:
+    return {**written("jsonl", folder / name, [{"text": text} for text in texts]), "name": name, **keys}
+
+
+def mixed(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randrange(1, 5))) for _ in range(count)]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingestion, "CHUNK_ROWS", 7)
+
+
+# -- the outcome of every row ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=3).map(" ".join), max_size=30), near=st.booleans())
+def test_every_row_is_accepted_a_duplicate_or_quarantined(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], near: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    source = lines(folder, "an ordinary text", *texts)
+    out = ingested(folder, source, near_duplicates={} if near else None)
+    report = out.report
+    assert report["rows_in"] == len(texts) + 1 == report["accepted"] + report["duplicates"] + report["quarantined"]
+    assert (report["accepted"], report["quarantined"]) == (len(out.rows), len(out.refused))
+    assert {row["reason"] for row in out.refused} <= {"empty", "nul"}
+    by_form: dict[str, set[str]] = {}
+    for row in out.rows:
+        by_form.setdefault(comparison_form(row["text"]), set()).add(row["split"])
+    assert all(len(splits) == 1 for splits in by_form.values())
+    assert {comparison_form(text) for text in texts if "\0" not in text and text.strip()} <= by_form.keys() or near
+    assert str(report["accepted"]) in conservation(report)
+
+
+def test_pitfall_14_the_split_of_a_text_is_a_function_of_the_text_and_the_key(tmp_path: Path) -> None:
+    texts = [f"sentence number {number}" for number in range(400)]
+    keys = {"splits": {"validation": 0.2, "test": 0.3, "key": "one"}}
+    first = {row["text"]: row["split"] for row in ingested(tmp_path / "a", lines(tmp_path, *texts), **keys).rows}
+    more = [text.upper() for text in reversed(texts)] + ["others"] * 50
+    again = ingested(tmp_path / "b", lines(tmp_path, *more, name="more"), **keys).rows
+    assert {row["text"].lower(): row["split"] for row in again if row["text"] != "others"} == first
+    other = ingested(tmp_path / "c", lines(tmp_path, *texts), splits={**keys["splits"], "key": "two"}).rows
+    assert {row["text"]: row["split"] for row in other} != first
+    for name, fraction in (("test", 0.3), ("validation", 0.2)):
+        assert abs(list(first.values()).count(name) / 400 - fraction) < 0.08
+
+
+def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
+    sources = [lines(tmp_path, "One", "two", name="held", split="test"), lines(tmp_path, "one", "three", name="own")]
+    sources[1]["split"] = "train"
+    out = ingested(tmp_path, *sources)
+    assert [(row["text"], row["split"]) for row in out.rows] == [("One", "test"), ("two", "test"), ("three", "train")]
+    assert out.report["duplicates_by_kind"] == {"in_test_but_for_case": 1}
+
+
+def test_near_duplicates_are_removed_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    texts = [
+        "the quick brown fox jumps over the lazy dog today",
+        "the quick brown fox jumps over the lazy dog todax",
+        "a",
+    ]
+    assert len(ingested(tmp_path / "a", lines(tmp_path, *texts)).rows) == 3
+    out = ingested(tmp_path / "b", lines(tmp_path, *texts), near_duplicates={"threshold": 0.7})
+    assert out.report["duplicates_by_kind"] == {"near": 1}
+
+
+def test_limits_in_tokens_drop_truncate_or_split_a_text(tmp_path: Path) -> None:
+    text = "one two three four five six seven"
+    for treatment, expected in (
+        ("drop", ["short"]), ("truncate", [text, "short"]),
+        ("split", ["one two three", "four five six", "seven", "short"]),
+    ):  # fmt: skip
+        tokens = {"max_length": 3, "too_long": treatment}
+        out = ingested(tmp_path / treatment, lines(tmp_path, text, "short"), tokens=tokens)
+        assert out.texts == expected
+        assert out.report["rows_in"] == 2 + out.report["rows_from_splitting"] == 2 + 2 * (treatment == "split")
+        assert out.report["truncated"] == (treatment == "truncate")
+    pair = {**written("jsonl", tmp_path / "p", [{"text": "short", "b": text}]), "pair_column": "b"}
+    with pytest.raises(SourceError, match="too_many_tokens"):
+        ingested(tmp_path / "pair", pair, tokens={"max_length": 3, "too_long": "split"})
+
+
+def test_weights_divide_the_rows_until_a_source_is_exhausted(tmp_path: Path) -> None:
+    sources = [
+        lines(tmp_path, *(f"{name} {number}" for number in range(rows)), name=name, weight=weight)
+        for name, rows, weight in (("a", 100, 3.0), ("b", 1000, 1.0))
+    ]
+    report = ingested(tmp_path, *sources).report["sources"]
+    assert {name: (each["read"], each["read_to_its_end"]) for name, each in report.items()} == {
+        "a": (100, True), "b": (33, False)
+    }  # fmt: skip
+
+
+# -- one result, whoever computes it -----------------------------------------------------------------------------------
+
+
+class Pool:
+    """Two processes; results in the order of the tasks."""
+
+    gpus = 0
+
+    def __init__(self, pool: concurrent.futures.Executor) -> None:
+        self.pool = pool
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        assert ordered
+        yield from enumerate(self.pool.map(function, tasks))
+
+
+@config
+class PoolConfig:
+    kind: str = "pool"
+    here: bool = False
+
+    def missing(self) -> str | None:
+        return None
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Pool]:
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+            yield Pool(pool)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of everything that an ingestion commits."""
+    kept = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    own = ("progress.json", ".verified")  # notes that a run leaves for itself
+    return {name: path.read_bytes() for name, path in kept.items() if path.name not in own}
+
+
+KEYS: dict[str, Any] = {"shard_rows": 16, "near_duplicates": {}, "tokens": {"max_length": 3, "too_long": "split"}}
+
+
+def test_the_bytes_do_not_depend_on_the_workers(
+    tmp_path: Path, small_chunks: None, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project)  # the workers import the engine of this file
+    source = lines(tmp_path, *mixed(150))
+    one = ingested(tmp_path / "one", source, **KEYS)
+    two = ingested(tmp_path / "two", source, **KEYS, engine={"kind": f"{__name__}:PoolConfig"})
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert {**one.report, "seconds": 0, "rows_per_second": 0} == {**two.report, "seconds": 0, "rows_per_second": 0}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write is interrupted once, before and after the file has its name."""
+    sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
+    expected = ingested(tmp_path / "whole", *sources, **KEYS)
+    replace, kills = files.os.replace, 0
+    for late in (False, True):
+        for number in range(100):
+            written = iter(range(10**6))
+
+            def kill(
+                source: Any, target: Any, number: int = number, written: Iterator[int] = written, late: bool = late
+            ) -> None:
+                due = next(written) == number
+                if due and not late:
+                    raise Killed
+                replace(source, target)
+                if due:
+                    raise Killed
+
+            monkeypatch.setattr(files.os, "replace", kill)
+            folder = tmp_path / f"{late}-{number}"
+            try:
+                ingested(folder, *sources, **KEYS)
+            except Killed:
+                kills += 1
+            else:
+                break
+            monkeypatch.setattr(files.os, "replace", replace)
+            found = ingested(folder, *sources, **KEYS)
+            assert contents(folder) == contents(tmp_path / "whole")
+            assert found.report["splits"] == expected.report["splits"]
+            assert found.report["sources"] == expected.report["sources"]
+        monkeypatch.setattr(files.os, "replace", replace)
+    assert kills > 20
+
+
+def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:
+    source = lines(tmp_path, *mixed(60))
+    ingested(tmp_path / "out", source, shard_rows=8)
+    expected = contents(tmp_path / "out")
+    shard = tmp_path / "out/records/part-000001.arrow"
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    (tmp_path / "out/records/part-000099.arrow").write_bytes(b"left by another run")
+    assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 0
+    assert contents(tmp_path / "out") == expected
+    assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 60
+    other = ingested(tmp_path / "out", source, shard_rows=8, unicode_form="NFKC")
+    assert other.report["resumed_after_rows"] == 0
+    assert contents(tmp_path / "out") != expected
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_finished_records_of_other_sources_are_not_replaced(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    mine, other = lines(tmp_path, "one", name="mine"), lines(tmp_path, "two", name="other")
+    ingested(tmp_path, mine)
+    with refuses(ConfigurationError, "mine", "other", "ingestion.replace"):
+        ingested(tmp_path, other)
+    assert ingested(tmp_path, {**mine, "max_samples": 5}).texts == ["one"]
+    assert ingested(tmp_path, other, replace=True).texts == ["two"]
+
+
+def test_too_many_damaged_rows_stop_the_run(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    source = {"kind": "jsonl", **jsonl(tmp_path, [{"review": f"text {number}"} for number in range(5)])}
+    with refuses(SourceError, "5 of 5", "missing_column", "review"):
+        ingested(tmp_path / "a", source, max_bad_fraction=0.5)
+    assert ingested(tmp_path / "b", {**source, "columns": ["review"]}, max_bad_fraction=0.0).report["accepted"] == 5
+
+
+def test_empty_sources_and_sources_without_a_usable_row_stop_the_run(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    with refuses(SourceError, "lines"):
+        ingested(tmp_path / "a", lines(tmp_path))
+    with refuses(SourceError, "too_short"):
+        ingested(tmp_path / "b", lines(tmp_path, "a"), length={"min_characters": 10})
+
+
+def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    keys = {"kind": "jsonl", **jsonl(tmp_path, [{"review": "a text"}])}
+    given = {"path": keys["path"], "text_column": "review"}
+    starter = {"kind": "starter", "num_train": 2, "num_validation": 0, "num_test": 0}
+    assert "a text" in ingested(tmp_path, {**keys, "path": "elsewhere"}, starter, **given).texts
+    for sources, named in (([starter], "path"), ([keys, {**keys, "name": "second"}], "path")):
+        with refuses(ConfigurationError, f"ingestion.{named}"):
+            parse(IngestionConfig, {"sources": sources, "path": "a"}, at="ingestion")
+    with refuses(ConfigurationError, "ingestion.text_column"):
+        parse(IngestionConfig, {"sources": [{"kind": "text", "path": "a"}], "text_column": "a"}, at="ingestion")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sources": []}, {"sources": [{"kind": "starter"}, {"kind": "starter"}]}, {"sources": [{"kind": "unknown"}]},
+        {"sources": [{"kind": "starter", "weight": 1.0}, {"kind": "starter_pairs"}]}, {"splits": {"test": 1.0}},
+        {"splits": {"key": ""}}, {"splits": {"key": "x" * 65}}, {"length": {"max_words": 1, "min_words": 2}},
+        {"near_duplicates": {"threshold": 0.99}}, {"near_duplicates": {"num_perm": 8}},
+    ],
+)  # fmt: skip
+def test_contradictory_parameters_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(keys))):
+        parse(IngestionConfig, {"sources": [{"kind": "starter"}], **keys}, at="ingestion")
+
+
+def test_rows_that_a_source_holds_out_are_divided_again(tmp_path: Path) -> None:
+    """By another part of the digest than the one by which a hash split with this key may have held them out."""
+    fractions, digests = SplitConfig(validation=0.25, test=0.25), [random.Random(i).randbytes(16) for i in range(2000)]
+    held = [digest for digest in digests if fractions.split_of(digest) != "train"]
+    divided = [fractions.split_of(digest, held_out=True) for digest in held]
+    assert set(divided) == {"validation", "test"}
+    assert abs(divided.count("test") / len(held) - 0.5) < 0.05

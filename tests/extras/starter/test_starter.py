@@ -1,0 +1,109 @@
+"""The starter corpus: deterministic, diverse, and with new combinations of known words in the held-out splits."""
+
+import re
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.data.corpus.examples import read
+
+from mm_ldlm.core.errors import SourceError
+from mm_ldlm.data.corpus.sources import Row
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.extras.starter.corpus import StarterSentence, generate_starter_corpus, generate_starter_sts
+from mm_ldlm.extras.starter.corpus.shapes import SHAPES
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z']+", text.lower()))
+
+
+@pytest.fixture(scope="module")
+def corpus(project: Path) -> list[StarterSentence]:
+    """The sentences that conf/base asks for."""
+    counts = yaml.safe_load((project / "conf/base/globals.yml").read_text())["starter"]
+    return list(generate_starter_corpus(seed=0, **counts))
+
+
+def test_it_is_the_corpus_of_the_documented_figures() -> None:
+    """Every figure of the README was measured on these sentences: whoever changes one measures the figures again."""
+    corpus = list(generate_starter_corpus(seed=0))
+    assert fingerprint([(s.text, s.split, s.shape) for s in corpus])[:16] == "e1f45ba5041c3b6c"
+    told = [(pair.sentence1, pair.sentence2, pair.score, pair.kind) for pair in generate_starter_sts(seed=0)]
+    assert fingerprint(told)[:16] == "ffb9ff72ae2429a3"
+    assert list(islice(generate_starter_corpus(seed=0, num_test=7), 500)) == corpus[:500]
+
+
+def test_the_documentation_has_the_figures_of_the_base_configuration(
+    corpus: list[StarterSentence], project: Path
+) -> None:
+    shapes, lengths = Counter(s.shape for s in corpus), [len(s.text.split()) for s in corpus]
+    letters = set(re.findall("[a-z]+", " ".join(s.text.lower() for s in corpus)))
+    page = (project / "docs/starter-corpus.md").read_text()
+    splits = Counter(s.split for s in corpus)
+    counts = ", ".join(f"{number:,} {split}" for split, number in splits.items())
+    for figure in (
+        f"{counts}; all {len({s.text for s in corpus}):,} distinct", f"{len(letters):,} (",
+        f"{len(shapes)}, {min(shapes.values()):,} to {max(shapes.values()):,} sentences each",
+        f"{min(lengths)} to {max(lengths)} words, mean {sum(lengths) / len(lengths):.1f}",
+    ):  # fmt: skip
+        assert figure in page
+    assert shapes.keys() == SHAPES.keys()
+
+
+def test_pitfall_14_a_held_out_sentence_is_a_new_combination_of_training_words(corpus: list[StarterSentence]) -> None:
+    by_split = {split: [s for s in corpus if s.split == split] for split in ("train", "validation", "test")}
+    told = {split: {c for s in rows for c in s.combinations} for split, rows in by_split.items()}
+    assert all(told.values())
+    assert not told["train"] & (told["validation"] | told["test"])
+    assert not told["validation"] & told["test"]
+    known = set().union(*(words(s.text) for s in by_split["train"]))
+    assert all(words(s.text) <= known for s in corpus)
+    small = list(generate_starter_corpus(seed=3, num_train=400, num_validation=100, num_test=100))
+    known = set().union(*(words(s.text) for s in small if s.split == "train"))
+    assert all(words(s.text) <= known for s in small)
+
+
+def test_sentences_are_written_as_in_english(corpus: list[StarterSentence]) -> None:
+    for s in corpus[::7]:
+        for article, following in re.findall(r"\b([Aa]n?) ([a-z]+)", s.text):
+            assert (article.lower() == "an") == (following[0] in "aeiou"), s.text
+        assert re.fullmatch(r"[A-Z][A-Za-z', ]*[a-z][.?]", s.text), s.text
+        assert s.text.endswith("?") == s.shape.startswith("question"), s.text
+        assert "  " not in s.text
+
+
+def test_more_sentences_than_the_grammar_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_ldlm.extras.starter.corpus.generate._ATTEMPTS_PER_SENTENCE", 5)
+    with pytest.raises(SourceError, match="40 were asked for"):
+        list(generate_starter_corpus(seed=0, num_train=0, num_validation=40))
+
+
+def test_pairs_of_sentences_are_labelled_by_their_numbers_of_words() -> None:
+    keys = {"kind": "starter_pairs", "num_train": 200, "num_validation": 20, "num_test": 10}
+    rows = [row for row in read(keys) if isinstance(row, Row)]
+    assert Counter(row.split for row in rows) == {"train": 200, "validation": 20, "test": 10}
+    assert len({text for row in rows for text in (row.text, row.pair)}) == 460
+    for row in rows:
+        difference = len(row.text.split()) - len(str(row.pair).split())
+        assert row.meta["label"] == ("similar" if abs(difference) <= 1 else "first" if difference > 0 else "second")
+
+
+def test_graded_pairs_share_less_where_more_was_changed(corpus: list[StarterSentence]) -> None:
+    pairs = generate_starter_sts(seed=0)
+    assert Counter(p.score for p in pairs) == dict.fromkeys((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), 80)
+    assert len({frozenset((p.sentence1, p.sentence2)) for p in pairs}) == len(pairs)
+    assert pairs[:30] == generate_starter_sts(seed=0, num_pairs=30) != generate_starter_sts(seed=1, num_pairs=30)
+    function_words, shared = {"was", "were", "by", "the", "a", "an", "some", "and", "while"}, dict[float, list[float]]()
+    for p in pairs:
+        first, second = (words(text) - function_words for text in (p.sentence1, p.sentence2))
+        shared.setdefault(p.score, []).append(len(first & second) / len(first | second))
+    unrelated, topic, *graded = [sum(values) / len(values) for _, values in sorted(shared.items())]
+    assert max(unrelated, topic) < 0.1 < graded[0]  # the same topic shares meaning, not words
+    assert graded == sorted(graded)
+    train = [s.text for s in corpus if s.split == "train"]
+    told = {text for p in pairs for text in (p.sentence1, p.sentence2)}
+    assert not told & set(train)
+    assert set().union(*map(words, told)) <= set().union(*map(words, train))
