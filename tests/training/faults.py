@@ -1,72 +1,83 @@
-"""An objective with a fault at chosen steps and ranks."""
+"""An objective with faults at chosen steps of chosen ranks: `objective.kind` is the import path of `FaultyConfig`."""
 
-from __future__ import annotations
-
-import dataclasses
+import functools
 import os
 import signal
-import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from mm_ldlm.core.config import config
 from mm_ldlm.distributed import collectives
+from mm_ldlm.objectives.base import Batch, Losses
+from mm_ldlm.objectives.multimodal import MultimodalConfig
+
+KIND = "tests.training.faults:FaultyConfig"
 
 
-class Faulty:
-    """`kind`: nan_loss, inf_gradient, nan_input, raise, kill, hang. At each of `steps`, on each of `ranks`.
+@config
+class Fault:
+    """What goes wrong in the loss of one step of some ranks.
 
-    Or a `campaign`: step (as text) → [kind, ranks].
+    Attributes:
+        kind: a loss or a gradient that is not finite, a weight that becomes infinite behind the forward pass, an error,
+            the end of the process, or a request to stop after this step.
+        times: how often it happens in a process.
+        every_attempt: whether it happens again after a restart of the ranks.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        *,
-        kind: str = "none",
-        steps: list[int] | None = None,
-        ranks: list[int] | None = None,
-        once: str | None = None,
-        campaign: dict[str, Any] | None = None,
-    ) -> None:
-        self.inner, self.fault, self.steps, self.ranks, self.once = inner, kind, steps or [], ranks or [], once
-        self.campaign = campaign or {}
+    kind: Literal["nan_loss", "inf_gradient", "inf_weight", "raise", "exit", "kill", "stop"]
+    step: int
+    ranks: tuple[int, ...] = (0,)
+    times: int = 1000
+    every_attempt: bool = True
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
-    def kind(self, generator: Any, *, step: int) -> str:
-        return self.inner.kind(generator, step=step)
+@config
+class FaultyConfig(MultimodalConfig):
+    """The multimodal objective with faults."""
 
-    def __call__(self, model: Any, batch: Any, generator: Any, *, kind: str, step: int) -> Any:
-        if str(step) in self.campaign:
-            self.fault, self.ranks = self.campaign[str(step)]
-            self.steps = [step]
-        here = step in self.steps and collectives.rank() in self.ranks
-        if here and self.once is not None:
-            try:
-                os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                here = False
-        if not here:
-            return self.inner(model, batch, generator, kind=kind, step=step)
-        if self.fault == "raise":
-            raise RuntimeError("a fault on purpose")
-        if self.fault == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "hang":
-            time.sleep(3600)
-        if self.fault == "nan_input":
-            latents = batch.fields["latents"].clone()
-            latents[0, 0] = torch.nan
-            batch = dataclasses.replace(batch, fields={"latents": latents})
-        losses = self.inner(model, batch, generator, kind=kind, step=step)
-        name = next(name for name in losses if name in self.weights)
-        value, count = losses[name]
-        if self.fault == "nan_loss":
-            losses[name] = (value * torch.nan, count)
-        if self.fault == "inf_gradient":
-            value = value.clone()
-            value.register_hook(lambda gradient: gradient * torch.inf)
-            losses[name] = (value, count)
-        return losses
+    kind: str = KIND
+    faults: tuple[Fault, ...] = ()
+
+    def build(self, shape: Any, **more: Any) -> Any:
+        objective = super().build(shape, **more)
+        left = {number: fault.times for number, fault in enumerate(self.faults)}
+        objective.forward = functools.partial(_forward, objective.forward, self.faults, left)
+        return objective
+
+
+def _forward(
+    inner: Any, faults: tuple[Fault, ...], left: dict[int, int], model: Any, batch: Batch, generator: Any, *, kind: str,
+    step: int,
+) -> Losses:  # fmt: skip
+    losses: Losses = inner(model, batch, generator, kind=kind, step=step)
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    for number, fault in enumerate(faults):
+        due = fault.step == step and collectives.rank() in fault.ranks and left[number]
+        if due and (fault.every_attempt or not restarted):
+            left[number] -= torch.is_grad_enabled()
+            losses = _with_fault(fault, losses, model)
+    return losses
+
+
+def _with_fault(fault: Fault, losses: Losses, model: Any) -> Losses:
+    if fault.kind == "raise":
+        raise ZeroDivisionError("planted")
+    if fault.kind == "exit":
+        os._exit(7)
+    if fault.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault.kind == "stop":
+        signal.raise_signal(signal.SIGTERM)
+    name = next(name for name in losses if name.endswith("_loss"))
+    value, count = losses[name]
+    if fault.kind == "nan_loss":
+        value = value * torch.nan
+    elif fault.kind == "inf_gradient":
+        value = value.clone()
+        value.register_hook(lambda gradient: gradient * torch.inf)
+    elif fault.kind == "inf_weight":
+        bias = next(p for name, p in model.named_parameters() if name.endswith("bias") and p.requires_grad)
+        bias.data[0] = torch.inf  # the backward pass does not need it
+    return {**losses, name: (value, count)}

@@ -1,227 +1,124 @@
-from __future__ import annotations
+"""Batches are a function of seed and epoch: each example once, for any number of ranks, processes and resumes."""
 
 import itertools
-import threading
 from typing import Any
 
-import helpers
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.training import task
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.distributed.environment import RankInfo
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import BatchPlan, Loader, deal
 from mm_ldlm.training.config import BatchConfig
 
+SIZES = st.one_of(
+    st.builds(BatchConfig, examples=st.integers(1, 9), length_multiple=st.integers(1, 6)),
+    st.builds(BatchConfig, tokens=st.integers(8, 90), length_multiple=st.integers(1, 6),
+              example_multiple=st.integers(1, 4)),
+)  # fmt: skip
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60).map(np.array)
+EXAMPLES = task.Examples(task.SHAPE, task.Example(), 40)
 
-def plan(count: int = 200, *, seed: int = 0, **settings: Any) -> BatchPlan:
-    lengths = np.random.default_rng(1).integers(1, 31, count)
-    return BatchPlan(lengths, parse(BatchConfig, settings or {"tokens": 256}, at="batch"), seed=seed, max_length=30)
+
+def plan(lengths: Any, config: BatchConfig, seed: int = 0) -> BatchPlan:
+    return BatchPlan(lengths, config, seed=seed, max_length=12)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=200),
-    tokens=st.integers(32, 600),
-    rows=st.booleans(),
-    multiple=st.integers(1, 9),
-)
-def test_an_epoch_has_every_example_once_and_every_example_fits(
-    lengths: list[int], tokens: int, rows: bool, multiple: int
+@given(lengths=LENGTHS, config=SIZES, epoch=st.integers(0, 3), seed=st.integers(0, 9))
+def test_an_epoch_has_each_example_once_in_batches_of_known_shapes(
+    lengths: Any, config: BatchConfig, epoch: int, seed: int
 ) -> None:
-    found = {"examples": max(tokens // 30, 1)} if rows else {"tokens": tokens}
-    config = parse(BatchConfig, {**found, "length_multiple": multiple, "example_multiple": 4}, at="batch")
-    made = BatchPlan(np.array(lengths), config, seed=3, max_length=30)
-    batches = made.epoch(2)
-    assert sorted(np.concatenate([rows for rows, _ in batches]).tolist()) == list(range(len(lengths)))
-    for rows_, length in batches:
-        assert np.array(lengths)[rows_].max() <= length <= 30
-        assert len(rows_) <= made.size_of(length)
+    made = plan(lengths, config, seed)
+    batches = made.epoch(epoch)
+    assert sorted(np.concatenate([examples for examples, _ in batches])) == list(range(len(lengths)))
+    for examples, length in batches:
+        assert lengths[examples].max() <= length <= 12
+        assert (made.size_of(length), length) in made.shapes() or len(examples) < made.size_of(length)
+    short = [examples for examples, length in batches if len(examples) < made.size_of(length)]
+    assert len(short) <= 1
+    assert len(made.epoch(epoch + 1)) == len(batches)
 
 
-def test_full_batches_have_few_shapes_and_keep_to_the_budget() -> None:
-    made = plan(4000, tokens=512, length_multiple=8)
-    batches = made.epoch(0)
-    shapes = {(len(rows), length) for rows, length in batches[:-1]}
-    assert shapes <= set(made.shapes())
-    assert len(shapes) <= 4
-    assert all(len(rows) * length <= 512 for rows, length in batches)
+@given(lengths=LENGTHS, config=SIZES, at=st.integers(0, 20))
+def test_batches_continue_at_any_place(lengths: Any, config: BatchConfig, at: int) -> None:
+    first = list(plan(lengths, config).first(at + 3))
+    epoch, index = first[at].epoch, first[at].index
+    again = list(itertools.islice(plan(lengths, config).from_(epoch, index), 3))
+    assert [each.examples.tolist() for each in again] == [each.examples.tolist() for each in first[at:]]
 
 
-def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
-    def flat(made: BatchPlan, epoch: int) -> list[int]:
-        return np.concatenate([rows for rows, _ in made.epoch(epoch)]).tolist()
-
-    assert flat(plan(), 3) == flat(plan(), 3)
-    assert flat(plan(), 3) != flat(plan(), 4)
-    assert flat(plan(), 3) != flat(plan(seed=1), 3)
-
-
-def test_starting_in_the_middle_continues_the_same_batches() -> None:
-    made = plan()
-    count = len(made.epoch(0))
-    whole = list(itertools.islice(made.from_(0, 0), count + 5))
-    rest = list(itertools.islice(plan().from_(0, 7), count - 2))
-    for a, b in zip(whole[7:], rest, strict=True):
-        assert (a.epoch, a.index, a.tokens) == (b.epoch, b.index, b.tokens)
-        assert np.array_equal(a.examples, b.examples)
-    after = next(plan().from_(0, count))  # a checkpoint at the very end of an epoch
-    assert (after.epoch, after.index) == (1, 0)
+@given(lengths=LENGTHS, config=SIZES, tokens=st.integers(1, 2000))
+def test_the_step_of_a_number_of_tokens_is_the_first_that_reaches_it(
+    lengths: Any, config: BatchConfig, tokens: int
+) -> None:
+    made = plan(lengths, config)
+    step = made.steps_until(tokens)
+    seen = np.cumsum([planned.tokens for planned in made.first(step)])
+    assert seen[-1] >= tokens
+    assert step == 1 or seen[-2] < tokens
 
 
-@pytest.mark.parametrize(("world", "accumulation"), [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (3, 1)])
-def test_any_number_of_processes_sees_the_same_global_batch(world: int, accumulation: int) -> None:
-    source = helpers.Rows(100)
-    config = parse(BatchConfig, {"examples": 12, "accumulation": accumulation}, at="batch")
-    planned = next(BatchPlan(source.lengths, config, seed=0, max_length=helpers.LONGEST).from_(0, 0))
-    seen: dict[int, int] = {}
-    shapes, tokens = set(), 0
-    for rank in range(world):
-        for batch in deal(
-            planned, source, fields=("latents",), rank=rank, world=world, accumulation=accumulation, fill=False
-        ):
-            shapes.add(tuple(batch.tokens_BL.shape))
-            real = batch.examples_B >= 0
-            assert np.array_equal(batch.valid_BL.any(1).numpy(), real.numpy())
-            tokens += int(batch.valid_BL.sum())
-            assert batch.global_size == 12
-            assert batch.global_tokens == planned.tokens
-            seen |= dict(zip(batch.position_B[real].tolist(), batch.examples_B[real].tolist(), strict=True))
-    assert len(shapes) == 1
-    assert [seen[i] for i in range(12)] == planned.examples.tolist()
-    assert tokens == planned.tokens
+def test_epochs_and_seeds_have_other_orders() -> None:
+    lengths = np.full(50, 4)
+    orders = [[each.tolist() for each, _ in plan(lengths, BatchConfig(examples=5), seed).epoch(epoch)]
+              for seed in range(3) for epoch in range(3)]  # fmt: skip
+    assert len({str(order) for order in orders}) == 9
 
 
-def test_fill_keeps_the_shape_of_a_last_small_batch() -> None:
-    source = helpers.Rows(21)
-    config = parse(BatchConfig, {"examples": 8, "length_multiple": 12}, at="batch")
-    made = BatchPlan(source.lengths, config, seed=0, max_length=12)
-    last = list(itertools.islice(made.from_(0, 0), 3))[-1]
-    assert len(last.examples) == 5
-    assert deal(last, source, fields=("latents",), rank=0, world=1, accumulation=1, fill=True)[0].tokens_BL.shape == (
-        8,
-        12,
-    )
-    assert deal(last, source, fields=("latents",), rank=0, world=1, accumulation=1, fill=False)[0].tokens_BL.shape == (
-        5,
-        12,
-    )
+@given(world=st.integers(1, 5), accumulation=st.integers(1, 4), size=st.integers(1, 30), fill=st.booleans())
+def test_ranks_and_micro_batches_share_a_batch_without_loss(
+    world: int, accumulation: int, size: int, fill: bool
+) -> None:
+    made = plan(EXAMPLES.lengths, BatchConfig(examples=size, length_multiple=4))
+    planned = next(made.first(1))
+    micros = [micro for rank in range(world) for micro in deal(
+        planned, EXAMPLES, fields=("latents",), rank=rank, world=world, accumulation=accumulation, fill=fill)]  # fmt: skip
+    assert len({len(micro.examples_B) for micro in micros}) == 1
+    real = torch.cat([micro.examples_B[micro.real_B] for micro in micros])
+    place = torch.cat([micro.position_B[micro.real_B] for micro in micros])
+    assert real[place.argsort()].tolist() == planned.examples.tolist()
+    assert sum(int(micro.valid_BL.sum()) for micro in micros) == planned.tokens
+    for micro in micros:
+        assert (micro.global_size, micro.global_tokens) == (len(planned.examples), planned.tokens)
+        assert not micro.valid_BL[~micro.real_B].any()
+        for row, example in zip(micro.fields["latents"], micro.examples_B, strict=True):
+            want = EXAMPLES.fields["latents"][example] if example >= 0 else np.zeros(8)
+            assert np.array_equal(row.numpy(), want)
+
+
+def loader(source: Any, *, prefetch: int) -> Loader:
+    made = plan(source.lengths, BatchConfig(examples=7, prefetch=prefetch))
+    return Loader(made, source, ("latents",), Process(RankInfo(), torch.device("cpu"), None), fill=False)
+
+
+def test_batches_that_a_thread_prepares_are_those_of_the_loop() -> None:
+    found = []
+    for prefetch in (0, 1, 5):
+        batches = loader(EXAMPLES, prefetch=prefetch).from_(1, 2)
+        taken = list(itertools.islice(batches, 12))
+        batches.close()
+        found.append([(planned.epoch, planned.index, micro.tokens_BL.tolist()) for planned, (micro,) in taken])
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_the_loader_gives_the_plan_and_brings_errors_back(prefetch: int) -> None:
-    source = helpers.Rows(40)
-    config = parse(BatchConfig, {"examples": 8, "prefetch": prefetch}, at="batch")
-    made = BatchPlan(source.lengths, config, seed=0, max_length=12)
-    loader = Loader(made, source, fields=("latents",), rank=0, world=1, fill=False)
-    batches = loader.from_(0, 2)
-    planned, micros = next(batches)
-    assert (planned.epoch, planned.index) == (0, 2)
-    assert 0 < loader.waited < 60, "the first batch is always waited for"
-    assert micros[0].examples_B.tolist() == planned.examples.tolist()
-    batches.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "batches"], "it prepares nothing more"
-
-    class Broken(helpers.Rows):
+def test_an_error_of_the_source_reaches_the_loop(prefetch: int) -> None:
+    class Broken(task.Examples):
         def field(self, name: str, rows: Any) -> Any:
-            raise OSError("the disk is gone")
+            raise OSError("gone")
 
-    broken = Loader(made, Broken(40), fields=("latents",), rank=0, world=1, fill=False).from_(0, 0)
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(broken)
-
-
-def test_tokens_or_examples_but_not_both() -> None:
-    for settings_ in ({}, {"tokens": 10, "examples": 2}):
-        with pytest.raises(ConfigurationError, match="set exactly one of tokens, examples"):
-            parse(BatchConfig, settings_, at="training.batch")
+    batches = loader(Broken(task.SHAPE, task.Example(), 40), prefetch=prefetch).from_(0, 0)
+    with pytest.raises(OSError, match="gone"):
+        next(batches)
 
 
-def test_only_the_fields_that_the_objective_reads_are_read() -> None:
-    class WithoutFields(helpers.Rows):
-        def field(self, name: str, rows: Any) -> Any:
-            raise AssertionError("a text-only run read a field")
-
-    source = WithoutFields(20)
-    made = BatchPlan(source.lengths, parse(BatchConfig, {"examples": 8}, at="batch"), seed=0, max_length=12)
-    (micro,) = deal(next(made.from_(0, 0)), source, fields=(), rank=0, world=1, accumulation=1, fill=False)
-    assert micro.fields == {}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), budget=st.integers(1, 3000), seed=st.integers(0, 3)
-)
-def test_the_step_that_reaches_a_number_of_tokens(lengths: list[int], budget: int, seed: int) -> None:
-    config = parse(BatchConfig, {"tokens": 64, "length_multiple": 4, "example_multiple": 2}, at="batch")
-    made = BatchPlan(np.array(lengths), config, seed=seed, max_length=30)
-    seen = itertools.accumulate(planned.tokens for planned in made.from_(0, 0))
-    assert made.steps_until(budget) == next(step for step, total in enumerate(seen, start=1) if total >= budget)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "multiple", "length", "size"),
-    [
-        (100, 8, 12, 8),
-        (96, 8, 12, 8),
-        (95, 8, 12, 8),
-        (192, 8, 12, 16),
-        (191, 8, 12, 8),
-        (10, 8, 12, 8),
-        (100, 1, 12, 8),
-    ],
-)
-def test_the_examples_of_a_budget_of_tokens(tokens: int, multiple: int, length: int, size: int) -> None:
-    config = BatchConfig(tokens=tokens, example_multiple=multiple)
-    assert BatchPlan(np.array([5]), config, seed=0, max_length=12).size_of(length) == size
-
-
-@pytest.mark.parametrize(("length", "padded"), [(1, 4), (4, 4), (5, 8), (8, 8), (9, 10), (10, 10)])
-def test_lengths_are_padded_to_a_multiple_within_the_model(length: int, padded: int) -> None:
-    plan = BatchPlan(np.array([length]), BatchConfig(examples=1, length_multiple=4), seed=0, max_length=10)
-    assert [length for _, length in plan.epoch(0)] == [padded]
-    assert plan.shapes() == [(1, padded)]
-
-
-def test_every_epoch_of_a_plan_has_an_order_of_its_own() -> None:
-    """Also one that goes back to an earlier epoch after a later one, as a roll-back does."""
-    made = plan(60)
-    counts = [len(made.epoch(number)) for number in range(3)]
-    found = list(itertools.islice(made.from_(0, 0), sum(counts)))
-    for number in (2, 0, 1):
-        batches = [each.examples.tolist() for each in found if each.epoch == number]
-        assert batches == [rows.tolist() for rows, _ in plan(60).epoch(number)]
-        assert batches == [rows.tolist() for rows, _ in made.epoch(number)]
-    orders = [np.concatenate([each.examples for each in found if each.epoch == n]).tolist() for n in range(3)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
-def test_batches_come_as_their_buckets_fill_and_not_by_length() -> None:
-    """Sorted by length, an epoch would be a course from short texts to long ones."""
-    made = plan(4000, tokens=512, length_multiple=8)
-    lengths = [length for _, length in made.epoch(0)]
-    assert set(lengths[:20]) == set(lengths) == {8, 16, 24, 30}
-    changes = sum(a != b for a, b in itertools.pairwise(lengths))
-    assert changes > len(lengths) / 3
-    order = np.random.default_rng([0, 0]).permutation(4000)
-    place = np.empty(4000, np.int64)
-    place[order] = np.arange(4000)
-    filled = [int(place[rows].max()) for rows, _ in made.epoch(0)[:-1]]
-    assert filled == sorted(filled), "a batch is next when its last example is reached"
-
-
-def test_a_closed_loader_ends_its_thread() -> None:
-    source = helpers.Rows(40)
-    config = parse(BatchConfig, {"examples": 8, "prefetch": 1}, at="batch")
-    loader = Loader(
-        BatchPlan(source.lengths, config, seed=0, max_length=12), source, fields=(), rank=0, world=1, fill=False
-    )  # fmt: skip
-    before = set(threading.enumerate())
-    batches = loader.from_(0, 0)
-    next(batches)
-    (thread,) = set(threading.enumerate()) - before
-    batches.close()
-    thread.join(timeout=5)
-    assert not thread.is_alive()
+def test_sizes_per_device_become_those_of_the_global_batch() -> None:
+    assert BatchConfig(examples_per_device=3, accumulation=2).of_processes(4).examples == 24
+    found = BatchConfig(tokens_per_device=100, accumulation=3, example_multiple=4).of_processes(2)
+    assert (found.tokens, found.example_multiple) == (600, 12)
+    kept = BatchConfig(examples=5)
+    assert kept.of_processes(4) == kept

@@ -1,121 +1,153 @@
-"""What a checkpoint of a run keeps for each rank, when it is due, and what is reported about it."""
+"""What a checkpoint restores, and what is refused: poison, another model, half an optimizer, hostile numbers."""
 
-from __future__ import annotations
-
+import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import helpers
+import numpy as np
 import pytest
 import torch
-from parts import Heard
+from safetensors.torch import load_file, save_file
+from tests.training import task
 
-from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.environment import RankInfo
-from mm_ldlm.distributed.process import Process
-from mm_ldlm.training import build as building
-from mm_ldlm.training import checkpointer
-from mm_ldlm.training.build import build
-from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.data.store.fingerprint import file_sha256
+from mm_ldlm.training import loop
+from mm_ldlm.training.checkpoints.reference import MARKER, pointed
 
-
-def made(root: Path, *, rank: int = 0, world: int = 1, **checkpoint: Any) -> tuple[Any, Heard]:
-    """The checkpointer of a rank, without a group, and what it reported."""
-    heard = Heard()
-    process = Process(RankInfo(rank=rank, world=world), torch.device("cpu"), None)
-    spec = helpers.spec(model={"depth": 1}, checkpoint={"background": False, **checkpoint})
-    return build(spec, root=root, data=helpers.data(), process=process, tracker=heard).checkpointer, heard
+NAME = "step-00000004"
 
 
 @pytest.fixture
-def _without_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = building.Parallel
-    alone = Process(RankInfo(), torch.device("cpu"), None)
-    monkeypatch.setattr(building, "Parallel", lambda inner, process, *, strategy: plain(inner, alone))
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of four steps with a guard window and a roll-back in its state."""
+    run = task.built(task.spec(max_steps=4), tmp_path)
+    loop.train(run)
+    return tmp_path / "run/checkpoints" / NAME
 
 
-@pytest.mark.usefixtures("_without_ddp")
-def test_every_rank_gets_its_own_random_state_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks save states of two seeds; a third one, which the run did not have, keeps its own."""
-    states = []
-    for seed in (11, 22):
-        torch.manual_seed(seed)
-        states.append(checkpointer.save_safetensors(checkpointer.random_states(torch.device("cpu"))))
-    expected = [float(torch.rand((), generator=torch.Generator().manual_seed(seed))) for seed in (11, 22)]
-    first, heard = made(tmp_path, world=2)
-    monkeypatch.setattr(collectives, "gather_bytes", lambda data, *, device: states)
-    first.state.step = 5
-    first.save({})
-    ((step, kind, about),) = heard.events
-    assert (step, kind, about["folder"]) == (5, "checkpoint", "step-00000005")
-    for rank, number in enumerate([*expected, None]):
-        other, _ = made(tmp_path, rank=rank, world=3)
-        torch.manual_seed(33)
-        own = float(torch.rand((), generator=torch.Generator().manual_seed(33)))
-        assert other.restore() == 5
-        assert float(torch.rand(())) == (own if number is None else number)
+def resumed(root: Path, **spec: Any) -> loop.Run:
+    run = task.built(task.spec(**{"max_steps": 4, **spec}), root)
+    run.checkpointer.restore()
+    return run
 
 
-@pytest.mark.usefixtures("_without_ddp")
-def test_only_the_first_rank_writes(tmp_path: Path) -> None:
-    second, heard = made(tmp_path, rank=1, world=2)
-    second.save({"loss": 1.0})
-    assert heard.events == []
-    assert not (tmp_path / "run").exists()
+def rewrite(file: Path, change: Callable[[Any], None]) -> None:
+    """Change a file of a checkpoint, and renew its entry in the marker."""
+    if file.suffix == ".json":
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+    else:
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+    marker = json.loads((file.parent / MARKER).read_text())
+    marker["files"][file.name] = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+    (file.parent / MARKER).write_text(json.dumps(marker))
 
 
-def test_a_best_metric_is_missed_only_in_lines_that_have_numbers(tmp_path: Path) -> None:
-    """A checkpoint between two log lines has none."""
-    found, heard = made(tmp_path, best_metric="loss")
-    found.save({})
-    assert folder.pointer(found.directory, "best") is None
-    assert [kind for _, kind, _ in heard.events] == ["checkpoint"]
-    found.save({"validation/loss": 1.0})
-    assert heard.events[1] == (0, "best_unknown", {"reason": "no 'loss' among ['validation/loss']"})
-    found.save({"loss": 3.0})
-    assert folder.pointer(found.directory, "best") == "step-00000000"
-    assert found.state.best == 3.0
-
-
-@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (None, [])])
-def test_a_checkpoint_is_due_at_multiples_or_when_the_minutes_have_passed(
-    every: int | None, steps: list[int], tmp_path: Path
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("file", ["model", "ema", "optimizer"])
+def test_pitfall_39_everything_that_is_restored_is_tested(
+    saved: Path, tmp_path: Path, file: str, value: float, refuses: Callable[..., Any]
 ) -> None:
-    found, _ = made(tmp_path, every_steps=every)
-    assert [step for step in range(1, 8) if found.due(step, False)] == steps
-    assert all(found.due(step, True) for step in range(1, 8))
+    """One entry of each kind of tensor in turn: weights, averages, both moments, the step of the optimizer."""
+    path = saved / f"{file}.safetensors"
+    names = load_file(path)
+    kinds = {name.rpartition("/")[2]: name for name in names}
+    chosen = list(kinds.values()) if file == "optimizer" else [next(iter(names))]
+    original = path.read_bytes(), (saved / MARKER).read_bytes()
+    for name in chosen:
+        rewrite(path, lambda tensors, name=name: tensors[name].view(-1)[:1].fill_(value))
+        with refuses(CheckpointError, file, name):
+            resumed(tmp_path)
+        path.write_bytes(original[0])
+        (saved / MARKER).write_bytes(original[1])
+    assert resumed(tmp_path).learner.state.step == 4
 
 
-def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_latest_stays(tmp_path: Path) -> None:
-    found, heard = made(tmp_path)
-    assert found.latest() == "none yet"
-    found.state.step = 4
-    found.save({})
-    assert found.latest() == str(tmp_path / "run/checkpoints/step-00000004")
-    found.folders = {"tokenizer": tmp_path / "nowhere"}
-    found.state.step = 8
-    found.save({})
-    assert (heard.events[-1][:2], found.failed() is None) == ((8, "checkpoint_failed"), False)
-    assert "was deleted or moved during the training" in heard.events[-1][2]["reason"]
-    assert found.latest() == str(tmp_path / "run/checkpoints/step-00000004")
-    assert (found.directory / "latest").read_text() == "step-00000004\n"
+HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "a moment lacks": ("optimizer.safetensors", lambda t: t.pop(next(k for k in t if k.endswith("exp_avg")))),
+    "a moment of another shape": ("optimizer.safetensors", lambda t: t.update({k: torch.zeros(3) for k in [*t][:1]})),
+    "a parameter of nobody": ("optimizer.safetensors", lambda t: t.update({"adamw/nobody/exp_avg": torch.zeros(1)})),
+    "a weight lacks": ("model.safetensors", lambda t: t.pop(next(iter(t)))),
+    "a weight too many": ("model.safetensors", lambda t: t.update({"more": torch.zeros(1)})),
+    "a negative count": ("training_state.json", lambda d: d["state"].update(step=-1)),
+    "a count that is a text": ("training_state.json", lambda d: d["state"].update(epoch="1")),
+    "a count that is true": ("training_state.json", lambda d: d["state"].update(tokens=True)),
+    "no guard": ("training_state.json", lambda d: d.pop("guard")),
+    "a window of texts": ("training_state.json", lambda d: d["guard"].update(windows={"a": ["x"]})),
+    "no identity": ("training_state.json", lambda d: d.pop("identity")),
+    "another model": ("training_state.json", lambda d: d["identity"]["model"].update(depth=3)),
+    "another tokenizer": ("training_state.json", lambda d: d["identity"].update(tokenizer="other")),
+}
 
 
-def test_a_checkpoint_is_that_of_its_step_although_it_is_written_during_later_ones(tmp_path: Path) -> None:
-    """On a CPU a copy to the CPU would be the weights themselves, which the next update changes."""
-    found, _ = made(tmp_path)
-    for parameter in found.root.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    found.optimization.step()
-    held: list[Any] = []
-    found._writer.save = lambda step, contents, *, best: held.append(contents)
-    found.save({})
-    (before,) = held
-    kept = {name: {key: value.clone() for key, value in part.items()} for name, part in before.tensors.items()}
-    assert {"model.safetensors", "optimizer.safetensors", "ema.safetensors"} < set(kept)
-    found.optimization.step()
-    for value in found.ema.values.values():
-        value.add_(1.0)
-    for name, part in before.tensors.items():
-        assert part
-        assert all(torch.equal(value, kept[name][key]) for key, value in part.items()), name
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_state_that_does_not_fit_is_refused(
+    saved: Path, tmp_path: Path, case: str, refuses: Callable[..., Any]
+) -> None:
+    file, change = HOSTILE[case]
+    rewrite(saved / file, change)
+    with refuses(CheckpointError, NAME):
+        resumed(tmp_path)
+
+
+def test_what_may_differ_between_sessions_is_logged(saved: Path, tmp_path: Path) -> None:
+    run = resumed(tmp_path, max_steps=20, optimizer={"lr": 1e-4})
+    (event,) = run.tracker.of("resume_differs")
+    assert {field.split(":")[0] for field in event["fields"]} == {"max_steps", "optimizer.lr"}
+
+
+def test_random_states_of_the_process_are_restored(saved: Path, tmp_path: Path) -> None:
+    run = resumed(tmp_path)
+    first = torch.rand(3), np.random.rand(3)  # noqa: NPY002
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    run.checkpointer.restore()
+    assert torch.equal(first[0], torch.rand(3))
+    assert np.array_equal(first[1], np.random.rand(3))  # noqa: NPY002
+
+
+@pytest.mark.parametrize(("best_is", "expected"), [("min", 2), ("max", 3)])
+def test_the_best_checkpoint_is_kept_by_its_metric(tmp_path: Path, best_is: Any, expected: int) -> None:
+    checkpoint = {"every_steps": 1, "keep_last": 1, "best_metric": "validation/loss", "best_is": best_is}
+    run = task.built(task.spec(max_steps=4, validate_every=1, checkpoint=checkpoint), tmp_path)
+    values = iter([0.5, 0.2, 0.9, 0.3])
+    run.validate = lambda step: {"loss": next(values)}
+    loop.train(run)
+    best = pointed(run.checkpointer.directory, "best")
+    assert best is not None
+    assert best.name == f"step-{expected:08d}"
+    assert {path.name for path in run.checkpointer.directory.glob("step-*")} == {best.name, NAME}
+
+
+def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path) -> None:
+    run = task.built(task.spec(checkpoint={"every_steps": 5, "every_minutes": 1}), tmp_path)
+    assert [step for step in range(1, 12) if run.checkpointer.due(step, False)] == [5, 10]
+    assert run.checkpointer.due(1, True)
+    assert not run.checkpointer.minutes_over()
+    run.checkpointer._last_time -= 61
+    assert run.checkpointer.minutes_over()
+
+
+def test_a_checkpoint_is_a_copy_of_the_moment(tmp_path: Path) -> None:
+    run = task.built(task.spec(checkpoint={"background": True}), tmp_path)
+    task.train_until(run, 2)
+    before = task.held(run)
+    assert run.checkpointer.save({}) == []
+    for p in run.learner.root.parameters():
+        p.data.zero_()
+    run.checkpointer.wait()
+    assert task.largest_difference(before, task.saved(tmp_path, 2)) == 0
+
+
+def test_a_run_of_other_precision_or_without_averages_can_be_continued(saved: Path, tmp_path: Path) -> None:
+    without = task.built(task.spec(max_steps=4, ema={"enabled": False}), tmp_path)
+    assert without.checkpointer.restore() == 4
+    run = task.built(task.spec(max_steps=4, precision={"autocast": "bf16"}), tmp_path)
+    assert run.checkpointer.restore(saved) == 4
+    assert dataclasses.asdict(run.learner.state)["step"] == 4

@@ -1,268 +1,195 @@
-"""The training loop by hand: roll-backs, the numbers of all ranks, counters, log lines, and the order of a step."""
-
-from __future__ import annotations
+"""The loop: exact resume for every kind of objective, steps that are refused, roll-backs, endings."""
 
 import dataclasses
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import helpers
 import numpy as np
 import pytest
 import torch
-from mm_ldlm.training.losses import Tally
-from mm_ldlm.training.tracker import Silent
-from parts import ALONE, Heard
+from tests.training import task
+from tests.training.faults import KIND
 
-from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.distributed.environment import RankInfo
-from mm_ldlm.distributed.process import Process
+from mm_ldlm.core.errors import CheckpointError, TrainingDiverged
+from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training import loop
-from mm_ldlm.training.batches import Planned
-from mm_ldlm.training.build import build
-from mm_ldlm.training.config import GuardConfig
-from mm_ldlm.training.guard import Guard, Verdict
-from mm_ldlm.training.loop import Agreed
-from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.checkpoints.reference import latest
+
+KINDS = [kind for kind in OBJECTIVES.known]
+EVERY_STEP = {"every_steps": 1, "keep_last": 100, "background": False}
 
 
-def test_a_roll_back_keeps_what_was_seen_and_restores_what_was_learned() -> None:
-    """Every counter before the roll-back, in the checkpoint, and after it."""
-    before = TrainingState(
-        step=90, draw=95, epoch=7, batch_in_epoch=8, examples=900, tokens=9000, skipped=9, rollbacks=1, lr_scale=0.5,
-        seconds=900.0, ema_updates=81, best=0.9,
-    )  # fmt: skip
-    saved = TrainingState(
-        step=60, draw=61, epoch=4, batch_in_epoch=3, examples=600, tokens=6000, skipped=6, rollbacks=0, lr_scale=1.0,
-        seconds=600.0, ema_updates=54, best=0.6,
-    )  # fmt: skip
-    state = dataclasses.replace(before)
-
-    def restore() -> int:
-        for field in dataclasses.fields(saved):
-            setattr(state, field.name, getattr(saved, field.name))
-        guard.rollbacks = 5
-        return 60
-
-    guard, heard = Guard(GuardConfig()), Heard()
-    guard.consecutive_skips = 4
-    parts: Any = SimpleNamespace(
-        state=state, guard=guard, tracker=heard, checkpointer=SimpleNamespace(restore=restore),
-        config=SimpleNamespace(guard=GuardConfig(rollback_lr_factor=0.25)),
-    )  # fmt: skip
-    loop.roll_back(parts, Verdict("rollback", "why"))
-    assert state == TrainingState(
-        step=60, draw=95, epoch=7, batch_in_epoch=8, examples=600, tokens=6000, skipped=9, rollbacks=2, lr_scale=0.125,
-        seconds=900.0, ema_updates=54, best=0.6,
-    )  # fmt: skip
-    assert (guard.rollbacks, guard.consecutive_skips) == (2, 0)
-    assert heard.events == [(90, "rollback", {"to_step": 60, "lr_scale": 0.125, "reason": "why"})]
+def faulty(*faults: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {"kind": KIND, "faults": list(faults), **options}
 
 
-def test_a_skipped_step_is_counted_and_named() -> None:
-    state, heard = TrainingState(step=8, skipped=3), Heard()
-    parts: Any = SimpleNamespace(state=state, tracker=heard, guard=SimpleNamespace(consecutive_skips=2))
-    planned = Planned(4, 6, np.arange(100, 200), 12, 100, 999)
-    loop.skipped(parts, planned, Verdict("skip", "why"))
-    assert state.skipped == 4
-    ((step, kind, more),) = heard.events
-    assert (step, kind) == (7, "skip")
-    assert more == {
-        "reason": "why", "epoch": 4, "batch": 6, "examples": list(range(100, 164)), "consecutive": 2,
-    }  # fmt: skip
+# -- conformance: every kind of objective ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("stop", [False, True])
-@pytest.mark.parametrize("time", [False, True])
-def test_all_ranks_read_the_same_numbers(rank: int, stop: bool, time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers of the other rank are added: loss 2, norm, flags of its own, and a loss that is not finite."""
-    tally = Tally()
-    one = {"text": (torch.tensor(3.0), torch.tensor(4.0)), "length": (torch.tensor(5.0), torch.tensor(6.0))}
-    tally.add(one, torch.tensor(1.0 if rank else math.inf))
-    given: list[torch.Tensor] = []
-
-    def sum_(numbers: torch.Tensor) -> torch.Tensor:
-        given.append(numbers.clone())
-        numbers[torch.isinf(numbers)] = 1.0
-        return numbers + torch.tensor([0, 0, 0, 0, 0, 0.25, 2.0, 30.0, 50.0, 40.0, 60.0], dtype=torch.float64)
-
-    monkeypatch.setattr(loop.collectives, "sum_", sum_)
-    parts: Any = SimpleNamespace(
-        process=Process(RankInfo(rank=rank, world=2), torch.device("cpu"), None), stop_requested=lambda: stop,
-        optimization=SimpleNamespace(norm=lambda: torch.tensor(1.5)),
-        checkpointer=SimpleNamespace(minutes_over=lambda: time),
-    )  # fmt: skip
-    found = loop.agree(parts, tally, out_of_time=time)
-    main = rank == 0
-    assert found == Agreed(
-        loss=3.0, losses={"text": (33.0, 44.0), "length": (55.0, 66.0)}, grad_norm=1.0,
-        bad_ranks=[0] if main else [], stop=stop, out_of_time=time and main, minutes=time and main,
-    )  # fmt: skip
-    assert given[0][5].item() == 0.75, "each rank adds its part of the norm"
+@pytest.mark.parametrize("kind", KINDS)
+def test_pitfall_16_ten_steps_are_five_and_five_to_the_bit(kind: str, tmp_path: Path) -> None:
+    spec = task.spec(kind, model={}, optimizer={"name": "adamw"})
+    task.train_until(task.built(spec, tmp_path / "whole"), 10)
+    assert task.train_until(task.built(spec, tmp_path / "parts"), 5) == "stopped"
+    again = task.built(spec, tmp_path / "parts")
+    assert again.checkpointer.restore() == 5
+    assert task.train_until(again, 10) == "finished"
+    whole, parts = (task.saved(tmp_path / name, 10) for name in ("whole", "parts"))
+    assert task.largest_difference(whole, parts) == 0
+    assert any("objective." not in name for name in whole)
 
 
-def test_the_counters_and_lines_of_the_loop(tmp_path: Path) -> None:
-    """Six steps on 16 of 40 examples: two batches and a rest in each epoch; every line has its own losses."""
-    heard = Heard()
-    spec = helpers.spec(
-        max_steps=6, log_every=2, validate_every=4, validation_examples=16,
-        batch={"examples": 16, "length_multiple": 12}, checkpoint={"every_steps": 4, "background": False},
-        model={"depth": 1},
-    )  # fmt: skip
-    parts = build(spec, root=tmp_path, data=helpers.data(40), process=ALONE, tracker=heard)
-    saved: list[tuple[int, dict[str, float]]] = []
-    parts.checkpointer.save = lambda line: saved.append((parts.state.step, line))  # type: ignore[method-assign]
-    steps: list[float] = []
-    parts.alerts.stepped = lambda step, **given: steps.append(given["loss"])  # type: ignore[method-assign]
-    assert loop.run(parts) == "finished"
-    plan = parts.loader.plan
-    batches = [plan.epoch(epoch)[index][0] for epoch in (0, 1) for index in (0, 1, 2)]
-    assert [len(batch) for batch in batches] == [16, 16, 8] * 2
-    state = parts.state
-    assert (state.step, state.draw, state.epoch, state.batch_in_epoch) == (6, 6, 1, 3)
-    assert (state.examples, state.ema_updates, state.skipped) == (80, 6, 0)
-    assert state.tokens == sum(int(plan.lengths[batch].sum()) for batch in batches)
-    assert [(step, line["epoch"], line["batch_in_epoch"]) for step, line in heard.lines] == [
-        (2, 0, 1),
-        (4, 1, 0),
-        (6, 1, 2),
-    ]
-    assert [step for step, line in heard.lines if "validation/loss" in line] == [4, 6], "and at the end"
-    assert [step for step, _ in saved] == [4, 6]
-    assert all("validation/loss" in line for _, line in saved)
-    assert all(line["lr"] > 0 and line["skipped"] == 0 for _, line in heard.lines)
-    means = [sum(steps[at : at + 2]) / 2 for at in (0, 2, 4)]
-    assert [line["loss"] for _, line in heard.lines] == pytest.approx(means), "the averages begin anew with each line"
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_loss_and_moves_no_frozen_part(kind: str, tmp_path: Path) -> None:
+    spec = task.spec(kind, max_steps=60, batch={"examples": 48}, optimizer={"lr": 1e-2})
+    run = task.built(spec, tmp_path)
+    root = run.learner.root
+    before = {name: p.detach().clone() for name, p in root.named_parameters()}
+    loop.train(run)
+    losses = [line["loss"] for line in run.tracker.lines]
+    assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:3]), losses
+    moved = {name for name, p in root.named_parameters() if not torch.equal(p, before[name])}
+    assert not {name for name, p in root.named_parameters() if not p.requires_grad} & moved
+    averages = task.saved(tmp_path, 60)
+    assert {f"ema.safetensors/{name}" for name in before} <= averages.keys()
+    assert {f"model.safetensors/{name}" for name in before} <= averages.keys()
 
 
-def test_a_pause_and_a_signal_end_the_loop_with_a_checkpoint(tmp_path: Path) -> None:
-    spec = helpers.spec(max_steps=6, model={"depth": 1})
-    parts = build(spec, root=tmp_path / "a", data=helpers.data(), process=ALONE, tracker=Heard())
-    assert loop.run(parts, pause_at=3) == "paused"
-    assert parts.state.step == 3
-    heard = Heard()
-    parts = build(spec, root=tmp_path / "b", data=helpers.data(), process=ALONE, tracker=heard)
-    parts.stop_requested = lambda: parts.state.step == 1
-    assert loop.run(parts) == "stopped"
-    assert parts.state.step == 2
-    assert heard.events[-1][1:] == ("ended_early", {"reason": "stop requested"})
-    heard = Heard()
-    spec = helpers.spec(max_steps=6, max_minutes=1e-9, model={"depth": 1})
-    parts = build(spec, root=tmp_path / "c", data=helpers.data(), process=ALONE, tracker=heard)
-    assert loop.run(parts) == "finished"
-    assert (parts.state.step, heard.events[-1][1]) == (1, "ended_early")
-    parts = build(spec, root=tmp_path / "d", data=helpers.data(), process=ALONE, tracker=Heard())
-    parts.stop_requested = lambda: True
-    assert loop.run(parts) == "stopped", "a signal has priority over the minutes: the same command continues"
+def test_pitfall_31_parameters_of_an_objective_are_trained_averaged_and_saved(tmp_path: Path) -> None:
+    for kind in KINDS:
+        run = task.built(task.spec(kind, max_steps=12), tmp_path / kind)
+        own = {name: p.detach().clone() for name, p in run.learner.root.named_parameters() if name[:5] == "objec"}
+        loop.train(run)
+        averages = run.learner.ema.values
+        trained = {name: p for name, p in run.learner.root.named_parameters() if name in own and p.requires_grad}
+        assert all(not torch.equal(p, own[name]) for name, p in trained.items()), kind
+        assert all(not torch.equal(averages[name], own[name]) for name in trained), kind
+        assert all(f"model.safetensors/{name}" in task.saved(tmp_path / kind, 12) for name in own), kind
 
 
-def test_the_order_of_a_checkpoint_and_the_lines_after_a_roll_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seconds and frozen weights come before the checkpoint; of undone steps nothing enters the next line."""
-    heard, order = Heard(), []
-    spec = helpers.spec(
-        max_steps=7, log_every=100, batch={"examples": 16, "length_multiple": 12}, model={"depth": 1},
-        checkpoint={"every_steps": 6, "background": False},
-    )  # fmt: skip
-    parts: Any = build(spec, root=tmp_path, data=helpers.data(48), process=ALONE, tracker=heard)
-    judge, seen = parts.guard.judge, []
-
-    def fourth(*, loss: float, **more: Any) -> Verdict:
-        seen.append(loss)
-        return Verdict("rollback", "why") if len(seen) == 4 else judge(loss=loss, **more)
-
-    parts.guard.judge = fourth
-    monkeypatch.setattr(loop, "roll_back", lambda parts, verdict: order.append((parts.state.step, "back")))
-    for part, name in ((parts.throughput, "count_seconds"), (parts.diagnostics, "verify_freezing"),
-                       (parts.checkpointer, "save"), (parts.diagnostics, "new_epoch")):  # fmt: skip
-        monkeypatch.setattr(part, name, lambda *_, name=name: order.append((parts.state.step, name)))
-    shown: list[tuple[int, bool]] = []
-    parts.preview = lambda step, last: shown.append((step, last))
-    assert loop.run(parts) == "finished"
-    saves = [(step, name) for step in (6, 7) for name in ("count_seconds", "verify_freezing", "save")]
-    of_saves = [each for each in order if each[1] in ("verify_freezing", "save")]
-    assert of_saves == [each for each in saves if each[1] != "count_seconds"]
-    for step in (6, 7):
-        assert (step, "count_seconds") in order[: order.index((step, "save"))]
-    assert (4, "back") in order
-    assert [step for step, name in order if name == "new_epoch"] == [4, 7], "counted before the epoch is taken over"
-    ((step, line),) = heard.lines
-    assert step == 7
-    assert line["loss"] == pytest.approx(sum(seen[4:]) / 3)
-    assert line["skipped"] == 1
-    assert shown == [(1, False), (2, False), (3, False), (5, False), (6, False), (7, True)]
+# -- a step is one global batch ----------------------------------------------------------------------------------------
 
 
-def test_a_step_runs_in_the_order_of_its_definition(tmp_path: Path) -> None:
-    """Gradients are unscaled before their norm is measured, clipped before the update, and averaged after it."""
-    order: list[str] = []
-
-    def noted(name: str, plain: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
-            order.append(name)
-            return plain(*given, **more)
-
-        return call
-
-    parts: Any = build(
-        helpers.spec(max_steps=1, model={"depth": 1}, optimizer={"warmup_steps": 0}), root=tmp_path,
-        data=helpers.data(), process=ALONE, tracker=Silent(),
-    )  # fmt: skip
-    parts.stepper.scaler = SimpleNamespace(
-        scale=lambda loss: loss, unscale_=lambda optimizer: None, step=lambda optimizer: optimizer.step(),
-        update=lambda: None, state_dict=dict,
-    )  # fmt: skip
-    for name, place, method in (
-        ("lr", parts.optimization, "set_lr"), ("passes", parts.stepper, "forward_backward"),
-        ("unscale", parts.stepper.scaler, "unscale_"), ("norm", parts.optimization, "norm"),
-        ("judge", parts.guard, "judge"), ("clip", parts.optimization, "clip"), ("step", parts.optimization, "step"),
-        ("average", parts.ema, "update"), ("scale", parts.stepper.scaler, "update"),
-        ("clear", parts.optimization, "drop_gradients"), ("save", parts.checkpointer, "save"),
-    ):  # fmt: skip
-        setattr(place, method, noted(name, getattr(place, method)))
-    assert loop.run(parts) == "finished"
-    assert order == ["lr", "passes", "unscale", "norm", "judge", "clip", "step", "average", "scale", "clear", "save"]
-    assert all(parameter.grad is None for parameter in parts.stepper.root.parameters())
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> None:
+    found = []
+    for accumulation in (1, 2, 4):
+        spec = task.spec(max_steps=4, batch={"examples": 16, "accumulation": accumulation})
+        run = task.built(spec, tmp_path / str(accumulation))
+        loop.train(run)
+        found.append((task.held(run), [line["loss"] for line in run.tracker.lines]))
+    for held, losses in found[1:]:
+        assert losses == pytest.approx(found[0][1], rel=1e-5)
+        assert all(torch.allclose(held[name], found[0][0][name], atol=1e-5) for name in held)
 
 
-def test_each_row_of_steps_that_are_not_finite_is_diagnosed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spikes that are skipped are not diagnosed, and a second row is another cause."""
-    parts: Any = build(
-        helpers.spec(max_steps=6, model={"depth": 1}), root=tmp_path, data=helpers.data(), process=ALONE,
-        tracker=Silent(),
-    )  # fmt: skip
-    rows = iter([(1, True), (2, True), (0, False), (1, False), (0, False), (1, True)])  # skips in a row, not finite
-
-    def judge(**given: Any) -> Verdict:
-        parts.guard.consecutive_skips, bad = next(rows)
-        return Verdict("skip" if parts.guard.consecutive_skips else "apply", "why", non_finite=bad)
-
-    parts.guard.judge = judge
-    found: list[tuple[int, int]] = []
-    monkeypatch.setattr(loop, "diagnose", lambda *_, step, draw, **__: found.append((step, draw)))
-    parts.state.draw = 10  # as after a roll-back
-    assert loop.run(parts) == "finished"
-    assert found == [(0, 10), (5, 15)], "with the noise of the step that failed"
-    assert (parts.state.skipped, parts.state.ema_updates) == (4, 2)
+def test_log_lines_count_what_was_trained(tmp_path: Path) -> None:
+    spec = task.spec(max_steps=8, log_every=3, batch={"examples": 16}, diagnose_every=4)
+    run = task.built(spec, tmp_path)
+    loop.train(run)
+    lines, state = run.tracker.lines, run.learner.state
+    assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]  # of the interval, diagnosed, the last one
+    tokens = [int(planned.tokens) for planned in run.loader.plan.first(8)]
+    assert state.tokens == lines[-1]["tokens"] == sum(tokens)
+    assert (state.step, state.draw, state.examples) == (8, 8, 8 * 16)
+    assert [line["epoch"] for line in lines] == [0, 0, 1, 1, 2]
+    assert all(math.isfinite(value) for line in lines for value in line.values() if not isinstance(value, str))
 
 
-def test_a_spike_that_is_applied_is_named_and_a_failed_last_checkpoint_ends_the_run(tmp_path: Path) -> None:
-    heard = Heard()
-    parts: Any = build(
-        helpers.spec(max_steps=4, model={"depth": 1}, batch={"examples": 32, "length_multiple": 12}), root=tmp_path,
-        data=helpers.data(64), process=ALONE, tracker=heard,
-    )  # fmt: skip
-    spikes = iter([False, False, True, False])
-    parts.guard.judge = lambda **_: Verdict("apply", "why", spike=next(spikes))
-    parts.checkpointer.folders = {"tokenizer": tmp_path / "nowhere"}
-    with pytest.raises(CheckpointError, match="was deleted or moved during the training"):
-        loop.run(parts)
-    assert (2, "spike", {"reason": "why", "epoch": 1, "batch": 0}) in heard.events
-    assert [kind for _, kind, _ in heard.events].count("spike") == 1
-    assert parts.state.ema_updates == 4
+# -- steps that are refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["nan_loss", "inf_gradient"])
+def test_a_step_that_is_not_finite_changes_nothing(fault: str, tmp_path: Path) -> None:
+    run = task.built(task.spec(faulty({"kind": fault, "step": 3})), tmp_path)
+    task.train_until(run, 3)
+    before = task.held(run)
+    task.train_until(run, 4)
+    assert task.largest_difference(before, task.held(run)) == 0
+    (skip,) = run.tracker.of("skip")
+    (diagnosis,) = run.tracker.of("diagnosis")
+    assert (skip["step"], diagnosis["step"], run.learner.state.skipped) == (3, 3, 1)
+    assert loop.train(dataclasses.replace(run, stop_requested=loop.never)) == "finished"
+    assert task.largest_difference(before, task.held(run)) > 0
+
+
+def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(tmp_path: Path) -> None:
+    faults = [{"kind": "nan_loss", "step": step, "times": 1} for step in (4, 5)]
+    guard = {"max_consecutive_skips": 2, "rollback_lr_factor": 0.5}
+    run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
+    at_three = []
+    save = run.checkpointer.save
+    run.checkpointer.save = lambda line: at_three.append(task.held(run)) or save(line)  # type: ignore[method-assign]
+    task.train_until(run, 6)
+    (back,) = run.tracker.of("rollback")
+    state = run.learner.state
+    assert (back["to_step"], back["lr_scale"], state.rollbacks, state.lr_scale) == (3, 0.5, 1, 0.5)
+    assert state.draw == state.step + 3  # the three batches since the checkpoint are not seen again
+    assert len(at_three) >= 2
+
+
+def test_pitfall_08_a_run_that_goes_on_failing_stops_and_says_why(tmp_path: Path) -> None:
+    faults = [{"kind": "nan_loss", "step": step} for step in range(4, 10)]
+    guard = {"max_consecutive_skips": 2, "max_rollbacks": 1}
+    run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
+    with pytest.raises(TrainingDiverged) as raised:
+        loop.train(run)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "step-00000003" in message
+    assert "rolled back 1 times" in message
+    assert "outputs are finite, but not the loss" in message
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_stops(tmp_path: Path) -> None:
+    faults = [{"kind": "nan_loss", "step": step} for step in range(2)]
+    run = task.built(task.spec(faulty(*faults), guard={"max_consecutive_skips": 2}), tmp_path)
+    with pytest.raises(TrainingDiverged, match="none yet"):
+        loop.train(run)
+
+
+@pytest.mark.parametrize("step", [4, 9])
+def test_pitfall_39_nothing_that_is_not_finite_is_committed(step: int, tmp_path: Path) -> None:
+    """Loss and gradient are finite, but a weight is not after the update; also at the last step."""
+    fault = {"kind": "inf_weight", "step": step}
+    spec = task.spec(faulty(fault), checkpoint=EVERY_STEP)
+    run = task.built(spec, tmp_path)
+    with pytest.raises(TrainingDiverged, match="not finite") as raised:
+        loop.train(run)
+    last = latest(tmp_path / "run/checkpoints")
+    assert last is not None
+    assert last.name == f"step-{step:08d}"
+    assert last.name in str(raised.value)
+    assert len(run.tracker.of("rollback")) == spec.training.guard.max_rollbacks
+    assert all(bool(torch.isfinite(value).all()) for value in task.saved(tmp_path, step).values())
+
+
+# -- endings -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_to_stop_saves_and_the_minutes_finish(tmp_path: Path) -> None:
+    run = task.built(task.spec(), tmp_path / "stopped")
+    assert task.train_until(run, 4) == "stopped"
+    assert task.saved(tmp_path / "stopped", 4)
+    timed = task.built(task.spec(max_minutes=1e-9), tmp_path / "timed")
+    assert loop.train(timed) == "finished"
+    assert timed.learner.state.step == 1
+    assert task.saved(tmp_path / "timed", 1)
+    assert timed.tracker.of("ended_early")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_end_only(tmp_path: Path) -> None:
+    spec = task.spec(max_steps=4, checkpoint={"every_steps": 1, "background": True})
+    run = task.built(spec, tmp_path)
+    run.checkpointer.folders["gone"] = tmp_path / "gone"
+    with pytest.raises(CheckpointError, match="gone"):
+        loop.train(run)
+    assert run.learner.state.step == 4
+    assert len(run.tracker.of("checkpoint_failed")) == 4
+
+
+@pytest.mark.parametrize("mode", ["l2t", "t2l", "unconditional", "mixed", "sequential"])
+def test_every_mode_names_its_steps(mode: str, tmp_path: Path) -> None:
+    run = task.built(task.spec({"kind": "multimodal", "mode": mode}, max_steps=6), tmp_path)
+    loop.train(run)
+    assert {line["mode"] for line in run.tracker.lines} <= set(run.stepper.objective.kinds)

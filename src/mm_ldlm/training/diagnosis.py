@@ -119,7 +119,7 @@ def _repeat(found: Findings, stepper: Stepper, micros: list[Batch], *, step: int
     found.parameters = [name for name, p in root.named_parameters() if not _finite(p)]
     handles = [root.model.register_forward_pre_hook(_inputs(found), with_kwargs=True)]
     for name, module in root.named_modules():
-        if module is not root:
+        if module not in (root, root.objective):  # its losses are named below
             handles.append(module.register_forward_hook(_outputs(found, name.removeprefix("model."))))
     try:
         for micro in micros:

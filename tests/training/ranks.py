@@ -1,0 +1,31 @@
+"""One rank of a training on the task: `python -m tests.training.ranks CASE.json`."""
+
+import sys
+from pathlib import Path
+
+from tests.training import task
+
+from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.distributed import failure
+from mm_ldlm.distributed.launch import LaunchConfig, launch
+from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.worker import train
+
+
+def train_on_ranks(spec: TrainingSpec, root: Path, *, processes: int = 2, restarts: int = 0, count: int = 48) -> None:
+    """Train a spec in several processes. PYTHONPATH must contain the folder of the tests' package."""
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(root / "case.json", {"spec": spec.to_dict(), "root": str(root), "count": count})
+    config = LaunchConfig(processes=processes, max_restarts=restarts, monitor_interval=0.05)
+    launch("tests.training.ranks", [str(root / "case.json")], config=config, log_directory=root / "logs")
+
+
+def main(path: Path) -> None:
+    case = InputFile(path, remedy="").json(dict)
+    spec = TrainingSpec.from_dict(case["spec"])
+    train(spec, root=Path(case["root"]), data=task.data(spec, count=case["count"]))
+
+
+if __name__ == "__main__":
+    with failure.recorded():
+        main(Path(sys.argv[1]))
