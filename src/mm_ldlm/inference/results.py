@@ -64,28 +64,12 @@ class Texts:
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per text; latents are a list column."""
-        import pandas as pd
-
-        columns: dict[str, object] = {
-            "source": list(self.sources),
-            "text": list(self.texts),
-            "length": [len(tokens) for tokens in self.tokens],
-            "log_prob": np.asarray(self.log_probs, dtype=np.float64),
-            "model_calls": np.asarray(self.model_calls, dtype=np.int64),
-            "encoder_calls": np.asarray(self.encoder_calls, dtype=np.int64),
-        }
-        if self.cosines is not None:
-            columns["cosine"] = np.asarray(self.cosines, dtype=np.float64)
-        if self.latents is not None:
-            columns["latent"] = list(np.asarray(self.latents, dtype=np.float32))
-        if self.latent_norms is not None:
-            columns["latent_norm"] = np.asarray(self.latent_norms, dtype=np.float64)
-        if self.unknown is not None:
-            columns["unknown"] = np.asarray(self.unknown, dtype=np.float64)
-        for name in ("rows", "samples", "best"):
-            if (values := getattr(self, name)) is not None:
-                columns[{"rows": "row", "samples": "sample"}.get(name, name)] = values
-        return pd.DataFrame(columns)
+        return _table(
+            source=self.sources, text=self.texts, length=[len(tokens) for tokens in self.tokens],
+            log_prob=self.log_probs, model_calls=self.model_calls, encoder_calls=self.encoder_calls,
+            cosine=self.cosines, latent=self.latents, latent_norm=self.latent_norms, unknown=self.unknown,
+            row=self.rows, sample=self.samples, best=self.best,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,15 +90,7 @@ class Embeddings:
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per text; latents are a list column."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "source": list(self.sources),
-                "latent": list(np.asarray(self.latents, dtype=np.float32)),
-                "model_calls": np.asarray(self.model_calls, dtype=np.int64),
-            }
-        )
+        return _table(source=self.sources, latent=self.latents, model_calls=self.model_calls)
 
 
 @dataclass(frozen=True)
@@ -130,8 +106,8 @@ class Interpolations:
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per interpolated latent."""
         frame = self.written.to_frame()
-        frame.insert(0, "pair", np.asarray(self.pairs, dtype=np.int64))
-        frame.insert(1, "fraction", np.asarray(self.fractions, dtype=np.float64))
+        frame.insert(0, "pair", self.pairs)
+        frame.insert(1, "fraction", self.fractions)
         return frame
 
 
@@ -172,18 +148,10 @@ class Scores:
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per text."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "text": list(self.texts),
-                "tokens": self.tokens,
-                "length_nll": self.length_nll,
-                "token_nll": self.token_nll,
-                "nll": self.nll,
-                "standard_error": self.standard_errors,
-            }
-        )
+        return _table(
+            text=self.texts, tokens=self.tokens, length_nll=self.length_nll, token_nll=self.token_nll, nll=self.nll,
+            standard_error=self.standard_errors,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,15 +166,16 @@ class Neighbours:
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per (query, rank)."""
-        import pandas as pd
-
         n, k = self.rows.shape
-        return pd.DataFrame(
-            {
-                "query": np.repeat(np.arange(n), k),
-                "rank": np.tile(np.arange(1, k + 1), n),
-                "row": self.rows.ravel(),
-                "id": [identifier for row in self.ids for identifier in row],
-                "cosine": self.cosines.ravel(),
-            }
-        )
+        return _table(
+            query=np.repeat(np.arange(n), k), rank=np.tile(np.arange(1, k + 1), n), row=self.rows.ravel(),
+            id=[identifier for row in self.ids for identifier in row], cosine=self.cosines.ravel(),
+        )  # fmt: skip
+
+
+def _table(**columns: Any) -> pd.DataFrame:
+    """Make a table of the columns that are not None; the rows of a matrix become lists."""
+    import pandas as pd
+
+    given = {name: column for name, column in columns.items() if column is not None}
+    return pd.DataFrame({name: list(column) if np.ndim(column) == 2 else column for name, column in given.items()})
