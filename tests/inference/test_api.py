@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from mm_ldlm.objectives.multimodal_options import ModeWeights
+from mm_ldlm.sampling.config import SearchConfig, UnconditionalConfig
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.objectives.multimodal import MultimodalConfig
-from mm_ldlm.sampling.config import SearchConfig, UnconditionalConfig
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler, text_sampler
 
 ORDERS = ("together", "latent_first", "text_first")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mm_ldlm.inference.inputs import read_texts
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
@@ -15,7 +16,6 @@ from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference import inputs
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.objectives.text_diffusion import TextDiffusionConfig
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 

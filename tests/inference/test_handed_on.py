@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.app import console
 from mm_ldlm.core.errors import FingerprintError, SamplingError
@@ -27,7 +28,6 @@ from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import USES, Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 LONGEST, DIM = 9, 2

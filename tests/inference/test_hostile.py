@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.core.errors import MMLDLMError, SamplingError
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.registry import text_sampler
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.sampling.config import SearchConfig
 from scripted import ABLE, MASK, Scripted, engine
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing, inverting, memory
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 RAW = np.array([[3.0, 1.0], [5.0, 2.0]], np.float32)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.inference import batching
-from mm_ldlm.sampling.config import SearchConfig
 
 Lanes = Callable[[int], None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import SamplingError
@@ -13,7 +14,6 @@ from mm_ldlm.families.latent_dit.objective import LatentConditionedConfig
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import text_sampler
 
 STEPS = 160

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from mm_ldlm.objectives.multimodal_options import ModeWeights
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.multimodal import MultimodalConfig
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
 
 STEPS = 260

@@ -10,12 +10,12 @@ import pytest
 import torch
 from mm_ldlm.inference.choices import text_config
 from mm_ldlm.inference.edge import Edge
+from mm_ldlm.sampling.config import SearchConfig
 from scripted import MASK, SHAPE, Scripted, Shift, Words, engine
 
 from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference import inverting
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import text_sampler
 
 

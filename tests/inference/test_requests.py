@@ -16,6 +16,7 @@ from mm_ldlm.inference.edge import FARTHEST, Edge, fraction_of, refuse_huge
 from mm_ldlm.inference.engine import Engine
 from mm_ldlm.inference.finite import check_words
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.sampling.config import SearchConfig
 from scripted import LONGEST, MASK, PAD, SHAPE, Scripted, Sized, Words, engine
 
 from mm_ldlm.core.errors import SamplingError
@@ -24,7 +25,6 @@ from mm_ldlm.families.classification import requests as classifying
 from mm_ldlm.inference import batching, editing, embedding, inputs, inverting, memory, scoring
 from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolations, Neighbours, Scores, Texts
 from mm_ldlm.inference.writing import Writer, Written
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.sampling.config import SearchConfig
 from scripted import LONGEST, MASK, PAD, Scripted, Sized, engine
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import editing
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

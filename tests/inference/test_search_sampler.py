@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.registry import text_sampler
 

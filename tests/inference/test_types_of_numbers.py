@@ -11,6 +11,7 @@ import pytest
 import torch
 from mm_ldlm.inference.edge import Edge
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.sampling.config import SearchConfig
 from scripted import MASK, SHAPE, Scripted, Shift, Words
 
 from mm_ldlm.data.latents.normaliser import Normaliser
@@ -20,7 +21,6 @@ from mm_ldlm.inference.results import Classes, Embeddings, Images, Interpolation
 from mm_ldlm.inference.scoring import score_tokens
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.objectives.generation import Likelihood
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

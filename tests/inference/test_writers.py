@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from mm_ldlm.inference.latents import LatentWriter
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference import writing
 from mm_ldlm.inference.writing import Writer
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 import pytest
 from mm_ldlm.pipelines.comparison import nodes as comparison_nodes
 from mm_ldlm.pipelines.export import nodes as export_nodes
+from mm_ldlm.sampling.config import SamplingConfig
 
 from mm_ldlm.app.tracking import mlflow
 from mm_ldlm.core.config import parse
@@ -56,7 +57,6 @@ from mm_ldlm.pipelines.sampling import nodes as sampling_nodes
 from mm_ldlm.pipelines.sanity import nodes as sanity_nodes
 from mm_ldlm.pipelines.training import nodes as training_nodes
 from mm_ldlm.pipelines.validation import nodes as validation_nodes
-from mm_ldlm.sampling.config import SamplingConfig
 from mm_ldlm.training.checkpoints import folder as checkpoint_folder
 from mm_ldlm.training.checkpoints import provenance
 from mm_ldlm.training.checkpoints.provenance import MADE_BY

@@ -12,13 +12,13 @@ import yaml
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Pipeline
+from mm_ldlm.sampling.config import TASKS
 
 from mm_ldlm.pipeline_registry import ALONE
 from mm_ldlm.pipelines import MAIN
 from mm_ldlm.pipelines.evaluation.nodes import SUITES
 from mm_ldlm.pipelines.reporting.nodes import DATA_PLOTS, PLOTS
 from mm_ldlm.pipelines.validation import nodes as validation
-from mm_ldlm.sampling.config import TASKS
 
 MADE_BY_FACTORIES = {
     *(f"samples_{task}" for task in TASKS),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from kedro.io import DatasetError
 from mm_ldlm.app.datasets.samples import KEEP, SamplesDataset
+from mm_ldlm.sampling.config import SamplingConfig
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import EvaluationError
@@ -19,7 +20,6 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.pipelines.evaluation import nodes as evaluation
 from mm_ldlm.pipelines.reporting import nodes as reporting
 from mm_ldlm.pipelines.sampling import nodes as sampling
-from mm_ldlm.sampling.config import SamplingConfig
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.folder import Contents
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, weights_of

@@ -13,6 +13,7 @@ import yaml
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 from mm_ldlm.inference.edge import Edge
+from mm_ldlm.sampling.config import TASKS, SamplingConfig
 
 from mm_ldlm.app.datasets import SamplesDataset
 from mm_ldlm.core.config import parse, to_dict
@@ -23,7 +24,6 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 from mm_ldlm.pipelines.sampling import nodes
 from mm_ldlm.pipelines.sampling.pipeline import create_pipeline
-from mm_ldlm.sampling.config import TASKS, SamplingConfig
 
 PARTS = importlib.util.spec_from_file_location(
     "inference_parts", Path(__file__).parents[1] / "inference" / "conftest.py"

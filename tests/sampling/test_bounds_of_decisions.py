@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.config import ImageTasksConfig
+from mm_ldlm.sampling.ddpm_cache import refuse_time_dependence
+from mm_ldlm.sampling.threshold import entropy_prefix
+from mm_ldlm.sampling.uncertainty import Draft, least_certain
 from torch import Tensor
 
 from mm_ldlm.core.config import parse
@@ -16,8 +20,6 @@ from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.ancestral import chosen_log_probs
-from mm_ldlm.sampling.config import ImageTasksConfig
-from mm_ldlm.sampling.ddpm_cache import refuse_time_dependence
 from mm_ldlm.sampling.denoising import Prediction, TextDenoiser, word_log_probs
 from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.limits import COLDEST, HOTTEST, refuse_temperature
@@ -25,9 +27,7 @@ from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, filter_logits
 from mm_ldlm.sampling.orders import masks_left
 from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.remdm import RemdmCapConfig, RemdmLoopConfig, RemdmRescaleConfig
-from mm_ldlm.sampling.threshold import entropy_prefix
 from mm_ldlm.sampling.time_grid import make_grid
-from mm_ldlm.sampling.uncertainty import Draft, least_certain
 
 MASK, PAD, V, INF = 8, 9, 10, float("inf")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling import search as searching
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import Prediction, TextDenoiser, TextSample
 from mm_ldlm.sampling.guidance import guide_log_probs
 from mm_ldlm.sampling.logit_filters import filter_logits

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.uncertainty import Draft, resized
 from torch import Tensor
 
 from mm_ldlm.core.config import parse_kind
@@ -15,7 +16,6 @@ from mm_ldlm.families.uniform.self_correction import _proposal
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import text_sampler
-from mm_ldlm.sampling.uncertainty import Draft, resized
 
 MASK, PAD, V = 8, 9, 10
 

@@ -6,12 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from mm_ldlm.core.config import parse, parse_kind
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.sampling.config import (
     EditConfig,
     ImageTasksConfig,
@@ -21,6 +15,12 @@ from mm_ldlm.sampling.config import (
     UnconditionalConfig,
 )
 from mm_ldlm.sampling.defaults import default_text_sampler
+
+from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mm_ldlm.sampling.uncertainty import Draft, least_certain, uncertainties
 
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.uncertainty import Draft, least_certain, uncertainties
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
-from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.config import (
     TASKS,
     EditConfig,
@@ -21,6 +17,10 @@ from mm_ldlm.sampling.config import (
     SearchConfig,
     Task,
 )
+
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.lengths import how_many_lengths
 from mm_ldlm.sampling.limits import COLDEST, HOTTEST

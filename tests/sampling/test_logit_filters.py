@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mm_ldlm.sampling.config import SearchConfig
 from scipy.stats import chisquare
 
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, filter_logits, sharpen
 from mm_ldlm.sampling.registry import text_sampler
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mm_ldlm.sampling.threshold import entropy_prefix
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.orders import masks_left
-from mm_ldlm.sampling.threshold import entropy_prefix
 
 MASK, PAD = 8, 9
 BY_COUNT = ["confidence", "margin", "entropy", "random"]

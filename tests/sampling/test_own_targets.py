@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.blocks import _window
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.search import _Encoder, search
 

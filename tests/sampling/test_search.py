@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import torch
-
 from mm_ldlm.sampling.config import SearchConfig
+
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.search import search
 

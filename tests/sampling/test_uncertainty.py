@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from mm_ldlm.sampling.uncertainty import Draft, least_certain, resized
 
 MASK, PAD = 8, 9

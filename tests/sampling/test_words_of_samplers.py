@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
-from mm_ldlm.sampling.base import refuse_other_noise, refuse_without_states
 from mm_ldlm.sampling.config import (
     EditConfig,
     ImageTasksConfig,
@@ -21,6 +14,13 @@ from mm_ldlm.sampling.config import (
     SamplingConfig,
     UnconditionalConfig,
 )
+
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
+from mm_ldlm.sampling.base import refuse_other_noise, refuse_without_states
 from mm_ldlm.sampling.gaussian import Point, estimate_at
 from mm_ldlm.sampling.guidance import refuse_without_condition
 from mm_ldlm.sampling.logit_filters import filter_logits

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from mm_ldlm.sampling.config import SearchConfig
 
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.remdm import RemdmLoopConfig

@@ -15,7 +15,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
 
 from mm_ldlm.core.credentials import holds_credentials, mask
@@ -25,11 +25,15 @@ from mm_ldlm.core.messages import escape, nearest, reason_of, show, summarise
 
 try:
     import pydantic
-    from pydantic import ConfigDict, Field, ValidationError
+    from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
     def bounded(**bounds: Any) -> Any:
         """Make the annotation of a number within bounds (gt, ge, lt, le), or of a text of a form (pattern)."""
         return Field(**bounds)
+
+    def checked(function: Callable[[Any], Any]) -> Any:
+        """Make the annotation of a value that a function returns, or refuses by a ValueError."""
+        return AfterValidator(function)
 
 except ModuleNotFoundError:  # a GPU host without pydantic
     pydantic = None  # type: ignore[assignment]
@@ -39,6 +43,9 @@ except ModuleNotFoundError:  # a GPU host without pydantic
 
     def bounded(**bounds: Any) -> Any:
         return tuple(sorted(bounds.items()))
+
+    def checked(function: Callable[[Any], Any]) -> Any:
+        return function
 
 
 T = TypeVar("T")

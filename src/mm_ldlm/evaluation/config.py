@@ -21,11 +21,11 @@ from mm_ldlm.core.config import (
 from mm_ldlm.core.messages import nearest
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.lengths import Length, refuse_long
+from mm_ldlm.sampling.lengths import Length, length_refusal
 from mm_ldlm.sampling.limits import Draws
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.sampling.search import SearchConfig
 
 Replicates = Annotated[int, bounded(ge=20, le=100_000)]
 """Resamples of a bootstrap: with 100,000 the ends of an interval vary by less than 1 % of its width between seeds"""
@@ -251,7 +251,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
     for place, point in enumerate(sweep):
         key = f"evaluation.inversion.sweep.{place}"
         refused[f"{key}.sampler"] = capabilities.sampler_refusal(point.sampler, "l2t", given_latent=True)
-        refused[f"{key}.length"] = capabilities.length_refusal(point.length, "l2t", order="") or refuse_long(
+        refused[f"{key}.length"] = capabilities.length_refusal(point.length, "l2t", order="") or length_refusal(
             point.length, max_length=sections["tokenizer"].max_length, sampler=point.sampler,
             process=capabilities.process,
         )  # fmt: skip

@@ -17,9 +17,10 @@ from mm_ldlm.inference.arguments import latent_sampler_of
 from mm_ldlm.inference.batches import refuse_texts_beyond_memory
 from mm_ldlm.inference.conversion import Latents
 from mm_ldlm.inference.results import Interpolations, Texts
-from mm_ldlm.sampling.config import JointOrder, Keep, SearchConfig, refuse_samplers
-from mm_ldlm.sampling.lengths import DrawnLength, Length, lengths_tried, refuse_long
+from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
+from mm_ldlm.sampling.lengths import DrawnLength, Length, length_refusal, lengths_tried
 from mm_ldlm.sampling.limits import MOST_STEPS, Candidates
+from mm_ldlm.sampling.search import SearchConfig
 
 if TYPE_CHECKING:
     from mm_ldlm.inference.api import MMLDLM
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.floating]
+Keep = Literal["best", "all"]
+"""Which of several texts for one latent are kept"""
 Curve = Literal["slerp", "lerp"]
 Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
 
@@ -232,7 +235,7 @@ def length_of(model: MMLDLM, length: Any, use: Any, *, sampler: Any, order: str 
     length = check(length, Length, name="length")
     if order and (order != "latent_first" or model.model.latents_need_lengths):
         sampler = None
-    reason = model.capabilities.length_refusal(length, use, order=order) or refuse_long(
+    reason = model.capabilities.length_refusal(length, use, order=order) or length_refusal(
         length, max_length=model.max_length, sampler=sampler, process=model.capabilities.process
     )
     if reason is not None:

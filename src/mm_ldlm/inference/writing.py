@@ -17,11 +17,10 @@ from torch.nn.functional import pad
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.batches import Batches, Values
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.lengths import Length
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-from mm_ldlm.sampling.search import search
+from mm_ldlm.sampling.search import SearchConfig, search
 
 Cosines = Callable[[list[list[int]], list[int]], np.ndarray]
 """(token lists, row of the request of each) → cosine of each re-embedded text to its target."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.core.kinds import Registry
 from mm_ldlm.diffusion.process import ProcessTraits
-from mm_ldlm.sampling.base import refuse_without_field
-from mm_ldlm.sampling.guidance import refuse_without_condition
+from mm_ldlm.sampling.base import unfit
+from mm_ldlm.sampling.guidance import no_condition
 
 L2T = "write texts from latents"
 T2L = "embed texts"
@@ -104,11 +104,11 @@ class Capabilities:
         if (reason := sampler.refusal(self.process)) is not None:
             return str(reason)
         if (field := getattr(sampler, "denoises", None)) is not None and field not in self.fields:
-            return refuse_without_field(sampler.kind, field)
+            return unfit(sampler.kind, f"a model of the field '{field}'", self.process)
         scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
         if scale == 1.0 or ((given_latent or field is not None) and use in self.guided):
             return None
-        return str(refuse_without_condition(scale))
+        return str(no_condition(scale))
 
     def order_refusal(self, order: str) -> str | None:
         """Explain why a text and its latent cannot be generated in this order; None if they can."""

@@ -19,10 +19,10 @@ from mm_ldlm.diffusion.process import Likelihood, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
-from mm_ldlm.sampling.defaults import default_text_sampler
-from mm_ldlm.sampling.denoising import Logits, TextDenoiser, TextSample
+from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
+from mm_ldlm.sampling.registry import default_text_sampler
 
 HALVINGS = 2
 """Random splits of a text into two halves; each half is predicted given the other, in 2·HALVINGS model calls."""
@@ -142,13 +142,6 @@ class DenoiserGeneration(GenerativeModel, ABC):
         Raises:
             SamplingError: the distribution was not trained.
         """
-
-    def denoiser(self, logits: Logits, **more: Any) -> TextDenoiser:
-        """Make a denoiser with these logits for the ids of the data."""
-        shape = self.shape
-        return TextDenoiser(
-            logits=logits, mask_id=shape.mask_id, pad_id=shape.pad_id, vocab_size=shape.vocab_size, **more
-        )  # fmt: skip
 
     def default_sampler(self, *, conditional: bool) -> Any:
         return default_text_sampler(self.process, conditional=conditional)

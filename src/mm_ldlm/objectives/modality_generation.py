@@ -55,8 +55,9 @@ class ModalityGeneration(DenoiserGeneration):
         """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
         null = self._text(None) if self.config.trains_null_value else None
         if latents_Bd is not None:
-            return self.denoiser(self._text(latents_Bd), unconditional=null)
-        return self.denoiser(null or self._text(generator.fork("unknown latent").normal(self.dim), t_latent=1.0))
+            return TextDenoiser(logits=self._text(latents_Bd), unconditional=null)
+        noise_Bd = generator.fork("unknown latent").normal(self.dim)
+        return TextDenoiser(logits=null or self._text(noise_Bd, t_latent=1.0))
 
     def _text(self, latents_Bd: Tensor | None, *, t_latent: float = 0.0) -> Logits:
         """Make the logits of texts given latents at a time, or given the null latent."""

@@ -137,4 +137,4 @@ class TextGeneration(DenoiserGeneration):
             ).logits  # fmt: skip
             return found
 
-        return self.denoiser(logits)
+        return TextDenoiser(logits=logits)

@@ -1,4 +1,4 @@
-"""Ancestral sampling: the reverse process of any text process.
+"""Ancestral sampling (`ancestral`, `ddpm_cache`): the reverse process of any text process.
 
 The process draws which tokens a step changes; the model's confidence does not choose them (MDLM, arXiv:2406.07524,
 eq. 7).
@@ -6,27 +6,26 @@ eq. 7).
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import config
+from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.base import DiffusionSampler, require_process
+from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, require_process, unfit
 from mm_ldlm.sampling.denoising import (
-    Logits,
-    Query,
     State,
     TextDenoiser,
     TextSample,
     denoising_loop,
-    guided,
+    guided_log_x0,
     open_positions,
 )
-from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
-from mm_ldlm.sampling.time_grid import TimestepSource, choose_timestep, make_grid
+from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
 
 @config
@@ -47,13 +46,12 @@ class AncestralConfig(DiffusionSampler):
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`. Every process fits, but not with every option."""
         default = self.timestep == "schedule" and not self.skip_idle
-        if process is None or default or (process.only_masks and not process.predicts_scores):
+        if process is None or default or _unmasks_by_schedule(process):
             return super().refusal(process)
-        return (
-            "sampler 'ancestral': timestep 'mask_ratio' and skip_idle need a process whose only noise is [MASK] "
-            f"and whose model predicts x_0, and this model was trained with '{process.kind}'. Set timestep to "
-            "'schedule' and skip_idle to false."
+        needs = (
+            "for timestep 'mask_ratio' and skip_idle a process whose only noise is [MASK] and a model that predicts x_0"
         )
+        return unfit(self.kind, needs, process, instead="without these two options")
 
     def sample(
         self,
@@ -67,131 +65,79 @@ class AncestralConfig(DiffusionSampler):
     ) -> TextSample:
         """See `TextSampler.sample`."""
         process = require_process(self, process)
-        if process.mask_schedule is not None and not process.traits.predicts_scores:
+        if _unmasks_by_schedule(process.traits):
             return unmask_by_schedule(
-                denoise, tokens_BL, steps=self.steps, schedule=process.mask_schedule, generator=generator,
-                draw=self.draw, open_BL=open_BL, timestep=self.timestep, skip_idle=self.skip_idle,
+                denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL,
+                timestep=self.timestep, skip_idle=self.skip_idle,
             )  # fmt: skip
         return reverse_process(
-            denoise, tokens_BL, process=process, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
+            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
         )
 
 
-def reverse_process(
-    denoise: TextDenoiser,
-    tokens_BL: Tensor,
-    *,
-    process: TextProcess,
-    steps: int,
-    generator: RowGenerator,
-    draw: Draw,
-    open_BL: Tensor | None = None,
-) -> TextSample:
-    """Draw x_1 from the prior and take `steps` reverse steps to t = 0; a step may change any open token again.
+@config
+class DdpmCacheConfig(UnmaskingSampler):
+    """Ancestral sampling for models whose output depends only on the tokens (MDLM, arXiv:2406.07524).
 
-    Temperature, top-k and top-p apply to x_θ. If none of them is set, a process whose model predicts scores draws its
-    step from the scores themselves (`TextProcess.score_step`). `log_probs` are the log-probabilities of the final
-    tokens under the x_θ of the last step that evaluated them.
+    With `timestep: mask_ratio` every model qualifies, because the time is then a function of the tokens. With
+    `schedule` the model is first evaluated at two times and refused if its outputs differ. The output is computed only
+    in the steps that unmask a token; there it equals the output that a cache would contain, so none is stored.
     """
-    open_BL = open_positions(denoise, tokens_BL, open_BL)
-    canvas_BL = process.prior(tokens_BL, open_BL, generator.fork("prior"))
-    log_probs_BL = torch.zeros(tokens_BL.shape, dtype=torch.float32, device=tokens_BL.device)
-    steps_BL = torch.full_like(tokens_BL, -1)
-    calls_B = torch.zeros(tokens_BL.shape[0], dtype=torch.long, device=tokens_BL.device)
-    calls, price = 0, 2 if draw.guidance != 1.0 else 1
 
-    for step in range(steps):
-        scored_BL = process.scored(canvas_BL, open_BL)
-        rows_A = scored_BL.any(dim=1).nonzero().squeeze(1)
-        if not rows_A.numel():
-            break
-        stream = generator.fork(step)
-        t, s = (torch.full(calls_B.shape, 1 - at / steps, dtype=torch.float64, device=calls_B.device)
-                for at in (step, step + 1))  # fmt: skip
-        log_x0_MV, output_MV = log_x0_at(denoise, process, canvas_BL, t, rows_A, scored_BL, guidance=draw.guidance)
-        drawn_M = step_tokens(
-            process, log_x0_MV, canvas_BL, scored_BL, t_B=t, s_B=s, stream=stream, draw=draw, output_MV=output_MV
+    kind: str = "ddpm_cache"
+    timestep: TimestepSource = "schedule"
+
+    def sample(
+        self,
+        denoise: TextDenoiser,
+        tokens_BL: Tensor,
+        *,
+        process: TextProcess | None,
+        generator: RowGenerator,
+        window: int | None = None,
+        open_BL: Tensor | None = None,
+    ) -> TextSample:
+        """See `TextSampler.sample`.
+
+        Raises:
+            SamplingError: the model's output depends on the time.
+        """
+        process = require_process(self, process)
+        checks = 0 if self.timestep == "mask_ratio" else 2
+        if checks:
+            refuse_time_dependence(denoise, process, tokens_BL)
+        sample = unmask_by_schedule(
+            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL,
+            timestep=self.timestep, skip_idle=True,
+        )  # fmt: skip
+        return dataclasses.replace(
+            sample, calls_per_row=sample.calls_per_row + checks, model_calls=sample.model_calls + checks
         )
-        changed_BL = torch.zeros_like(scored_BL).masked_scatter(scored_BL, drawn_M != canvas_BL[scored_BL])
-        canvas_BL = canvas_BL.masked_scatter(scored_BL, drawn_M)
-        log_probs_BL = log_probs_BL.masked_scatter(scored_BL, chosen_log_probs(log_x0_MV, drawn_M))
-        steps_BL = steps_BL.masked_fill(changed_BL, step)
-        calls_B = calls_B.index_add(0, rows_A, torch.full_like(rows_A, price))
-        calls += price
-    return TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, calls)
 
 
-def step_tokens(
-    process: TextProcess,
-    log_x0_MV: Tensor,
-    canvas_BL: Tensor,
-    scored_BL: Tensor,
-    *,
-    t_B: Tensor,
-    s_B: Tensor,
-    stream: RowGenerator,
-    draw: Draw,
-    output_MV: Tensor,
-) -> Tensor:
-    """Draw x_s (M,) at the scored positions by one reverse step; `stream` is the generator of the step.
-
-    `output_MV` is the model's output. It is read only if it is scores and `draw` leaves x_θ as it is.
-    """
-    row_M = scored_BL.nonzero()[:, 0]
-    uniform_BL2 = torch.stack([stream.fork(name).uniform(canvas_BL.shape[1]) for name in ("unmask", "token")], dim=-1)
-    noisy_M, t_M, s_M, uniform_M2 = canvas_BL[scored_BL], t_B[row_M], s_B[row_M], uniform_BL2[scored_BL]
-    if process.traits.predicts_scores and draw == Draw():
-        return process.score_step(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
-    return process.reverse_step(sharpen(log_x0_MV, draw), noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
-
-
-def chosen_log_probs(log_x0_MV: Tensor, token_M: Tensor) -> Tensor:
-    """Return log x_θ (M,) of the drawn tokens; 0 for noise outside the vocabulary, such as [MASK]."""
-    word_M = token_M < log_x0_MV.shape[1]
-    found_M = log_x0_MV.gather(1, torch.where(word_M, token_M, 0)[:, None])[:, 0]
-    return torch.where(word_M, found_M, 0.0).float()
-
-
-def log_x0_at(
-    denoise: TextDenoiser,
-    process: TextProcess,
-    canvas_BL: Tensor,
-    t_B: Tensor,
-    rows_A: Tensor,
-    scored_BL: Tensor,
-    *,
-    guidance: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute log x_θ (M, V) under guidance, and return the model's output (M, V) with it.
-
-    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
-    from approximate scores may exclude words (`sedd.UniformSedd`), and then the quotient of two x_θ has no value.
-    """
-    tokens_AL, scored_AL, row_M = canvas_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
-    noisy_M = tokens_AL[scored_AL]
-    outputs: list[Tensor] = []
-
-    def output(logits: Logits) -> Tensor:
-        return logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL)
-
-    def distribution(logits: Logits) -> Tensor:
-        outputs.append(output(logits))
-        return process.log_x0(process.x0_logits(outputs[-1], noisy_M, t_B[row_M]), noisy_M)
-
-    if process.traits.predicts_scores and guidance != 1.0:
-        if denoise.unconditional is None:
-            raise refuse_without_condition(guidance)
-        scores_MV = guide_prediction(output(denoise.logits), output(denoise.unconditional), scale=guidance)
-        return process.log_x0(process.x0_logits(scores_MV, noisy_M, t_B[row_M]), noisy_M), scores_MV
-    return guided(denoise, distribution, guidance=guidance), outputs[0]
+def refuse_time_dependence(denoise: TextDenoiser, process: TextProcess, tokens_BL: Tensor) -> None:
+    """Evaluate the model at t = 0.9 and t = 0.1 on the same tokens, and raise SamplingError if its outputs differ."""
+    rows_B = torch.arange(tokens_BL.shape[0], device=tokens_BL.device)
+    masked_BL = tokens_BL == process.mask_id
+    early_MV, late_MV = (
+        denoise.logits(tokens_BL, torch.full(rows_B.shape, t, device=tokens_BL.device), rows_B, masked_BL)
+        for t in (0.9, 0.1)
+    )
+    gap = float((early_MV - late_MV).abs().max()) if early_MV.numel() else 0.0
+    if not gap <= 1e-5:
+        raise SamplingError(
+            "sampler 'ddpm_cache' reuses the model's output between timesteps, but the output of this model depends "
+            f"on the time: its logits at t=0.9 and t=0.1 differ by up to {gap:.3g}. Set timestep to 'mask_ratio', or "
+            "use 'ancestral' with skip_idle."
+        )
 
 
 def unmask_by_schedule(
     denoise: TextDenoiser,
+    process: TextProcess,
     tokens_BL: Tensor,
     *,
     steps: int,
-    schedule: MaskSchedule,
     generator: RowGenerator,
     draw: Draw,
     timestep: TimestepSource,
@@ -203,19 +149,88 @@ def unmask_by_schedule(
     Which masks a step unmasks does not depend on the model. `skip_idle` therefore draws them first and evaluates only
     the texts in which the step unmasks a token. The sample is the same, with at most as many calls as tokens.
     """
-    grid = make_grid(denoise, tokens_BL, schedule=schedule, steps=steps, open_BL=open_BL)
+    grid = Grid.of(process, tokens_BL, steps=steps, open_BL=open_BL)
 
-    def query(state: State) -> Query:
-        unmasked_BL = state.masked & (state.uniform("unmask") < grid.unmask_fraction(state.step).unsqueeze(1))
-        return Query.where_needed(unmasked_BL) if skip_idle else Query(unmasked_BL, state.masked.any(dim=1))
+    def query(state: State) -> Tensor:
+        return state.masked & (state.uniform("unmask") < grid.unmask_fraction(state.step).unsqueeze(1))
 
     return denoising_loop(
-        denoise,
-        tokens_BL,
-        steps=steps,
-        generator=generator,
-        draw=draw,
-        timestep=choose_timestep(timestep, denoise, grid),
-        query=query,
-        open_BL=open_BL,
-    )
+        denoise, process, tokens_BL, steps=steps, generator=generator, draw=draw, timestep=grid.timestep(timestep),
+        query=query, open_BL=open_BL, skip_idle=skip_idle,
+    )  # fmt: skip
+
+
+def reverse_process(
+    denoise: TextDenoiser,
+    process: TextProcess,
+    tokens_BL: Tensor,
+    *,
+    steps: int,
+    generator: RowGenerator,
+    draw: Draw,
+    open_BL: Tensor | None = None,
+) -> TextSample:
+    """Draw x_1 from the prior and take `steps` reverse steps to t = 0; a step may change any open token again.
+
+    Temperature, top-k and top-p apply to x_θ. If none of them is set, a process whose model predicts scores draws its
+    step from the scores themselves (`TextProcess.score_step`). `log_probs` are the log-probabilities of the final
+    tokens under the x_θ of the last step that evaluated them.
+    """
+    open_BL = open_positions(process, tokens_BL, open_BL)
+    sample = TextSample.start(process.prior(tokens_BL, open_BL, generator.fork("prior")))
+    for step in range(steps):
+        scored_BL = process.scored(sample.tokens, open_BL)
+        rows_A = scored_BL.any(dim=1).nonzero().squeeze(1)
+        if not rows_A.numel():
+            break
+        t_B = time_of(step, steps, tokens_BL)
+        found = guided_log_x0(denoise, process, sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
+        sample = reverse_step(
+            process, sample, scored_BL, *found, step=step, steps=steps, generator=generator, draw=draw
+        )
+        sample = sample.called(rows_A, guidance=draw.guidance)
+    return sample
+
+
+def reverse_step(
+    process: TextProcess,
+    sample: TextSample,
+    scored_BL: Tensor,
+    log_x0_MV: Tensor,
+    output_MV: Tensor,
+    *,
+    step: int,
+    steps: int,
+    generator: RowGenerator,
+    draw: Draw,
+) -> TextSample:
+    """Write x_s at the scored positions by one reverse step; `generator` is that of all steps.
+
+    `output_MV` is the model's output. It is read only if it is scores and `draw` leaves x_θ as it is.
+    """
+    canvas_BL, row_M, stream = sample.tokens, scored_BL.nonzero()[:, 0], generator.fork(step)
+    uniform_BL2 = torch.stack([stream.fork(name).uniform(canvas_BL.shape[1]) for name in ("unmask", "token")], dim=-1)
+    t_M, s_M = (time_of(at, steps, canvas_BL)[row_M] for at in (step, step + 1))
+    noisy_M, uniform_M2 = canvas_BL[scored_BL], uniform_BL2[scored_BL]
+    if process.traits.predicts_scores and draw == Draw():
+        drawn_M = process.score_step(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
+    else:
+        drawn_M = process.reverse_step(sharpen(log_x0_MV, draw), noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
+    log_probs_BL = sample.log_probs.masked_scatter(scored_BL, chosen_log_probs(log_x0_MV, drawn_M))
+    return sample.written(scored_BL, canvas_BL.masked_scatter(scored_BL, drawn_M), log_probs_BL, step)
+
+
+def chosen_log_probs(log_x0_MV: Tensor, token_M: Tensor) -> Tensor:
+    """Return log x_θ (M,) of the drawn tokens; 0 for noise outside the vocabulary, such as [MASK]."""
+    word_M = token_M < log_x0_MV.shape[1]
+    found_M = log_x0_MV.gather(1, torch.where(word_M, token_M, 0)[:, None])[:, 0]
+    return torch.where(word_M, found_M, 0.0).float()
+
+
+def time_of(step: int, steps: int, tokens_BL: Tensor) -> Tensor:
+    """Return the time (B,) before a step of an even grid from 1 to 0, float64."""
+    return torch.full(tokens_BL.shape[:1], 1 - step / steps, dtype=torch.float64, device=tokens_BL.device)
+
+
+def _unmasks_by_schedule(process: ProcessTraits) -> bool:
+    return process.only_masks and not process.predicts_scores

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.core.config import PositiveInt, bounded, config, parse, to_dict
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
-from mm_ldlm.sampling.limits import Guidance, Steps, refuse_temperature
+from mm_ldlm.sampling.limits import Guidance, Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw
+
+TopP = Annotated[float, bounded(gt=0, le=1)]
 
 
 class TextSampler(Protocol):
@@ -38,6 +38,9 @@ class TextSampler(Protocol):
 
         `process` is the process that the model was trained with, or None if the model is not a diffusion model.
         `window` is the number of positions that the model can read at once (None: no limit).
+
+        Raises:
+            SamplingError: the sampler does not fit the process (`refusal`), or guidance needs a condition.
         """
 
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
@@ -50,8 +53,17 @@ class TextSampler(Protocol):
         """
 
 
+class Overridable:
+    """Configurations whose settings a request can replace."""
+
+    def override(self, **settings: Any) -> Self:
+        """Copy the configuration, replacing the settings that are not None."""
+        given = {key: value for key, value in settings.items() if value is not None}
+        return parse(type(self), {**to_dict(self), **given}, at="sampler")
+
+
 @config
-class DiffusionSampler:
+class DiffusionSampler(Overridable):
     """Keys that all text samplers of a diffusion process read.
 
     Attributes:
@@ -63,73 +75,35 @@ class DiffusionSampler:
 
     kind: str
     steps: Steps = 8
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     top_k: PositiveInt | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
     guidance: Guidance = 1.0
 
     exceeds_window: ClassVar[bool] = False
     denoises: ClassVar[str | None] = None
     """Field of the run that the sampler denoises together with the text, such as a state of each token"""
 
-    def __post_init__(self) -> None:
-        if self.top_p == 0:
-            raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
-        refuse_temperature(self.temperature)
-
     @property
     def draw(self) -> Draw:
         """Settings of the draw of a token from the model's distribution."""
         return Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, guidance=self.guidance)
 
-    def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
-        """Copy the sampler, replacing the settings that are not None."""
-        given = {key: value for key, value in (("steps", steps), ("temperature", temperature)) if value is not None}
-        return parse(type(self), {**to_dict(self), **given}, at="sampler")
-
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`. Every process fits."""
-        return refuse_without_process(self.kind) if process is None else None
+        return unfit(self.kind, "a diffusion model", process) if process is None else None
 
 
 @config
-class UnmaskingSampler(DiffusionSampler, ABC):
+class UnmaskingSampler(DiffusionSampler):
     """Base of the samplers that choose the order of unmasking, for processes whose only noise is [MASK]."""
-
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`.
-
-        Raises:
-            SamplingError: the noise of the process is not [MASK], or there is no process.
-        """
-        schedule = require_process(self, process).mask_schedule
-        assert schedule is not None
-        return self.unmask(denoise, tokens_BL, schedule=schedule, generator=generator, open_BL=open_BL)
 
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose only noise is [MASK] fit."""
-        return refuse_other_noise(self.kind, process)
+        return None if process is not None and process.only_masks else unfit(self.kind, ONLY_MASKS, process)
 
-    @abstractmethod
-    def unmask(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        schedule: MaskSchedule,
-        generator: RowGenerator,
-        open_BL: Tensor | None,
-    ) -> TextSample:
-        """Unmask the open positions of `tokens_BL`; `schedule` is the process's α_t."""
+
+ONLY_MASKS = "a process whose only noise is [MASK], as in 'absorbing'"
 
 
 def require_process(sampler: Any, process: TextProcess | None) -> TextProcess:
@@ -140,28 +114,10 @@ def require_process(sampler: Any, process: TextProcess | None) -> TextProcess:
     return process
 
 
-def refuse_without_process(kind: str) -> str:
-    """Explain that a sampler of a diffusion process does not fit another model."""
-    return (
-        f"sampler '{kind}' needs a diffusion model, but this model has no diffusion process. "
-        "Choose the sampler 'autoregressive'."
+def unfit(kind: str, needs: str, process: ProcessTraits | None, *, instead: str = "'ancestral'") -> str:
+    """Explain that a sampler needs another process than that of the model."""
+    found = (
+        "this model has no diffusion process" if process is None else f"this model was trained with '{process.kind}'"
     )
-
-
-def refuse_without_field(kind: str, field: str | None) -> str:
-    """Explain that a sampler of texts and of a field does not fit a model without the field."""
-    return (
-        f"sampler '{kind}' needs a model of the field '{field}', which this run lacks. Choose the sampler 'ancestral'."
-    )
-
-
-def refuse_other_noise(kind: str, process: ProcessTraits | None) -> str | None:
-    """Explain that a sampler needs a process whose only noise is [MASK]; None if the process is one."""
-    if process is None:
-        return refuse_without_process(kind)
-    if process.only_masks:
-        return None
-    return (
-        f"sampler '{kind}' needs a process whose only noise is [MASK], as in 'absorbing'; this model was trained "
-        f"with '{process.kind}'. Choose the sampler 'ancestral'."
-    )
+    remedy = "Leave the sampler out" if process is None else f"Choose the sampler {instead}"
+    return f"sampler '{kind}' needs {needs}; {found}. {remedy}."

@@ -6,19 +6,20 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mm_ldlm.core.config import InvalidValue, Size, config, parse, to_dict
+from mm_ldlm.core.config import InvalidValue, Size, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import refuse_other_noise, require_process
+from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_process, unfit
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 
 @config
-class BlocksConfig:
+class BlocksConfig(Overridable):
     """Write the text block by block from left to right (semi-autoregressive; BD3-LM, LLaDA).
 
     The model reads `window` positions: from the start of the text while the block fits, and a sliding window after
@@ -46,14 +47,15 @@ class BlocksConfig:
         """Settings of the draw of a token, from the inner sampler."""
         return self.inner.draw
 
-    def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
+    def override(self, **settings: Any) -> Self:
         """Copy the sampler, replacing the settings of the inner sampler that are not None."""
-        inner = self.inner.override(steps=steps, temperature=temperature)
-        return parse(type(self), {**to_dict(self), "inner": inner}, at="sampler")
+        return super().override(inner=self.inner.override(**settings))
 
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`: the model reads the blocks that are not written yet, and they contain [MASK]."""
-        return refuse_other_noise(self.kind, process) or self.inner.refusal(process)
+        if process is None or not process.only_masks:
+            return unfit(self.kind, ONLY_MASKS, process)
+        return self.inner.refusal(process)
 
     def sample(
         self,
@@ -70,27 +72,24 @@ class BlocksConfig:
         Raises:
             SamplingError: a block does not fit the window, or the sampler does not fit the process (`refusal`).
         """
-        require_process(self, process)
+        process = require_process(self, process)
         length, block_length = tokens_BL.shape[1], self.block_length
         if window is not None and block_length > window:
             raise SamplingError(
                 f"block_length {block_length} exceeds the {window} positions that the model reads at once. "
                 "Set a smaller block_length."
             )
-        open_BL = open_positions(denoise, tokens_BL, open_BL)
+        open_BL = open_positions(process, tokens_BL, open_BL)
         position_L = torch.arange(length, device=tokens_BL.device)
-        whole = TextSample(
-            tokens_BL,
-            torch.zeros(tokens_BL.shape, device=tokens_BL.device),
-            torch.full_like(tokens_BL, -1),
-            torch.zeros_like(tokens_BL[:, 0]),
-            0,
-        )
+        whole = TextSample.start(tokens_BL)
         for number, start in enumerate(range(0, length, block_length)):
-            todo_BL = open_BL & (position_L >= start) & (position_L < start + block_length)
+            end = start + block_length
+            todo_BL = open_BL & (position_L >= start) & (position_L < end)
             if not bool(todo_BL.any()):
                 continue
-            view = _window(start + block_length, block_length=block_length, window=window, length=length)
+            view = slice(0, length if window is None else min(window, length))
+            if window is not None and end > window:
+                view = slice(end - window // block_length * block_length, min(end, length))
             part = self.inner.sample(
                 denoise,
                 whole.tokens[:, view],
@@ -98,29 +97,17 @@ class BlocksConfig:
                 generator=generator.fork(number),
                 open_BL=todo_BL[:, view],
             )
-            whole = _paste(whole, part, view=view, where_BL=todo_BL)
+            whole = _pasted(whole, part, view=view, where_BL=todo_BL)
         return whole
 
 
-def _window(end: int, *, block_length: int, window: int | None, length: int) -> slice:
-    """Return the positions that the model reads for the block that ends at `end`."""
-    if window is None or end <= window:
-        return slice(0, length if window is None else min(window, length))
-    reach = window // block_length * block_length
-    return slice(end - reach, min(end, length))
-
-
-def _paste(whole: TextSample, part: TextSample, *, view: slice, where_BL: Tensor) -> TextSample:
+def _pasted(whole: TextSample, part: TextSample, *, view: slice, where_BL: Tensor) -> TextSample:
     margins = (view.start, where_BL.shape[1] - view.stop)
     taken_B1 = whole.steps.amax(dim=1, keepdim=True) + 1
-
-    def grown(values: Tensor) -> Tensor:
-        return torch.nn.functional.pad(values, margins)
-
     return TextSample(
-        torch.where(where_BL, grown(part.tokens), whole.tokens),
-        torch.where(where_BL, grown(part.log_probs), whole.log_probs),
-        torch.where(where_BL, grown(part.steps) + taken_B1, whole.steps),
+        torch.where(where_BL, pad(part.tokens, margins), whole.tokens),
+        torch.where(where_BL, pad(part.log_probs, margins), whole.log_probs),
+        torch.where(where_BL, pad(part.steps, margins) + taken_B1, whole.steps),
         whole.calls_per_row + part.calls_per_row,
         whole.model_calls + part.model_calls,
     )

@@ -12,16 +12,16 @@ B texts of the request, A texts that a step evaluates, L positions, V vocabulary
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.distributions import entropy, forbid_, normalise_
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.sampling.guidance import guide_log_probs, refuse_without_condition
+from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction, no_condition
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,44 +32,12 @@ Each call returns a new tensor, because samplers write into it.
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateDenoiser:
-    """Interface of a model of texts and of one continuous state per token, of `dim` dimensions."""
-
-    predict: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """(tokens_BL, t_text_B, states_BLd, t_state_B, scored_BL) → (logits_MV, clean states (B, L, d))."""
-    dim: int
-    schedule: GaussianSchedule
-    dropped: bool
-    """Whether the model can also predict with dropped states, which guidance needs"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextDenoiser:
-    """Interface of a model for text samplers: logits at chosen positions, and the special ids."""
+    """Interface of a model for text samplers: logits at chosen positions. Families add what their samplers read."""
 
     logits: Logits
-    mask_id: int
-    pad_id: int
-    vocab_size: int
-    """Ids from this one upwards are never drawn."""
     unconditional: Logits | None = None
     """Logits with the condition replaced by the learned null embedding; needed only for guidance"""
-    states: StateDenoiser | None = None
-    """The joint prediction of a text and the continuous states of its tokens; None for a model without states."""
-    importance: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(tokens_AL, t_A) → importance (A, L) of every position, in [0, 1]; None where the run has learned none."""
-
-    @classmethod
-    def dense(
-        cls, logits: Callable[[Tensor, Tensor], Tensor], *, mask_id: int, pad_id: int, vocab_size: int
-    ) -> TextDenoiser:
-        """Make a denoiser from a closure `(tokens_AL, t_A) → logits_ALV` that does not depend on the rows."""
-        return cls(
-            logits=lambda tokens_AL, t_A, rows_A, evaluated_AL: logits(tokens_AL, t_A)[evaluated_AL],
-            mask_id=mask_id,
-            pad_id=pad_id,
-            vocab_size=vocab_size,
-        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +56,28 @@ class TextSample:
     """(B,) number of model calls in which the text took part; a guided call counts 2"""
     model_calls: int
     """Number of model calls for the whole request; a guided call counts 2"""
+
+    @classmethod
+    def start(cls, tokens_BL: Tensor) -> TextSample:
+        """Make a sample in which nothing is written."""
+        nothing_BL = torch.zeros(tokens_BL.shape, dtype=torch.float32, device=tokens_BL.device)
+        return cls(tokens_BL, nothing_BL, torch.full_like(tokens_BL, -1), torch.zeros_like(tokens_BL[:, 0]), 0)
+
+    def written(self, where_BL: Tensor, tokens_BL: Tensor, log_probs_BL: Tensor, step: int) -> TextSample:
+        """Write the tokens at these positions."""
+        changed_BL = where_BL & (tokens_BL != self.tokens)
+        return dataclasses.replace(
+            self,
+            tokens=torch.where(where_BL, tokens_BL, self.tokens),
+            log_probs=torch.where(where_BL, log_probs_BL, self.log_probs),
+            steps=torch.where(changed_BL, step, self.steps),
+        )
+
+    def called(self, rows_A: Tensor, *, guidance: float = 1.0) -> TextSample:
+        """Count a model call for the texts `rows_A`."""
+        price = 1 if guidance == 1.0 else 2
+        calls_B = self.calls_per_row.index_add(0, rows_A, torch.full_like(rows_A, price))
+        return dataclasses.replace(self, calls_per_row=calls_B, model_calls=self.model_calls + price)
 
 
 @dataclass(frozen=True)
@@ -118,177 +108,122 @@ class State:
 
 
 @dataclass(frozen=True)
-class Query:
-    """Positions and texts that a step evaluates."""
-
-    positions: Tensor
-    """(B, L) bool, masked positions only"""
-    rows: Tensor
-    """(B,) bool: texts to evaluate, which include all texts with an evaluated position"""
-
-    @classmethod
-    def where_needed(cls, positions_BL: Tensor) -> Query:
-        """Evaluate only the texts that have an evaluated position."""
-        return cls(positions_BL, positions_BL.any(dim=1))
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """Statistics of the drawn tokens at their positions in the canvas of the evaluated texts."""
+    """Tokens drawn at the evaluated positions, and the model's distribution there, for the statistics of samplers."""
 
     evaluated: Tensor
-    """(A, L) bool"""
-    log_prob: Tensor
-    """(A, L) log-probability of the drawn token; −inf where not evaluated"""
-    margin: Tensor | None
-    """(A, L) probability of the best token minus that of the second; −inf where not evaluated"""
-    entropy: Tensor | None
-    """(A, L) nats; +inf where not evaluated"""
+    """(B, L) bool"""
+    log_x0: Tensor
+    """(M, V) log-probabilities of the words, under guidance, before temperature and filters"""
+    tokens: Tensor
+    """(M,) the drawn tokens"""
     rows: Tensor
     """(A,) index of each evaluated text in the request"""
-    variance: Tensor | None = None
-    """(A, L) 1 − Σp², the variance of the token as a one-hot vector; +inf where not evaluated"""
-    best: Tensor | None = None
-    """(A, L) probability of the best token; −inf where not evaluated"""
-    importance: Tensor | None = None
-    """(A, L) importance of each position, in [0, 1]; None where the denoiser has none"""
+    times: Tensor
+    """(A,) time that the model received"""
+
+    def spread(self, values_M: Tensor, fill: float = -torch.inf) -> Tensor:
+        """Place a statistic of the evaluated positions on the canvas: (B, L) float32, `fill` elsewhere."""
+        blank_BL = torch.full(self.evaluated.shape, fill, dtype=torch.float32, device=self.evaluated.device)
+        return blank_BL.masked_scatter(self.evaluated, values_M.float())
+
+    @property
+    def log_prob(self) -> Tensor:
+        """(B, L) log-probability of the drawn token; −inf where not evaluated"""
+        return self.spread(self.log_x0.gather(1, self.tokens[:, None])[:, 0])
 
 
 def denoising_loop(
     denoise: TextDenoiser,
+    process: TextProcess,
     tokens_BL: Tensor,
     *,
     steps: int,
     generator: RowGenerator,
     draw: Draw,
     timestep: Callable[[State], Tensor],
-    query: Callable[[State], Query],
+    query: Callable[[State], Tensor],
     keep: Callable[[State, Prediction], Tensor] | None = None,
     remask: Callable[[State], Tensor] | None = None,
     open_BL: Tensor | None = None,
-    statistics: tuple[str, ...] = (),
+    skip_idle: bool = True,
 ) -> TextSample:
     """Unmask `tokens_BL` in up to `steps` steps.
 
     Args:
+        process: a process whose only noise is [MASK].
         timestep: returns the times (B,) that the model receives.
-        query: returns the positions that a step evaluates.
-        keep: returns the drawn tokens (A, L) that are written; None keeps all.
+        query: returns the masked positions (B, L) that a step evaluates.
+        keep: returns the drawn tokens (B, L) that are written; None keeps all.
         remask: returns the written tokens (B, L) that become `[MASK]` again; called before the step unmasks tokens.
         open_BL: limits the sampler to part of the masks. The loop ends when none of them is left.
-        statistics: optional statistics of `Prediction` to compute: "margin", "entropy", "variance", "best" and
-            "importance".
+        skip_idle: leave texts out of a step that evaluates none of their positions; otherwise only finished texts.
     """
-    canvas_BL = tokens_BL
-    open_BL = open_positions(denoise, tokens_BL, open_BL)
-    log_probs_BL = torch.zeros(tokens_BL.shape, dtype=torch.float32, device=tokens_BL.device)
-    steps_BL = torch.full_like(tokens_BL, -1)
-    calls_B = torch.zeros(tokens_BL.shape[0], dtype=torch.long, device=tokens_BL.device)
-    calls, price = 0, 2 if draw.guidance != 1.0 else 1
-
+    open_BL = open_positions(process, tokens_BL, open_BL)
+    sample = TextSample.start(tokens_BL)
     for step in range(steps):
-        masked_BL = open_BL & (canvas_BL == denoise.mask_id)
+        masked_BL = open_BL & (sample.tokens == process.mask_id)
         if not bool(masked_BL.any()) and (remask is None or step == steps - 1):
             break
-        state = State(step, steps, canvas_BL, masked_BL, open_BL & ~masked_BL, log_probs_BL, generator.fork(step))
+        state = State(
+            step, steps, sample.tokens, masked_BL, open_BL & ~masked_BL, sample.log_probs, generator.fork(step)
+        )
         returned_BL = remask(state) if remask is not None and not state.last else None
-        wanted = query(state)
-        rows_A = wanted.rows.nonzero().squeeze(1)
+        asked_BL = query(state)
+        rows_A = (asked_BL if skip_idle else masked_BL).any(dim=1).nonzero().squeeze(1)
         if rows_A.numel():
-            evaluated_AL = wanted.positions[rows_A]
-            u_AL = state.uniform("token")[rows_A]
-            token_AL, prediction = _predict(
-                denoise, canvas_BL[rows_A], timestep(state)[rows_A], rows_A, evaluated_AL, u_AL, draw, statistics
-            )
-            kept_AL = evaluated_AL if keep is None else keep(state, prediction) & evaluated_AL
-            canvas_BL = canvas_BL.index_copy(0, rows_A, torch.where(kept_AL, token_AL, canvas_BL[rows_A]))
-            log_probs_BL = log_probs_BL.index_copy(
-                0, rows_A, torch.where(kept_AL, prediction.log_prob, log_probs_BL[rows_A])
-            )
-            steps_BL = steps_BL.index_copy(0, rows_A, torch.where(kept_AL, step, steps_BL[rows_A]))
-            calls_B = calls_B.index_add(0, rows_A, torch.full_like(rows_A, price))
-            calls += price
+            t_B = timestep(state)
+            log_x0_MV, _ = guided_log_x0(denoise, process, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
+            drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], draw)
+            prediction = Prediction(asked_BL, log_x0_MV, drawn_M, rows_A, t_B[rows_A])
+            kept_BL = asked_BL if keep is None else keep(state, prediction) & asked_BL
+            drawn_BL = sample.tokens.masked_scatter(asked_BL, drawn_M)
+            sample = sample.written(kept_BL, drawn_BL, prediction.log_prob, step).called(rows_A, guidance=draw.guidance)
         if returned_BL is not None:
-            canvas_BL = canvas_BL.masked_fill(returned_BL, denoise.mask_id)
-    return TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, calls)
+            sample = dataclasses.replace(sample, tokens=sample.tokens.masked_fill(returned_BL, process.mask_id))
+    return sample
 
 
-def open_positions(denoise: TextDenoiser, tokens_BL: Tensor, open_BL: Tensor | None) -> Tensor:
+def open_positions(process: TextProcess, tokens_BL: Tensor, open_BL: Tensor | None) -> Tensor:
     """Select the positions (B, L) that a sampler writes: those that are `[MASK]`, limited to `open_BL` if given."""
-    masked_BL = tokens_BL == denoise.mask_id
+    masked_BL = tokens_BL == process.mask_id
     return masked_BL if open_BL is None else open_BL & masked_BL
 
 
-def word_log_probs(
+def guided_log_x0(
     denoise: TextDenoiser,
-    tokens_AL: Tensor,
-    t_A: Tensor,
+    process: TextProcess,
+    canvas_BL: Tensor,
+    t_B: Tensor,
     rows_A: Tensor,
-    evaluated_AL: Tensor,
+    scored_BL: Tensor,
     *,
     guidance: float,
-) -> Tensor:
-    """Compute log-probabilities (M, vocab_size), float32, at masked positions: SUBS, then guidance.
+) -> tuple[Tensor, Tensor]:
+    """Compute log x_θ (M, V) under guidance at positions of the texts `rows_A`; return the model's output (M, ·) too.
+
+    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
+    from approximate scores may exclude words, and then the quotient of two x_θ has no value.
 
     Raises:
         SamplingError: guidance needs an unconditional prediction that the denoiser does not have.
     """
+    tokens_AL, scored_AL, row_M = canvas_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
+    noisy_M = tokens_AL[scored_AL]
 
-    def distribution(logits: Logits) -> Tensor:
-        words_MV = logits(tokens_AL, t_A.float(), rows_A, evaluated_AL)[..., : denoise.vocab_size].float()
-        forbid_(words_MV, mask_id=denoise.mask_id, pad_id=denoise.pad_id)
-        return normalise_(words_MV)
+    def output(logits: Logits) -> Tensor:
+        return logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL)
 
-    return guided(denoise, distribution, guidance=guidance)
+    def log_x0(output_MV: Tensor) -> Tensor:
+        return process.log_x0(process.x0_logits(output_MV, noisy_M, t_B[row_M]), noisy_M)
 
-
-def guided(denoise: TextDenoiser, distribution: Callable[[Logits], Tensor], *, guidance: float) -> Tensor:
-    """Compute guided log-probabilities (M, V); `distribution` turns logits into log-probabilities."""
-    conditional_MV = distribution(denoise.logits)
+    output_MV = output(denoise.logits)
     if guidance == 1.0:
-        return conditional_MV
+        return log_x0(output_MV), output_MV
     if denoise.unconditional is None:
-        raise refuse_without_condition(guidance)
-    return guide_log_probs(conditional_MV, distribution(denoise.unconditional), scale=guidance)
-
-
-def _predict(
-    denoise: TextDenoiser,
-    tokens_AL: Tensor,
-    t_A: Tensor,
-    rows_A: Tensor,
-    evaluated_AL: Tensor,
-    u_AL: Tensor,
-    draw: Draw,
-    statistics: tuple[str, ...],
-) -> tuple[Tensor, Prediction]:
-    log_probs_MV = word_log_probs(denoise, tokens_AL, t_A, rows_A, evaluated_AL, guidance=draw.guidance)
-    token_M = draw_tokens(log_probs_MV, u_AL[evaluated_AL], draw)
-
-    def spread(values_M: Tensor, fill: float) -> Tensor:
-        blank_AL = torch.full(evaluated_AL.shape, fill, dtype=torch.float32, device=evaluated_AL.device)
-        return blank_AL.masked_scatter(evaluated_AL, values_M.float())
-
-    margin_AL = entropy_AL = variance_AL = best_AL = importance_AL = None
-    if "margin" in statistics:
-        best_M2 = log_probs_MV.topk(2, dim=-1).values.exp()
-        margin_AL = spread(best_M2[:, 0] - best_M2[:, 1], -torch.inf)
-    if "entropy" in statistics:
-        entropy_AL = spread(entropy(log_probs_MV), torch.inf)
-    if "variance" in statistics:
-        variance_AL = spread(1 - log_probs_MV.mul(2).exp().sum(dim=-1), torch.inf)
-    if "best" in statistics:
-        best_AL = spread(log_probs_MV.amax(dim=-1).exp(), -torch.inf)
-    if "importance" in statistics and denoise.importance is not None:
-        importance_AL = denoise.importance(tokens_AL, t_A.float())
-    prediction = Prediction(
-        evaluated=evaluated_AL,
-        log_prob=spread(log_probs_MV.gather(1, token_M.unsqueeze(1)).squeeze(1), -torch.inf),
-        margin=margin_AL,
-        entropy=entropy_AL,
-        rows=rows_A,
-        variance=variance_AL,
-        best=best_AL,
-        importance=importance_AL,
-    )
-    return tokens_AL.masked_scatter(evaluated_AL, token_M), prediction
+        raise no_condition(guidance)
+    unconditional_MV = output(denoise.unconditional)
+    if process.traits.predicts_scores:
+        scores_MV = guide_prediction(output_MV, unconditional_MV, scale=guidance)
+        return log_x0(scores_MV), scores_MV
+    return guide_log_probs(log_x0(output_MV), log_x0(unconditional_MV), scale=guidance), output_MV

@@ -15,17 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol, Self
+from typing import Annotated, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, InvalidValue, PositiveFloat, config, parse, to_dict
+from mm_ldlm.core.config import Fraction, bounded, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, device_of
-from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
+from mm_ldlm.sampling.base import Overridable
+from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.limits import Draws, Guidance, Steps
 
 Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -57,6 +58,9 @@ class LatentSample:
     """Number of model calls on the whole batch; a guided call counts 2"""
 
 
+# -- points of the grid, and what the model estimates there -----------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Point:
     """Time of the grid and its factors in float64, so that ratios near both ends stay accurate."""
@@ -78,6 +82,14 @@ class Point:
         return math.inf if self.noise <= 0 else math.log(self.signal / self.noise)
 
 
+def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]:
+    """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly."""
+    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=device_of(schedule))
+    signals, noises = (scale.tolist() for scale in schedule.scales(times))
+    points = [Point(t, s, n) for t, s, n in zip(times.tolist(), signals, noises, strict=True)]
+    return [*points[:-1], Point(0.0, 1.0, 0.0)]
+
+
 @dataclass
 class Estimator:
     """Estimator of (x0, ε) by the model, with guidance and self-conditioning; it counts the model calls."""
@@ -90,17 +102,16 @@ class Estimator:
     def __call__(self, x_Bd: Tensor, at: Point) -> tuple[Tensor, Tensor]:
         """Estimate (x0_Bd, eps_Bd) at a time above 0."""
         t_B = torch.full((x_Bd.shape[0],), at.t, dtype=torch.float32, device=x_Bd.device)
-        memory = self.previous if self.denoise.self_condition else None
-        prediction_Bd = self.denoise.predict(x_Bd, t_B, memory)
+        prediction_Bd = self.denoise.predict(x_Bd, t_B, self.previous)
         self.calls += 1
         if self.guidance != 1.0:
             if self.denoise.unconditional is None:
-                raise refuse_without_condition(self.guidance)
-            unconditional_Bd = self.denoise.unconditional(x_Bd, t_B, memory)
+                raise no_condition(self.guidance)
+            unconditional_Bd = self.denoise.unconditional(x_Bd, t_B, self.previous)
             prediction_Bd = guide_prediction(prediction_Bd, unconditional_Bd, scale=self.guidance)
             self.calls += 1
         x0_Bd, eps_Bd = estimate_at(at, prediction_Bd, self.denoise.parameterisation, x_t_Bd=x_Bd)
-        self.previous = x0_Bd
+        self.previous = x0_Bd if self.denoise.self_condition else None
         return x0_Bd, eps_Bd
 
 
@@ -115,12 +126,8 @@ def estimate_at(at: Point, prediction_Bd: Tensor, kind: Parameterisation, *, x_t
             f"a model that predicts ε has no estimate of x0 at t={at.t}, where no signal is left. "
             "Set t_max below 1, for example to 0.995."
         )
-    return to_x0_and_eps(
-        prediction_Bd.to(x_t_Bd.dtype),
-        kind,
-        x_t_Bd,
-        Scales(torch.full_like(x_t_Bd[:, 0], at.signal), torch.full_like(x_t_Bd[:, 0], at.noise)),
-    )
+    scales = Scales(torch.full_like(x_t_Bd[:, 0], at.signal), torch.full_like(x_t_Bd[:, 0], at.noise))
+    return to_x0_and_eps(prediction_Bd.to(x_t_Bd.dtype), kind, x_t_Bd, scales)
 
 
 def posterior_std(now: Point, then: Point) -> float:
@@ -141,15 +148,19 @@ def ddim_step(
     return x_Bd + sigma * fresh() if sigma > 0 else x_Bd
 
 
-def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]:
-    """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly."""
-    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=device_of(schedule))
-    signals, noises = (scale.tolist() for scale in schedule.scales(times))
-    points = [Point(t, s, n) for t, s, n in zip(times.tolist(), signals, noises, strict=True)]
-    return [*points[:-1], Point(0.0, 1.0, 0.0)]
+def start_noise(at: Point, generator: RowGenerator, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw x_{t_max} (B, d) for data of unit variance; the signal part is drawn as noise too.
+
+    The draw is exact at t = 1 for the flow and for variance-preserving schedules that have no signal there.
+    """
+    return math.hypot(at.signal, at.noise) * generator.normal(dim, dtype=dtype)
 
 
-# -- configurations ---------------------------------------------------------------------------------------------------
+def _fresh(generator: RowGenerator, step: int, like_Bd: Tensor) -> Tensor:
+    return generator.fork(f"step {step}").normal(like_Bd.shape[1], dtype=like_Bd.dtype)
+
+
+# -- the samplers ------------------------------------------------------------------------------------------------------
 
 
 class LatentSampler(Protocol):
@@ -167,7 +178,7 @@ class LatentSampler(Protocol):
 
 
 @config
-class GaussianSampler(ABC):
+class GaussianSampler(Overridable, ABC):
     """Keys that all latent samplers read.
 
     Attributes:
@@ -179,17 +190,8 @@ class GaussianSampler(ABC):
 
     kind: str
     guidance: Guidance = 1.0
-    t_max: PositiveFloat = 1.0
+    t_max: Annotated[float, bounded(gt=0, le=1)] = 1.0
     draws: Draws = 1
-
-    def __post_init__(self) -> None:
-        if self.t_max > 1:
-            raise InvalidValue(f"t_max must be at most 1, found {self.t_max}", "t_max")
-
-    def override(self, *, steps: int | None = None, draws: int | None = None) -> Self:
-        """Copy the sampler, replacing the settings that are not None."""
-        given = {key: value for key, value in (("steps", steps), ("draws", draws)) if value is not None}
-        return parse(type(self), {**to_dict(self), **given}, at="sampler")
 
     @abstractmethod
     def points(self, schedule: GaussianSchedule) -> list[Point]:
@@ -209,11 +211,9 @@ class GaussianSampler(ABC):
         points = self.points(denoise.schedule)
         samples, calls = [], 0
         for number in range(self.draws):
-            stream = generator.fork(number)
-            estimate = Estimator(denoise, self.guidance)
-            samples.append(
-                self.solve(start_noise(points[0], stream.fork("start"), dim, dtype), points, estimate, stream)
-            )
+            stream, estimate = generator.fork(number), Estimator(denoise, self.guidance)
+            x_Bd = start_noise(points[0], stream.fork("start"), dim, dtype)
+            samples.append(self.solve(x_Bd, points, estimate, stream))
             calls += estimate.calls
         draws_KBd = torch.stack(samples)
         return LatentSample(draws_KBd.mean(dim=0), draws_KBd, calls)
@@ -264,8 +264,7 @@ class DdpmConfig(GridSampler):
         for step, (now, then) in enumerate(pairwise(points)):
             x0_Bd, _ = estimate(x_Bd, now)
             if then.noise <= 0:
-                x_Bd = x0_Bd
-                continue
+                return x0_Bd
             kept = now.signal / then.signal
             added = now.noise**2 - kept**2 * then.noise**2  # variance that the forward process adds from s to t
             x_Bd = (kept * then.noise**2 * x_Bd + then.signal * added * x0_Bd) / now.noise**2
@@ -281,37 +280,32 @@ class EulerConfig(GridSampler):
     """
 
     kind: str = "euler"
+    corrects: ClassVar[bool] = False
+    """Whether a step takes the mean slope of both ends"""
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Take Euler steps down the grid."""
         y_Bd = x_Bd / (points[0].signal + points[0].noise)
         for now, then in pairwise(points):
             x0_Bd, eps_Bd = estimate(y_Bd * (now.signal + now.noise), now)
-            y_Bd = y_Bd + (then.fraction - now.fraction) * (eps_Bd - x0_Bd)
+            slope_Bd, stride = eps_Bd - x0_Bd, then.fraction - now.fraction
+            guess_Bd = y_Bd + stride * slope_Bd
+            if self.corrects and then.noise > 0:
+                x0_Bd, eps_Bd = estimate(guess_Bd * (then.signal + then.noise), then)
+                guess_Bd = y_Bd + stride * (slope_Bd + eps_Bd - x0_Bd) / 2
+            y_Bd = guess_Bd
         return y_Bd
 
 
 @config
-class HeunConfig(GridSampler):
+class HeunConfig(EulerConfig):
     """Heun's method for the same flow, second order: the mean slope of both ends (arXiv:2206.00364, algorithm 1).
 
     It takes two model calls per step, and one for the last step, because the slope at t = 0 is undefined.
     """
 
     kind: str = "heun"
-
-    def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-        """Take Heun steps down the grid."""
-        y_Bd = x_Bd / (points[0].signal + points[0].noise)
-        for now, then in pairwise(points):
-            x0_Bd, eps_Bd = estimate(y_Bd * (now.signal + now.noise), now)
-            slope_Bd, stride = eps_Bd - x0_Bd, then.fraction - now.fraction
-            guess_Bd = y_Bd + stride * slope_Bd
-            if then.noise > 0:
-                x0_Bd, eps_Bd = estimate(guess_Bd * (then.signal + then.noise), then)
-                guess_Bd = y_Bd + stride * (slope_Bd + eps_Bd - x0_Bd) / 2
-            y_Bd = guess_Bd
-        return y_Bd
+    corrects: ClassVar[bool] = True
 
 
 @config
@@ -322,13 +316,11 @@ class Dpmpp2mConfig(GridSampler):
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Take multistep steps down the grid."""
-        before_Bd: Tensor | None = None
-        stride_before = math.inf
+        before_Bd, stride_before = x_Bd, math.inf
         for now, then in pairwise(points):
-            x0_Bd, _ = estimate(x_Bd, now)
-            stride = then.log_snr_half - now.log_snr_half
-            data_Bd = x0_Bd
-            if before_Bd is not None and math.isfinite(stride) and math.isfinite(stride_before):
+            data_Bd, _ = estimate(x_Bd, now)
+            x0_Bd, stride = data_Bd, then.log_snr_half - now.log_snr_half
+            if math.isfinite(stride) and math.isfinite(stride_before):
                 r = stride_before / stride
                 data_Bd = (1 + 1 / (2 * r)) * x0_Bd - 1 / (2 * r) * before_Bd
             left = then.noise / now.noise
@@ -351,18 +343,3 @@ class OneStepConfig(GaussianSampler):
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Estimate x0 at the first point."""
         return estimate(x_Bd, points[0])[0]
-
-
-# -- noise ------------------------------------------------------------------------------------------------------------
-
-
-def start_noise(at: Point, generator: RowGenerator, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw x_{t_max} (B, d) for data of unit variance; the signal part is drawn as noise too.
-
-    The draw is exact at t = 1 for the flow and for variance-preserving schedules that have no signal there.
-    """
-    return math.hypot(at.signal, at.noise) * generator.normal(dim, dtype=dtype)
-
-
-def _fresh(generator: RowGenerator, step: int, like_Bd: Tensor) -> Tensor:
-    return generator.fork(f"step {step}").normal(like_Bd.shape[1], dtype=like_Bd.dtype)

@@ -25,8 +25,8 @@ def guide_prediction(conditional: Tensor, unconditional: Tensor, *, scale: float
     return unconditional + scale * (conditional - unconditional)
 
 
-def refuse_without_condition(scale: float) -> SamplingError:
-    """Build the error for guidance of a denoiser that has no unconditional prediction."""
+def no_condition(scale: float) -> SamplingError:
+    """Make the error for guidance of a denoiser that has no unconditional prediction."""
     return SamplingError(
         f"guidance {scale} needs an unconditional prediction, but this model was trained without dropping its "
         "condition, or it has no condition here. Set guidance to 1."

@@ -10,21 +10,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.config import InvalidValue
 from mm_ldlm.diffusion.gaussian import Parameterisation
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.sampling.ancestral import chosen_log_probs, step_tokens
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.ancestral import reverse_step, time_of
+from mm_ldlm.sampling.denoising import TextSample, open_positions
 from mm_ldlm.sampling.gaussian import DdimConfig, LatentSample, ddim_step, estimate_at, start_noise
 from mm_ldlm.sampling.logit_filters import Draw
 
+JointOrder = Literal["together", "latent_first", "text_first"]
 PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """(tokens_BL, t_text_B, z_Bd, t_latent_B, scored_BL, previous x0 or None) → (logits_MV, latent prediction (B, d))."""
+
+
+def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
+    """Raise ValueError if the samplers do not fit the order in which texts and latents are generated."""
+    if order != "text_first" and latent.draws > 1:
+        raise InvalidValue(
+            f"latent.draws is {latent.draws}, but in the order '{order}' each draw is the latent of a different "
+            "sentence, and their mean is the latent of no sentence: set draws to 1",
+            "latent.draws",
+            "order",
+        )
+    if order != "together":
+        return
+    both = getattr(latent, "steps", None)
+    expected = {"kind": ("ancestral", "ddim"), "steps": (both, both), "guidance": (1.0, 1.0)}
+    for key, values in expected.items():  # the kind first: other kinds need not have the other keys
+        for name, sampler, value in zip(("text", "latent"), (text, latent), values, strict=True):
+            if (found := getattr(sampler, key)) != value:
+                raise InvalidValue(
+                    f"the order 'together' takes ancestral steps in the text and as many DDIM steps in the latent, "
+                    f"without guidance: expected {name}.{key} {value!r}, found {found!r}",
+                    f"{name}.{key}",
+                    "order",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,35 +93,30 @@ def together(
     process = denoise.process
     points = latent.points(denoise.latent_schedule)
     z_Bd = start_noise(points[0], generator.fork("latent"), dim)
-    masked_BL = tokens_BL == process.mask_id
-    open_BL = masked_BL if open_BL is None else open_BL & masked_BL
-    canvas_BL = process.prior(tokens_BL, open_BL, generator.fork("prior"))
-    log_probs_BL = torch.zeros(tokens_BL.shape, device=tokens_BL.device)
-    steps_BL = torch.full_like(tokens_BL, -1)
+    open_BL = open_positions(process, tokens_BL, open_BL)
+    text = TextSample.start(process.prior(tokens_BL, open_BL, generator.fork("prior")))
+    every_B = torch.arange(len(z_Bd), device=z_Bd.device)
     previous_Bd: Tensor | None = None
     for step, (now, then) in enumerate(pairwise(points)):
-        stream = generator.fork(step)
-        t_B, s_B = (
-            torch.full((len(z_Bd),), 1 - at / latent.steps, dtype=torch.float64, device=z_Bd.device)
-            for at in (step, step + 1)
-        )
-        scored_BL = process.scored(canvas_BL, open_BL)
+        t_B, scored_BL = time_of(step, latent.steps, tokens_BL), process.scored(text.tokens, open_BL)
         t_latent_B = torch.full_like(t_B, now.t, dtype=torch.float32)
-        logits_MV, prediction_Bd = denoise.predict(canvas_BL, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
-
-        noisy_M = canvas_BL[scored_BL]
-        t_M = t_B[scored_BL.nonzero()[:, 0]]
+        logits_MV, prediction_Bd = denoise.predict(text.tokens, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
+        noisy_M, t_M = text.tokens[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
         log_x0_MV = process.log_x0(process.x0_logits(logits_MV, noisy_M, t_M), noisy_M)
-        drawn_M = step_tokens(
-            process, log_x0_MV, canvas_BL, scored_BL, t_B=t_B, s_B=s_B, stream=stream, draw=draw, output_MV=logits_MV
-        )
-        canvas_BL = canvas_BL.masked_scatter(scored_BL, drawn_M)
-        log_probs_BL = log_probs_BL.masked_scatter(scored_BL, chosen_log_probs(log_x0_MV, drawn_M))
-        steps_BL = steps_BL.masked_scatter(scored_BL, torch.where(drawn_M != noisy_M, step, steps_BL[scored_BL]))
+        text = reverse_step(
+            process,
+            text,
+            scored_BL,
+            log_x0_MV,
+            logits_MV,
+            step=step,
+            steps=latent.steps,
+            generator=generator,
+            draw=draw,
+        ).called(every_B)
 
         x0_Bd, eps_Bd = estimate_at(now, prediction_Bd, denoise.parameterisation, x_t_Bd=z_Bd)
         previous_Bd = x0_Bd if denoise.self_condition else None
-        z_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=latent.eta, fresh=partial(stream.fork("noise").normal, dim))
-    calls_B = torch.full((len(z_Bd),), latent.steps, dtype=torch.long, device=z_Bd.device)
-    text = TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, latent.steps)
+        fresh = partial(generator.fork(step).fork("noise").normal, dim)
+        z_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=latent.eta, fresh=fresh)
     return JointSample(text, LatentSample(z_Bd, z_Bd.unsqueeze(0), latent.steps), latent.steps)

@@ -18,7 +18,9 @@ def lengths_tried(length: Length) -> int:
     return int(length.removeprefix("top-")) if isinstance(length, str) and length.startswith("top-") else 1
 
 
-def refuse_long(length: Length | None, *, max_length: int, sampler: Any, process: ProcessTraits | None) -> str | None:
+def length_refusal(
+    length: Length | None, *, max_length: int, sampler: Any, process: ProcessTraits | None
+) -> str | None:
     """Explain why a text of a length cannot be written by a sampler; None if it can, or if the length is not a number.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mm_ldlm.core.config import InvalidValue, bounded
+from mm_ldlm.core.config import bounded, checked
 
 MOST_STEPS = 10_000
 """Steps of a sampler: ten times the grids of DDPM and MDLM (1,000)"""
@@ -22,18 +22,19 @@ COLDEST, HOTTEST = 1e-4, 1e4
 """Temperatures above 0: the rounding of a float32 log-probability (1e-6 at −10) is 1 % of a logit at 1e-4, and at 1e4
 the largest differences of log-probabilities (about 100) are 1 %, so that the draw is uniform"""
 
+
+def _within_float32(temperature: float) -> float:
+    if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
+        raise ValueError(
+            f"expected 0, for the most probable token, or a number from {COLDEST:g} to {HOTTEST:g}, because "
+            "float32 has too few digits for others"
+        )
+    return temperature
+
+
 Steps = Annotated[int, bounded(gt=0, le=MOST_STEPS)]
 Draws = Annotated[int, bounded(gt=0, le=MOST_DRAWS)]
 Candidates = Annotated[int, bounded(gt=0, le=MOST_CANDIDATES)]
 Rounds = Annotated[int, bounded(ge=0, le=MOST_CANDIDATES)]
 Guidance = Annotated[float, bounded(ge=0, le=MOST_GUIDANCE)]
-
-
-def refuse_temperature(value: float, *, name: str = "temperature") -> None:
-    """Raise InvalidValue for a temperature above 0 that float32 log-probabilities cannot be divided by usefully."""
-    if value != 0 and not COLDEST <= value <= HOTTEST:
-        raise InvalidValue(
-            f"{name} must be 0, for the most probable token, or lie between {COLDEST:g} and {HOTTEST:g}, found "
-            f"{value:g}: float32 has too few digits for it",
-            name,
-        )
+Temperature = Annotated[float, checked(_within_float32)]

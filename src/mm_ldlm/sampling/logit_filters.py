@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.distributions import categorical, parts
-from mm_ldlm.sampling.limits import refuse_temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,46 +19,31 @@ class Draw:
     """Settings of the draw of a token from the model's distribution."""
 
     temperature: float = 1.0
+    """0: the most probable token"""
     top_k: int | None = None
     top_p: float | None = None
     guidance: float = 1.0
 
 
-def filter_logits(
-    logits_MV: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Tensor:
-    """Divide by the temperature; keep the `top_k` largest logits and of those the smallest set of mass ≥ `top_p`.
+def sharpen(log_probs_MV: Tensor, draw: Draw) -> Tensor:
+    """Apply temperature, top-k and top-p to distributions (M, V); at temperature 0 all mass is on the best token.
 
-    All other logits become −inf. `temperature` must be above 0: a draw at 0 is an argmax and needs no filter.
-
-    Raises:
-        SamplingError: the temperature is 0, or outside the range of float32 (`limits.refuse_temperature`).
+    The `top_k` largest entries stay, and of those the smallest set of mass ≥ `top_p`; all others become −inf.
     """
-    if not temperature > 0:
-        raise SamplingError(f"temperature must be above 0 to filter logits, found {temperature}; 0 means argmax.")
-    try:
-        refuse_temperature(temperature)
-    except ValueError as error:
-        raise SamplingError(f"{error}.") from None
-    logits_MV = logits_MV / temperature
-    if top_k is not None and top_k < logits_MV.shape[-1]:
-        smallest_kept_M1 = logits_MV.topk(top_k, dim=-1).values[..., -1:]
+    if draw.temperature == 0:
+        best_M1 = log_probs_MV.argmax(dim=-1, keepdim=True)
+        return torch.full_like(log_probs_MV, -torch.inf).scatter(-1, best_M1, 0.0)
+    logits_MV = log_probs_MV / draw.temperature
+    if draw.top_k is not None and draw.top_k < logits_MV.shape[-1]:
+        smallest_kept_M1 = logits_MV.topk(draw.top_k, dim=-1).values[..., -1:]
         logits_MV = logits_MV.masked_fill(logits_MV < smallest_kept_M1, -torch.inf)
-    if top_p is not None and top_p < 1:
+    if draw.top_p is not None and draw.top_p < 1:
         sorted_MV, order_MV = logits_MV.sort(dim=-1, descending=True)
         mass_MV = sorted_MV.softmax(dim=-1, dtype=torch.float64)
         before_MV = mass_MV.cumsum(dim=-1) - mass_MV  # the most probable token has 0 before it and always stays
-        drop_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, order_MV, before_MV >= top_p)
+        drop_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, order_MV, before_MV >= draw.top_p)
         logits_MV = logits_MV.masked_fill(drop_MV, -torch.inf)
     return logits_MV
-
-
-def sharpen(log_probs_MV: Tensor, draw: Draw) -> Tensor:
-    """Apply temperature, top-k and top-p to distributions (M, V); at temperature 0 all mass is on the best token."""
-    if draw.temperature > 0:
-        return filter_logits(log_probs_MV, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
-    best_M1 = log_probs_MV.argmax(dim=-1, keepdim=True)
-    return torch.full_like(log_probs_MV, -torch.inf).scatter(-1, best_M1, 0.0)
 
 
 def draw_tokens(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:

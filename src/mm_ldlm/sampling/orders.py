@@ -1,35 +1,39 @@
-"""Samplers that unmask a fixed number of tokens per step, ordered by confidence, margin, entropy, or at random."""
+"""Samplers that draw a token at every mask and keep the most certain ones.
+
+`confidence`, `margin`, `entropy` and `random` keep a fixed number in each step. `threshold` and `entropy_bounded` keep
+what is certain enough: an easy text takes few model calls and a hard text many, at most `steps`.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core.config import Fraction, NonNegativeFloat, config
+from mm_ldlm.diffusion.distributions import entropy
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.base import UnmaskingSampler
+from mm_ldlm.sampling.base import UnmaskingSampler, require_process
 from mm_ldlm.sampling.denoising import (
     Prediction,
-    Query,
     State,
     TextDenoiser,
     TextSample,
     denoising_loop,
     open_positions,
 )
-from mm_ldlm.sampling.time_grid import TimestepSource, choose_timestep, make_grid
+from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
 Counts = Literal["linear", "cosine"]
 
 
 @config
 class OrderedSampler(UnmaskingSampler):
-    """Base of the samplers that draw a token at every mask and keep the tokens of the highest scores.
+    """Base of the samplers that keep a fixed number of tokens in each step, those of the highest scores.
 
     Attributes:
         timestep: the timestep that the model receives.
@@ -39,51 +43,43 @@ class OrderedSampler(UnmaskingSampler):
     timestep: TimestepSource = "mask_ratio"
     counts: Counts = "linear"
 
-    statistics: ClassVar[tuple[str, ...]] = ()
-
     @abstractmethod
-    def score(self, state: State, prediction: Prediction) -> Tensor:
-        """Score the evaluated positions (A, L); the highest are kept."""
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
+        """Score the evaluated positions (B, L); the highest are kept."""
 
-    def choose(self, state: State, prediction: Prediction, due_A: Tensor) -> Tensor:
-        """Select (A, L) the drawn tokens that are kept, `due_A` of each text."""
-        return top_by_row(self.score(state, prediction), due_A)
+    def choose(self, denoise: TextDenoiser, state: State, prediction: Prediction, due_B: Tensor) -> Tensor:
+        """Select (B, L) the drawn tokens that are kept, `due_B` of each text."""
+        return top_by_row(self.score(denoise, state, prediction), due_B)
 
-    def unmask(
+    def sample(
         self,
         denoise: TextDenoiser,
         tokens_BL: Tensor,
         *,
-        schedule: MaskSchedule,
+        process: TextProcess | None,
         generator: RowGenerator,
-        open_BL: Tensor | None,
+        window: int | None = None,
+        open_BL: Tensor | None = None,
     ) -> TextSample:
-        """See `UnmaskingSampler.unmask`. A text with nothing to unmask in a step is not evaluated in it."""
-        grid = make_grid(denoise, tokens_BL, schedule=schedule, steps=self.steps, open_BL=open_BL)
-        open_B = open_positions(denoise, tokens_BL, open_BL).sum(dim=1)
+        """See `TextSampler.sample`. A text with nothing to unmask in a step is not evaluated in it."""
+        process = require_process(self, process)
+        open_B = open_positions(process, tokens_BL, open_BL).sum(dim=1)
 
         def due(state: State) -> Tensor:
             left_B = masks_left(open_B, step=state.step, steps=self.steps, counts=self.counts)
             return (state.masked.sum(dim=1) - left_B).clamp_min(0)
 
-        def query(state: State) -> Query:
-            return Query.where_needed(state.masked & (due(state) > 0).unsqueeze(1))
+        def query(state: State) -> Tensor:
+            return state.masked & (due(state) > 0).unsqueeze(1)
 
         def keep(state: State, prediction: Prediction) -> Tensor:
-            return self.choose(state, prediction, due(state)[prediction.rows])
+            return self.choose(denoise, state, prediction, due(state))
 
+        grid = Grid.of(process, tokens_BL, steps=self.steps, open_BL=open_BL)
         return denoising_loop(
-            denoise,
-            tokens_BL,
-            steps=self.steps,
-            generator=generator,
-            draw=self.draw,
-            timestep=choose_timestep(self.timestep, denoise, grid),
-            query=query,
-            keep=keep,
-            open_BL=open_BL,
-            statistics=self.statistics,
-        )
+            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw,
+            timestep=grid.timestep(self.timestep), query=query, keep=keep, open_BL=open_BL,
+        )  # fmt: skip
 
 
 @config
@@ -92,7 +88,7 @@ class ConfidenceConfig(OrderedSampler):
 
     kind: str = "confidence"
 
-    def score(self, state: State, prediction: Prediction) -> Tensor:
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Return the log-probability of the drawn token."""
         return prediction.log_prob
 
@@ -103,12 +99,10 @@ class MarginConfig(OrderedSampler):
 
     kind: str = "margin"
 
-    statistics: ClassVar[tuple[str, ...]] = ("margin",)
-
-    def score(self, state: State, prediction: Prediction) -> Tensor:
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Return the probability of the best token minus that of the second."""
-        assert prediction.margin is not None
-        return prediction.margin
+        best_M2 = prediction.log_x0.topk(2, dim=-1).values.exp()
+        return prediction.spread(best_M2[:, 0] - best_M2[:, 1])
 
 
 @config
@@ -117,12 +111,9 @@ class EntropyConfig(OrderedSampler):
 
     kind: str = "entropy"
 
-    statistics: ClassVar[tuple[str, ...]] = ("entropy",)
-
-    def score(self, state: State, prediction: Prediction) -> Tensor:
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Return the negative entropy."""
-        assert prediction.entropy is not None
-        return -prediction.entropy
+        return prediction.spread(-entropy(prediction.log_x0))
 
 
 @config
@@ -131,9 +122,9 @@ class RandomConfig(OrderedSampler):
 
     kind: str = "random"
 
-    def score(self, state: State, prediction: Prediction) -> Tensor:
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Return a random number."""
-        return state.uniform("order")[prediction.rows].masked_fill(~prediction.evaluated, -1.0)
+        return state.uniform("order").masked_fill(~prediction.evaluated, -1.0)
 
 
 def masks_left(open_B: Tensor, *, step: int, steps: int, counts: Counts) -> Tensor:
@@ -147,7 +138,87 @@ def masks_left(open_B: Tensor, *, step: int, steps: int, counts: Counts) -> Tens
     return torch.floor(open_B.double() * max(left, 0.0) + 1e-9).long() if step + 1 < steps else torch.zeros_like(open_B)
 
 
-def top_by_row(score_AL: Tensor, count_A: Tensor) -> Tensor:
-    """Select the `count_A` positions of the highest score in each row (A, L); the earlier position wins a tie."""
-    rank_AL = score_AL.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return rank_AL < count_A.unsqueeze(1)
+def top_by_row(score_BL: Tensor, count_B: Tensor) -> Tensor:
+    """Select the `count_B` positions of the highest score in each row (B, L); the earlier position wins a tie."""
+    rank_BL = score_BL.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return rank_BL < count_B.unsqueeze(1)
+
+
+# --- as many as are certain -------------------------------------------------------------------------------------------
+
+
+@config
+class AdaptiveSampler(UnmaskingSampler):
+    """Base of the samplers that keep as many tokens as are certain; the last step keeps all."""
+
+    @abstractmethod
+    def certain(self, prediction: Prediction) -> Tensor:
+        """Select the confident tokens (B, L), at least one in each evaluated text."""
+
+    def sample(
+        self,
+        denoise: TextDenoiser,
+        tokens_BL: Tensor,
+        *,
+        process: TextProcess | None,
+        generator: RowGenerator,
+        window: int | None = None,
+        open_BL: Tensor | None = None,
+    ) -> TextSample:
+        """See `TextSampler.sample`."""
+        process = require_process(self, process)
+
+        def query(state: State) -> Tensor:
+            return state.masked
+
+        def keep(state: State, prediction: Prediction) -> Tensor:
+            return prediction.evaluated if state.last else self.certain(prediction)
+
+        grid = Grid.of(process, tokens_BL, steps=self.steps, open_BL=open_BL)
+        return denoising_loop(
+            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw,
+            timestep=grid.timestep("mask_ratio"), query=query, keep=keep, open_BL=open_BL,
+        )  # fmt: skip
+
+
+@config
+class ThresholdConfig(AdaptiveSampler):
+    """Keep every drawn token of probability above `threshold`, and always the most probable one (arXiv:2505.22618)."""
+
+    kind: str = "threshold"
+    threshold: Fraction = 0.9
+
+    def certain(self, prediction: Prediction) -> Tensor:
+        """Select the tokens above the threshold and the most probable one."""
+        log_prob_BL = prediction.log_prob
+        above_BL = log_prob_BL > math.log(max(self.threshold, 1e-300))
+        return above_BL | top_by_row(log_prob_BL, torch.ones_like(log_prob_BL[:, 0]))
+
+
+@config
+class EntropyBoundedConfig(AdaptiveSampler):
+    """Keep the largest set of low-entropy tokens that are close to independent (EB-Sampler, arXiv:2505.24857).
+
+    Attributes:
+        entropy_bound: γ in nats, the bound on the KL divergence of the set's joint distribution from independence.
+    """
+
+    kind: str = "entropy_bounded"
+    entropy_bound: NonNegativeFloat = 0.1
+
+    def certain(self, prediction: Prediction) -> Tensor:
+        """Select the largest prefix in order of entropy within the bound."""
+        return entropy_prefix(prediction.spread(entropy(prediction.log_x0), torch.inf), bound=self.entropy_bound)
+
+
+def entropy_prefix(entropy_BL: Tensor, *, bound: float) -> Tensor:
+    """Select the largest prefix (B, L) in order of entropy with `ΣH − max H ≤ bound`; +inf excludes a position.
+
+    The first candidate always fits, because its ΣH is its maximum. The left side increases along the order, so the
+    positions that satisfy the bound form a prefix.
+    """
+    sorted_BL, order_BL = entropy_BL.double().sort(dim=1, stable=True)
+    finite_BL = torch.isfinite(sorted_BL)
+    known_BL = sorted_BL.masked_fill(~finite_BL, 0.0)
+    excess_BL = known_BL.cumsum(dim=1) - known_BL  # sorted in ascending order: the last entry is the maximum
+    return torch.zeros_like(finite_BL).scatter(1, order_BL, finite_BL & (excess_BL <= bound))

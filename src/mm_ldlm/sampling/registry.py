@@ -1,38 +1,26 @@
-"""Registries of the text samplers and the latent samplers by kind."""
+"""Registries of the text samplers and the latent samplers by kind, and the default sampler of a process."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.sampling.base import TextSampler
 from mm_ldlm.sampling.gaussian import LatentSampler
-
-
-class AnySampler(Protocol):
-    """Members that samplers of texts and of latents share."""
-
-    kind: str
-
-    def sample(self, denoise: Any, *arguments: Any, **keys: Any) -> Any:
-        """Draw texts or latents."""
-
-    def override(self, *, steps: int | None = None) -> Any:
-        """Copy the sampler, replacing the settings that are not None."""
-
 
 TEXT_SAMPLERS = Kinds(
     what="text sampler",
     core={
         "ancestral": "mm_ldlm.sampling.ancestral:AncestralConfig",
-        "ddpm_cache": "mm_ldlm.sampling.ddpm_cache:DdpmCacheConfig",
+        "ddpm_cache": "mm_ldlm.sampling.ancestral:DdpmCacheConfig",
         "confidence": "mm_ldlm.sampling.orders:ConfidenceConfig",
         "margin": "mm_ldlm.sampling.orders:MarginConfig",
         "entropy": "mm_ldlm.sampling.orders:EntropyConfig",
         "random": "mm_ldlm.sampling.orders:RandomConfig",
-        "threshold": "mm_ldlm.sampling.threshold:ThresholdConfig",
-        "entropy_bounded": "mm_ldlm.sampling.threshold:EntropyBoundedConfig",
+        "threshold": "mm_ldlm.sampling.orders:ThresholdConfig",
+        "entropy_bounded": "mm_ldlm.sampling.orders:EntropyBoundedConfig",
         "blocks": "mm_ldlm.sampling.blocks:BlocksConfig",
         "remdm_cap": "mm_ldlm.sampling.remdm:RemdmCapConfig",
         "remdm_rescale": "mm_ldlm.sampling.remdm:RemdmRescaleConfig",
@@ -65,3 +53,13 @@ def text_sampler(kind: str, **settings: Any) -> Any:
 def latent_sampler(kind: str, **settings: Any) -> Any:
     """Build a latent sampler, as in `latent_sampler("ddim", steps=8)`; ConfigurationError for unknown keys."""
     return parse_kind(LATENT_SAMPLERS, {"kind": kind, **settings}, at="sampler")
+
+
+def default_text_sampler(process: TextProcess, *, conditional: bool) -> Any:
+    """Build the default text sampler of a process.
+
+    A text that its latent or its context determines has one correct answer, so conditional sampling takes few steps at
+    temperature 0. Unconditional texts are drawn at temperature 1, so that they differ.
+    """
+    kind = "confidence" if process.traits.only_masks else "ancestral"
+    return text_sampler(kind, steps=4, temperature=0.0) if conditional else text_sampler(kind, steps=32)

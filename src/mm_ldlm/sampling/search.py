@@ -9,21 +9,52 @@ N = targets × candidates, flat.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mm_ldlm.core.config import Fraction, NonNegativeFloat, PositiveFloat, Repeats, config
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.config import SearchConfig
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.uncertainty import Draft, least_certain, resized
+from mm_ldlm.sampling.limits import Candidates, Rounds, Temperature
+from mm_ldlm.sampling.orders import top_by_row
 
 Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]
 """(tokens_NL with masks, index of each target (N,), generator with N rows, greedy) → texts for these targets."""
 Nearness = Callable[[Tensor, Tensor], Tensor]
 """(tokens_NL, index of each target (N,)) → (N,) float32 cosine of the re-embedded text to its target."""
+
+
+@config
+class SearchConfig:
+    """Parameters of the search, which re-embeds candidates and compares them with the target. Counts are per target."""
+
+    candidates: Candidates = 1
+    """Number of candidates at the start (K), and of children in each round"""
+    rounds: Rounds = 0
+    """Number of rounds, in which the least confident tokens are masked again and rewritten"""
+    beam: Candidates = 1
+    """Number of candidates kept from round to round"""
+    remask_ratio: Fraction = 0.4
+    """Fraction of a candidate's tokens that a child draws again"""
+    remask_noise: NonNegativeFloat = 1.0
+    """Scale of the Gumbel noise (nats) on the log-probabilities that rank the tokens; 0 always masks the same tokens"""
+    resize: Fraction = 0.0
+    """Fraction of the children that are one token longer or shorter than their parent, at its least confident token"""
+    lengths: Repeats = 1
+    """Number of the most probable lengths among which the starting candidates are divided"""
+    temperature: Temperature = 0.7
+    """Temperature of all candidates but the first, which uses the temperature of the text sampler"""
+    good_enough: PositiveFloat = 0.9999
+    """Cosine at which the search for a target ends"""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a search takes place."""
+        return self.candidates > 1 or self.rounds > 0
 
 
 @dataclass(frozen=True)
@@ -46,35 +77,112 @@ class SearchResult:
     """(B,) rounds before the target was good enough or the rounds ended"""
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """W candidates of each of T targets, best first."""
+class Drafts(NamedTuple):
+    """Texts with the positions that may be rewritten: the tokens of each, then pads, which are not writable.
+
+    The first axis is the targets; the second, if there is one, the candidates of each, best first.
+    """
 
     tokens: Tensor
-    """(T, W, L)"""
+    """(..., L)"""
     log_probs: Tensor
-    """(T, W, L)"""
+    """(..., L) log-probability of each token when it was unmasked"""
+    writable: Tensor
+    """(..., L) bool: each candidate has its own, because those of one target may differ in length"""
     cosines: Tensor
-    """(T, W)"""
+    """(...,) cosine to the target"""
+
+    def pick(self, index: Any) -> Drafts:
+        """Return some of the drafts."""
+        return Drafts(*(value[index] for value in self))
+
+    def replaced(self, rows: Tensor, drafts: Drafts) -> Drafts:
+        """Replace the drafts of some targets."""
+        return Drafts(*(value.index_copy(0, rows, new) for value, new in zip(self, drafts, strict=True)))
 
 
-class _Encoder:
-    """Cache of cosines that embeds each distinct text of a target once and counts the embedded sentences."""
+def joined(drafts: Sequence[Drafts], join: Callable[..., Tensor]) -> Drafts:
+    """Join the candidates of the same targets along the second axis by `torch.stack` or `torch.cat`."""
+    return Drafts(*(join(values, dim=1) for values in zip(*drafts, strict=True)))
 
-    def __init__(self, nearness: Nearness, targets: int, device: torch.device) -> None:
-        self._nearness = nearness
+
+class Search:
+    """One search for B targets: the functions that it calls, and their cost so far."""
+
+    def __init__(
+        self, config: SearchConfig, write: Write, nearness: Nearness, *, targets: int, mask_id: int, pad_id: int,
+        generator: RowGenerator,
+    ) -> None:  # fmt: skip
+        self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
+        self._write, self._nearness = write, nearness
         self._known: dict[tuple[int, ...], float] = {}
-        self.calls_B = torch.zeros(targets, dtype=torch.long, device=device)
+        self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
 
-    def __call__(self, tokens_NL: Tensor, target_N: Tensor) -> Tensor:
+    def write(self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, *, greedy: bool) -> TextSample:
+        """Write canvases of the targets `live`; without `greedy` at the temperature of the search."""
+        sample = self._write(canvas_TL, live, generator, greedy)
+        self.model_calls_B.index_add_(0, live, sample.calls_per_row)
+        return sample
+
+    def cosines(self, tokens_NL: Tensor, target_N: Tensor) -> Tensor:
+        """Compute the cosine (N,) of each text to its target; a distinct text of a target is embedded once."""
         keys = [tuple(row) for row in torch.cat([target_N.unsqueeze(1), tokens_NL], dim=1).tolist()]
         fresh = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         if fresh:
             index = torch.tensor(fresh, device=tokens_NL.device)
             values = self._nearness(tokens_NL[index], target_N[index]).tolist()
             self._known.update((keys[i], value) for i, value in zip(fresh, values, strict=True))
-            self.calls_B.index_add_(0, target_N[index], torch.ones_like(index))
+            self.encoder_calls_B.index_add_(0, target_N[index], torch.ones_like(index))
         return torch.tensor([self._known[key] for key in keys], dtype=torch.float32, device=tokens_NL.device)
+
+    def start(self, canvases_BKL: Tensor) -> Drafts:
+        """Write the first candidates (B, K).
+
+        The first canvas of every length is written with the text sampler as without a search; repeated canvases are
+        drawn at the temperature of the search. If candidate 0 is good enough, the others are copies of it at no cost.
+        """
+        every = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
+        sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), greedy=True)
+        cosines_B = self.cosines(sample.tokens, every)
+        writable_BKL = canvases_BKL == self.mask_id
+        first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], cosines_B)
+        live = (cosines_B < self.config.good_enough).nonzero().squeeze(1)
+        found = [first]
+        for number in range(1, canvases_BKL.shape[1]):
+            found.append(first._replace(writable=writable_BKL[:, number]))
+            if live.numel():
+                canvas_TL = canvases_BKL[live, number]
+                seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[live, :number]).all(dim=2).any())
+                stream = self.generator.select(live).fork(f"candidate {number}")
+                sample = self.write(canvas_TL, live, stream, greedy=not seen)
+                drawn = Drafts(
+                    sample.tokens, sample.log_probs, writable_BKL[live, number], self.cosines(sample.tokens, live)
+                )
+                found[-1] = found[-1].replaced(live, drawn)
+        return joined(found, torch.stack)
+
+    def children(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
+        """Draw the children (T, C) of the targets `live`, from their parents (T, W) in turn."""
+        found, config = [], self.config
+        for child in range(config.candidates):
+            parent = child % parents.tokens.shape[1]
+            stream = self.generator.select(live).fork(f"round {number} child {child}")
+            draft = parents.pick((slice(None), parent))
+            if config.resize > 0:
+                draft = resized(
+                    draft, fraction=config.resize, noise=config.remask_noise, mask_id=self.mask_id, pad_id=self.pad_id,
+                    generator=stream.fork("resize"),
+                )  # fmt: skip
+            again_TL = least_certain(
+                draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
+            )
+            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), live, stream, greedy=False)
+            log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
+            found.append(Drafts(sample.tokens, log_probs_TL, draft.writable, draft.cosines))
+        drafts = joined(found, torch.stack)
+        flat_NL = drafts.tokens.reshape(-1, drafts.tokens.shape[-1])
+        cosines_N = self.cosines(flat_NL, live.repeat_interleave(config.candidates))
+        return drafts._replace(cosines=cosines_N.view(len(live), -1))
 
 
 def search(
@@ -95,140 +203,80 @@ def search(
     masked again, and a fraction `resize` of the children is one token longer or shorter. Parents compete with their
     children, so the best cosine never decreases.
     """
-    B = canvases_BKL.shape[0]
-    device = canvases_BKL.device
-    encoder = _Encoder(nearness, B, device)
-    model_calls_B = torch.zeros(B, dtype=torch.long, device=device)
-    writable_start_BKL = canvases_BKL == mask_id
-
-    pool_of, first_B = _start(canvases_BKL, config, write, encoder, model_calls_B, generator)
-    # Each candidate keeps its own writable positions, because the canvases of one target may differ in length.
-    writable_BKL = writable_start_BKL
-    live = torch.arange(B, device=device)
-    pool, writable_BKL = _best(pool_of, writable_BKL, config.beam)
-    final = pool
-    rounds_B = torch.zeros(B, dtype=torch.long, device=device)
-
+    B = len(canvases_BKL)
+    run = Search(config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator)
+    started = run.start(canvases_BKL)
+    first_B, best = started.cosines[:, 0], _best(started, config.beam)
+    rounds_B, live = torch.zeros_like(run.model_calls_B), torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
-        live = live[final.cosines[live, 0] < config.good_enough]
+        live = live[best.cosines[live, 0] < config.good_enough]
         if not live.numel():
             break
         rounds_B = rounds_B.index_add(0, live, torch.ones_like(live))
-        parents = _Pool(final.tokens[live], final.log_probs[live], final.cosines[live])
-        children, writable_TCL = _children(
-            parents, writable_BKL[live], live, number, config, write, encoder, model_calls_B, mask_id, pad_id, generator
-        )
-        merged = _Pool(
-            torch.cat([parents.tokens, children.tokens], dim=1),
-            torch.cat([parents.log_probs, children.log_probs], dim=1),
-            torch.cat([parents.cosines, children.cosines], dim=1),
-        )
-        kept, writable_TWL = _best(merged, torch.cat([writable_BKL[live], writable_TCL], dim=1), final.tokens.shape[1])
-        final = _Pool(
-            final.tokens.index_copy(0, live, kept.tokens),
-            final.log_probs.index_copy(0, live, kept.log_probs),
-            final.cosines.index_copy(0, live, kept.cosines),
-        )
-        writable_BKL = writable_BKL.index_copy(0, live, writable_TWL)
+        parents = best.pick(live)
+        both = joined([parents, run.children(parents, live, number)], torch.cat)
+        best = best.replaced(live, _best(both, best.tokens.shape[1]))
     return SearchResult(
-        final.tokens[:, 0],
-        final.log_probs[:, 0],
-        final.cosines[:, 0],
-        first_B,
-        model_calls_B,
-        encoder.calls_B,
+        best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], first_B, run.model_calls_B, run.encoder_calls_B,
         rounds_B,
-    )
+    )  # fmt: skip
 
 
-def _start(
-    canvases_BKL: Tensor,
-    config: SearchConfig,
-    write: Write,
-    encoder: _Encoder,
-    model_calls_B: Tensor,
-    generator: RowGenerator,
-) -> tuple[_Pool, Tensor]:
-    """Write the first candidates.
-
-    The first canvas of every length is written with the text sampler as without a search; repeated canvases are drawn
-    at the temperature of the search. If candidate 0 is good enough, the others are copies of it at no cost.
-    """
-    B, K, _ = canvases_BKL.shape
-    rows_B = torch.arange(B, device=canvases_BKL.device)
-    first = write(canvases_BKL[:, 0], rows_B, generator.fork("candidate 0"), True)
-    model_calls_B.add_(first.calls_per_row)
-    first_B = encoder(first.tokens, rows_B)
-    live = (first_B < config.good_enough).nonzero().squeeze(1)
-    tokens, log_probs, cosines = [first.tokens], [first.log_probs], [first_B]
-    for number in range(1, K):
-        tokens.append(first.tokens)
-        log_probs.append(first.log_probs)
-        cosines.append(first_B)
-        if live.numel():
-            stream = generator.select(live).fork(f"candidate {number}")
-            canvas_TL = canvases_BKL[live, number]
-            seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[live, :number]).all(dim=2).any())
-            sample = write(canvas_TL, live, stream, not seen)
-            model_calls_B.index_add_(0, live, sample.calls_per_row)
-            tokens[-1] = first.tokens.index_copy(0, live, sample.tokens)
-            log_probs[-1] = first.log_probs.index_copy(0, live, sample.log_probs)
-            cosines[-1] = first_B.index_copy(0, live, encoder(sample.tokens, live))
-    return _Pool(torch.stack(tokens, dim=1), torch.stack(log_probs, dim=1), torch.stack(cosines, dim=1)), first_B
-
-
-def _children(
-    parents: _Pool,
-    writable_TWL: Tensor,
-    live: Tensor,
-    number: int,
-    config: SearchConfig,
-    write: Write,
-    encoder: _Encoder,
-    model_calls_B: Tensor,
-    mask_id: int,
-    pad_id: int,
-    generator: RowGenerator,
-) -> tuple[_Pool, Tensor]:
-    """Draw `candidates` children of each searched target, from its parents in turn."""
-    T, W, L = parents.tokens.shape
-    tokens, log_probs, writables = [], [], []
-    for child in range(config.candidates):
-        parent = child % W
-        stream = generator.select(live).fork(f"round {number} child {child}")
-        draft = Draft(parents.tokens[:, parent], parents.log_probs[:, parent], writable_TWL[:, parent])
-        if config.resize > 0:
-            draft = resized(
-                draft,
-                fraction=config.resize,
-                noise=config.remask_noise,
-                mask_id=mask_id,
-                pad_id=pad_id,
-                generator=stream.fork("resize"),
-            )
-        again_TL = least_certain(
-            draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
-        )
-        sample = write(draft.tokens_TL.masked_fill(again_TL, mask_id), live, stream, False)
-        model_calls_B.index_add_(0, live, sample.calls_per_row)
-        tokens.append(sample.tokens)
-        log_probs.append(torch.where(again_TL, sample.log_probs, draft.log_probs_TL))
-        writables.append(draft.writable_TL)
-    tokens_TCL = torch.stack(tokens, dim=1)
-    cosines_TC = encoder(tokens_TCL.reshape(-1, L), live.repeat_interleave(config.candidates)).view(T, -1)
-    return _Pool(tokens_TCL, torch.stack(log_probs, dim=1), cosines_TC), torch.stack(writables, dim=1)
-
-
-def _best(pool: _Pool, writable_TCL: Tensor, count: int) -> tuple[_Pool, Tensor]:
+def _best(drafts: Drafts, count: int) -> Drafts:
     """Keep the `count` best distinct candidates of each target, best first.
 
     Repeated texts come last, and the earlier candidate wins a tie.
     """
-    same_TCC = (pool.tokens.unsqueeze(1) == pool.tokens.unsqueeze(2)).all(dim=-1)
+    same_TCC = (drafts.tokens.unsqueeze(1) == drafts.tokens.unsqueeze(2)).all(dim=-1)
     repeat_TC = torch.tril(same_TCC, diagonal=-1).any(dim=2)
-    order_TC = (pool.cosines - 10.0 * repeat_TC).argsort(dim=1, descending=True, stable=True)[:, :count]
-    index_TWL = order_TC.unsqueeze(-1).expand(-1, -1, pool.tokens.shape[-1])
-    best = _Pool(
-        pool.tokens.gather(1, index_TWL), pool.log_probs.gather(1, index_TWL), pool.cosines.gather(1, order_TC)
+    order_TW = (drafts.cosines - 10.0 * repeat_TC).argsort(dim=1, descending=True, stable=True)[:, :count]
+    rows_T1 = torch.arange(len(order_TW), device=order_TW.device)[:, None]
+    return drafts.pick((rows_T1, order_TW))
+
+
+# --- which tokens are rewritten ---------------------------------------------------------------------------------------
+
+
+def uncertainties(draft: Drafts, *, noise: float, generator: RowGenerator) -> Tensor:
+    """Compute −log-probability plus Gumbel noise (T, L), float64; −inf at positions that are not writable."""
+    uncertainty_TL = -draft.log_probs.double()
+    if noise > 0:
+        uncertainty_TL = uncertainty_TL - noise * torch.log(-torch.log(generator.uniform(uncertainty_TL.shape[1])))
+    return uncertainty_TL.masked_fill(~draft.writable, -torch.inf)
+
+
+def least_certain(draft: Drafts, *, fraction: float, noise: float, generator: RowGenerator) -> Tensor:
+    """Select the most uncertain `fraction` of the writable tokens (T, L), at least one per text."""
+    writable_T = draft.writable.sum(dim=1)
+    count_T = (writable_T * fraction).round().long().clamp_min(1).minimum(writable_T)
+    return top_by_row(uncertainties(draft, noise=noise, generator=generator), count_T) & draft.writable
+
+
+def resized(
+    draft: Drafts, *, fraction: float, noise: float, mask_id: int, pad_id: int, generator: RowGenerator
+) -> Drafts:
+    """Remove a token from, or insert a [MASK] into, a `fraction` of the texts, at the most uncertain position.
+
+    A wrong length is rarely wrong by more than one token. The model then repeats or omits a word, and it is uncertain
+    at that position. Texts with given tokens keep their length; a text that fills the row does not grow, and a text of
+    one token does not shrink.
+    """
+    place_T = uncertainties(draft, noise=noise, generator=generator.fork("place")).argmax(dim=1)
+    u_T = generator.fork("resize").uniform()
+    real_TL = draft.tokens != pad_id
+    free_T = (real_TL == draft.writable).all(dim=1) & real_TL.any(dim=1)
+    shorter_T = free_T & (u_T < fraction / 2) & (real_TL.sum(dim=1) > 1)
+    longer_T = free_T & (u_T >= fraction / 2) & (u_T < fraction) & ~real_TL[:, -1]
+
+    column_L = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
+    from_TL = column_L + (shorter_T[:, None] & (column_L >= place_T[:, None])).long()
+    from_TL = from_TL - (longer_T[:, None] & (column_L > place_T[:, None])).long()
+    from_TL = from_TL.clamp(max=len(column_L) - 1)
+    new_TL = longer_T[:, None] & (column_L == place_T[:, None] + 1)
+    gone_TL = shorter_T[:, None] & (column_L == len(column_L) - 1)
+    return Drafts(
+        draft.tokens.gather(1, from_TL).masked_fill(new_TL, mask_id).masked_fill(gone_TL, pad_id),
+        draft.log_probs.gather(1, from_TL).masked_fill(new_TL, -torch.inf).masked_fill(gone_TL, 0.0),
+        (draft.writable.gather(1, from_TL) | new_TL) & ~gone_TL,
+        draft.cosines,
     )
-    return best, writable_TCL.gather(1, index_TWL)

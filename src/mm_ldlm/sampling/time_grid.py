@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.absorbing import unmask_probability
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.denoising import State, TextDenoiser
+from mm_ldlm.sampling.denoising import State, open_positions
 
 TimestepSource = Literal["schedule", "mask_ratio"]
 """Source of the timestep. `schedule`: the current time of the sampler's grid. `mask_ratio`: the time at which the
@@ -22,12 +23,25 @@ expected mask ratio is that of the text, so that the model's output depends only
 class Grid:
     """Times of a denoising loop: for each text from its mask ratio at the start to the mask ratio at the end."""
 
+    process: TextProcess
     schedule: MaskSchedule
     steps: int
     start_B: Tensor
     """float64; 1 for a fully masked text"""
     end_B: Tensor
     """float64; 0 unless the sampler leaves some masks"""
+
+    @classmethod
+    def of(cls, process: TextProcess, tokens_BL: Tensor, *, steps: int, open_BL: Tensor | None) -> Grid:
+        """Make the grid for the masks of `tokens_BL`, of which `open_BL` are to be written (None: all)."""
+        schedule = process.mask_schedule
+        assert schedule is not None
+        masked_BL = tokens_BL == process.mask_id
+        closed_BL = masked_BL & ~open_positions(process, tokens_BL, open_BL)
+        start_B, end_B = (
+            schedule.time_of_mask_ratio(_ratio(process, tokens_BL, chosen_BL)) for chosen_BL in (masked_BL, closed_BL)
+        )
+        return cls(process, schedule, steps, start_B, end_B)
 
     def at(self, step: int) -> Tensor:
         """Return the time (B,) before `step`, float64; step = steps gives the end."""
@@ -44,37 +58,22 @@ class Grid:
         """
         if step == self.steps - 1:
             return torch.ones_like(self.start_B)
-        now_B, then_B = self.alpha(step), self.alpha(step + 1)
         closed_B = 1 - torch.where(self.end_B > 0, self.alpha(self.steps), 1.0)
-        return unmask_probability(now_B + closed_B, then_B + closed_B)
+        return unmask_probability(self.alpha(step) + closed_B, self.alpha(step + 1) + closed_B)
+
+    def timestep(self, source: TimestepSource) -> Callable[[State], Tensor]:
+        """Return the function of the state that computes the times (B,) that the model receives."""
+
+        def of_mask_ratio(state: State) -> Tensor:
+            ratio_B = _ratio(self.process, state.tokens, state.tokens == self.process.mask_id)
+            return self.schedule.time_of_mask_ratio(ratio_B)
+
+        def of_schedule(state: State) -> Tensor:
+            return self.at(state.step)
+
+        return of_mask_ratio if source == "mask_ratio" else of_schedule
 
 
-def make_grid(
-    denoise: TextDenoiser, tokens_BL: Tensor, *, schedule: MaskSchedule, steps: int, open_BL: Tensor | None = None
-) -> Grid:
-    """Make the grid for the masks of `tokens_BL`, of which `open_BL` are to be written (None: all)."""
-    masked_BL = tokens_BL == denoise.mask_id
-    closed_BL = torch.zeros_like(masked_BL) if open_BL is None else masked_BL & ~open_BL
-    return Grid(
-        schedule,
-        steps,
-        schedule.time_of_mask_ratio(_ratio(denoise, tokens_BL, masked_BL)),
-        schedule.time_of_mask_ratio(_ratio(denoise, tokens_BL, closed_BL)),
-    )
-
-
-def mask_ratio_timestep(denoise: TextDenoiser, schedule: MaskSchedule) -> Callable[[State], Tensor]:
-    """Return the function of the state that computes the times (B,) at which its mask ratio is the expected one."""
-    return lambda state: schedule.time_of_mask_ratio(_ratio(denoise, state.tokens, state.tokens == denoise.mask_id))
-
-
-def choose_timestep(timestep: TimestepSource, denoise: TextDenoiser, grid: Grid) -> Callable[[State], Tensor]:
-    """Return the function of the state that computes the times (B,) that the model receives."""
-    if timestep == "mask_ratio":
-        return mask_ratio_timestep(denoise, grid.schedule)
-    return lambda state: grid.at(state.step)
-
-
-def _ratio(denoise: TextDenoiser, tokens_BL: Tensor, chosen_BL: Tensor) -> Tensor:
-    valid_B = (tokens_BL != denoise.pad_id).sum(dim=1)
+def _ratio(process: TextProcess, tokens_BL: Tensor, chosen_BL: Tensor) -> Tensor:
+    valid_B = (tokens_BL != process.pad_id).sum(dim=1)
     return chosen_BL.sum(dim=1).double() / valid_B.clamp_min(1)

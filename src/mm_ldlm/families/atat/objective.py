@@ -23,11 +23,11 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
 from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.families.atat.masking_policies import MaskingPolicy, mask_rates, sharpen
+from mm_ldlm.families.atat.sampler import WeighingDenoiser
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig, TextGeneration
 from mm_ldlm.objectives.text_loss import NoisyTexts, sum_tokens, text_times
-from mm_ldlm.sampling.denoising import TextDenoiser
 
 ImportanceMode = Literal["full", "learned_only", "frequency_only", "none"]
 LEARNED = 0.7
@@ -221,12 +221,12 @@ class AdaptiveGeneration(TextGeneration):
         super().__init__(*args)
         self.objective = objective
 
-    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
+    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> WeighingDenoiser:
         def importance(tokens_AL: Tensor, t_A: Tensor) -> Tensor:
             found_AL = self.objective.importance(tokens_AL, tokens_AL != self.shape.pad_id)
             return sharpen(found_AL, t_A) if self.objective.config.time_sharpening else found_AL
 
-        return dataclasses.replace(super().text_denoiser(latents_Bd, generator), importance=importance)
+        return WeighingDenoiser(logits=super().text_denoiser(latents_Bd, generator).logits, importance=importance)
 
 
 def frequency_prior(counts_V: Tensor, *, mask_id: int) -> Tensor:

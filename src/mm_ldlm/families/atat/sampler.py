@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import NonNegativeFloat, config
-from mm_ldlm.sampling.denoising import Prediction, State
+from mm_ldlm.diffusion.distributions import entropy
+from mm_ldlm.sampling.denoising import Prediction, State, TextDenoiser
 from mm_ldlm.sampling.orders import OrderedSampler
 
 Measure = Literal["entropy", "variance", "max_probability"]
 Order = Literal["certain_first", "uncertain_first"]
-_STATISTIC = {"entropy": "entropy", "variance": "variance", "max_probability": "best"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeighingDenoiser(TextDenoiser):
+    """Denoiser of a run that has learned the importance of positions."""
+
+    importance: Callable[[Tensor, Tensor], Tensor]
+    """(tokens_AL, t_A) → importance (A, L) of every position, in [0, 1]"""
 
 
 @config
@@ -35,28 +45,25 @@ class UncertaintyConfig(OrderedSampler):
     order: Order = "certain_first"
     certain: NonNegativeFloat | None = None
 
-    @property
-    def statistics(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (_STATISTIC[self.measure], "importance")
-
     def uncertainty(self, prediction: Prediction) -> Tensor:
-        """Return the measure (A, L); +inf where not evaluated."""
-        if self.measure == "max_probability":
-            assert prediction.best is not None
-            return 1 - prediction.best
-        found = prediction.entropy if self.measure == "entropy" else prediction.variance
-        assert found is not None
-        return found
+        """Return the measure (B, L); +inf where not evaluated."""
+        log_probs_MV = prediction.log_x0
+        if self.measure == "entropy":
+            return prediction.spread(entropy(log_probs_MV), torch.inf)
+        if self.measure == "variance":
+            return prediction.spread(1 - log_probs_MV.mul(2).exp().sum(dim=-1), torch.inf)
+        return 1 - prediction.spread(log_probs_MV.amax(dim=-1).exp())
 
-    def score(self, state: State, prediction: Prediction) -> Tensor:
+    def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Return uncertainty × importance, negative where the most certain tokens come first."""
-        score_AL = self.uncertainty(prediction)
-        if prediction.importance is not None:
-            score_AL = score_AL * prediction.importance
-        score_AL = score_AL if self.order == "uncertain_first" else -score_AL
-        return score_AL.masked_fill(~prediction.evaluated, -torch.inf)
+        score_BL = self.uncertainty(prediction)
+        if isinstance(denoise, WeighingDenoiser):
+            importance_AL = denoise.importance(state.tokens[prediction.rows], prediction.times.float())
+            score_BL = score_BL.index_copy(0, prediction.rows, score_BL[prediction.rows] * importance_AL)
+        score_BL = score_BL if self.order == "uncertain_first" else -score_BL
+        return score_BL.masked_fill(~prediction.evaluated, -torch.inf)
 
-    def choose(self, state: State, prediction: Prediction, due_A: Tensor) -> Tensor:
+    def choose(self, denoise: TextDenoiser, state: State, prediction: Prediction, due_B: Tensor) -> Tensor:
         """Select the tokens that are due, and those that are certain."""
-        kept_AL = super().choose(state, prediction, due_A)
-        return kept_AL if self.certain is None else kept_AL | (self.uncertainty(prediction) <= self.certain)
+        kept_BL = super().choose(denoise, state, prediction, due_B)
+        return kept_BL if self.certain is None else kept_BL | (self.uncertainty(prediction) <= self.certain)

@@ -5,30 +5,26 @@ A texts that have not ended, B texts, L positions of the canvas, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+import dataclasses
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeFloat, PositiveInt, config, parse, to_dict
+from mm_ldlm.core.config import PositiveInt, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.distributions import normalise_
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.sampling.base import Overridable, TopP, unfit
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.limits import refuse_temperature
+from mm_ldlm.sampling.limits import Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-
-_NEEDS_NEXT_TOKEN = (
-    "sampler 'autoregressive' needs a model that predicts the next token, but this model denoises whole texts. "
-    "Choose the sampler 'confidence' or 'ancestral'."
-)
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Model that predicts the next token, such as `models.causal.CausalTransformer`.
+    """Model that predicts the next token, such as `CausalTransformer`.
 
     Attributes:
         begin_id: the input that precedes the first token.
@@ -48,8 +44,8 @@ class Decoder(Protocol):
 
 
 @config
-class AutoregressiveSampler:
-    """Text sampler `autoregressive`: draws tokens from left to right.
+class AutoregressiveSampler(Overridable):
+    """Text sampler `autoregressive`: draws tokens from left to right, one step for each token.
 
     Attributes:
         temperature: 0 takes the most probable token (greedy decoding).
@@ -58,29 +54,16 @@ class AutoregressiveSampler:
     """
 
     kind: str = "autoregressive"
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     top_k: PositiveInt | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
 
     exceeds_window: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.top_p == 0:
-            raise InvalidValue("top_p must be above 0, found 0: no token could be drawn", "top_p")
-        refuse_temperature(self.temperature)
-
-    def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
-        """Copy the sampler, replacing the settings that are not None.
-
-        Raises:
-            ConfigurationError: `steps` is given; the sampler takes one step for each token.
-        """
-        given = {key: value for key, value in (("steps", steps), ("temperature", temperature)) if value is not None}
-        return parse(type(self), {**to_dict(self), **given}, at="sampler")
-
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `sampling.base.TextSampler.refusal`. No diffusion model fits."""
-        return None if process is None else _NEEDS_NEXT_TOKEN
+        needs = "a model that predicts the next token"
+        return None if process is None else unfit(self.kind, needs, process, instead="'confidence' or 'ancestral'")
 
     def sample(
         self,
@@ -97,38 +80,34 @@ class AutoregressiveSampler:
         Raises:
             SamplingError: the model is not autoregressive, or the canvas contains given tokens.
         """
-        if not isinstance(denoise, Decoder):
-            raise SamplingError(_NEEDS_NEXT_TOKEN)
+        reason = self.refusal(None if process is None else process.traits)
+        if reason is not None or not isinstance(denoise, Decoder):
+            raise SamplingError(reason or unfit(self.kind, "a model that predicts the next token", None))
         if open_BL is not None and not bool(open_BL.all()):
             raise SamplingError(
                 f"sampler 'autoregressive' writes whole texts, found {int((~open_BL).sum())} given tokens. Choose a "
                 "run that can infill."
             )
         draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        return autoregressive(denoise, max_length=tokens_BL.shape[1], generator=generator, draw=draw)
+        return autoregressive(denoise, tokens_BL, generator=generator, draw=draw)
 
 
-def autoregressive(model: Decoder, *, max_length: int, generator: RowGenerator, draw: Draw) -> TextSample:
+def autoregressive(model: Decoder, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw) -> TextSample:
     """Draw a text for each row of `generator`, token by token; a text that has ended leaves the batch.
 
-    A text that reaches `max_length` tokens stops there without an end token. The numbers drawn for a text depend only
-    on its row of `generator` and on the position.
+    A text that reaches the L positions of the canvas stops there without an end token. The numbers drawn for a text
+    depend only on its row of `generator` and on the position.
 
     Returns:
-        Tokens (B, max_length), padded. `steps` is the position of each token, and −1 at pads. `calls_per_row` counts
-        the model calls in which the text took part, including that of its end token.
+        Tokens (B, L), padded. `steps` is the position of each token, and −1 at pads. `calls_per_row` counts the model
+        calls in which the text took part, including that of its end token.
     """
-    B, device = len(generator), generator.device
-    rows_A = torch.arange(B, device=device)
-    token_A = torch.full((B,), model.begin_id, device=device)
-    cache = model.start()
-    tokens: list[Tensor] = []
-    log_probs: list[Tensor] = []
-    calls_B = torch.zeros(B, dtype=torch.long, device=device)
-    calls = 0
-    for position in range(max_length):
+    sample = TextSample.start(torch.full_like(canvas_BL, model.pad_id))
+    rows_A = torch.arange(len(generator), device=generator.device)
+    token_A, cache = torch.full_like(rows_A, model.begin_id), model.start()
+    for position in range(canvas_BL.shape[1]):
         log_probs_AV = normalise_(model.step(cache, token_A).float())
-        calls, calls_B = calls + 1, calls_B.index_add(0, rows_A, torch.ones_like(rows_A))
+        sample = sample.called(rows_A)
         u_A = generator.fork(position).uniform(dtype=torch.float64)[rows_A]
         token_A = draw_tokens(log_probs_AV, u_A, draw)
         log_prob_A = log_probs_AV.gather(1, token_A[:, None])[:, 0]
@@ -138,14 +117,11 @@ def autoregressive(model: Decoder, *, max_length: int, generator: RowGenerator, 
             rows_A, token_A, log_prob_A = rows_A[growing_A], token_A[growing_A], log_prob_A[growing_A]
             if rows_A.numel() == 0:
                 break
-        tokens.append(torch.full((B,), model.pad_id, device=device).index_copy(0, rows_A, token_A))
-        log_probs.append(torch.zeros(B, device=device).index_copy(0, rows_A, log_prob_A))
-    rest = max_length - len(tokens)
-    tokens_BL = F.pad(_columns(tokens, B, device, torch.long), (0, rest), value=model.pad_id)
-    log_probs_BL = F.pad(_columns(log_probs, B, device, torch.float32), (0, rest))
-    steps_BL = torch.where(tokens_BL == model.pad_id, -1, torch.arange(max_length, device=device))
-    return TextSample(tokens_BL, log_probs_BL, steps_BL, calls_B, calls)
-
-
-def _columns(columns: list[Tensor], rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.stack(columns, dim=1) if columns else torch.empty(rows, 0, dtype=dtype, device=device)
+        at = (rows_A, torch.full_like(rows_A, position))
+        sample = dataclasses.replace(
+            sample,
+            tokens=sample.tokens.index_put(at, token_A),
+            log_probs=sample.log_probs.index_put(at, log_prob_A),
+            steps=sample.steps.index_put(at, at[1]),
+        )
+    return sample

@@ -24,6 +24,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, GaussianSchedule, Scales
 from mm_ldlm.families.ccdd.model import TextAndStatesModel
+from mm_ldlm.families.ccdd.sampler import StatesDenoiser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -31,7 +32,6 @@ from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses, untrained_lengths
-from mm_ldlm.sampling.denoising import StateDenoiser, TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler
 
 T_MIN = 1e-3
@@ -164,8 +164,8 @@ class CcddGeneration(DenoiserGeneration):
         length_logits_N: Tensor = self.model.length_logits()
         return length_logits_N
 
-    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
-        """Make the denoiser of the text alone, whose states are dropped; `states` is the joint one.
+    def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> StatesDenoiser:
+        """Make the denoiser of the text alone, whose states are dropped; `predict` is the joint prediction.
 
         With dropped states the model is a diffusion model of the text, so that the NELBO of the process bounds
         −log p(text). The text loss of training, given noised states, bounds nothing of the text alone, because the
@@ -173,10 +173,10 @@ class CcddGeneration(DenoiserGeneration):
         """
         if latents_Bd is not None:
             raise self._missing("texts given latents")
-        states = StateDenoiser(
-            predict=self._joint, dim=self.dim, schedule=self.schedule, dropped=self.config.condition_dropout > 0
-        )
-        return self.denoiser(self._without_states, states=states)
+        return StatesDenoiser(
+            logits=self._without_states, predict=self._joint, dim=self.dim, schedule=self.schedule,
+            dropped=self.config.condition_dropout > 0,
+        )  # fmt: skip
 
     def _joint(
         self, tokens_BL: Tensor, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor, asked_BL: Tensor

@@ -8,6 +8,8 @@ B texts, L positions, M positions whose logits are needed, d state dimension.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -17,11 +19,24 @@ from mm_ldlm.core.config import Fraction, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import DiffusionSampler, refuse_without_field, require_process
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
+from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.sampling.base import DiffusionSampler, require_process, unfit
+from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.guidance import guide_prediction, refuse_without_condition
+from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.joint import JointDenoiser, together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatesDenoiser(TextDenoiser):
+    """Denoiser of texts and of one continuous state per token, of `dim` dimensions."""
+
+    predict: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(tokens_BL, t_text_B, states_BLd, t_state_B, scored_BL) → (logits_MV, clean states (B, L, d))."""
+    dim: int
+    schedule: GaussianSchedule
+    dropped: bool
+    """Whether `logits`, which are those with dropped states, were trained, as guidance needs"""
 
 
 @config
@@ -37,7 +52,7 @@ class JointStatesConfig(DiffusionSampler):
     kind: str = "joint_states"
     eta: Fraction = 0.0
 
-    denoises: ClassVar[str] = "token_states"
+    denoises: ClassVar[str | None] = "token_states"
 
     def sample(
         self,
@@ -55,17 +70,16 @@ class JointStatesConfig(DiffusionSampler):
             SamplingError: the model has no states, or guidance is requested and training never dropped them.
         """
         process = require_process(self, process)
-        states = denoise.states
-        if states is None:
-            raise SamplingError(refuse_without_field(self.kind, self.denoises))
-        if self.guidance != 1.0 and not states.dropped:
-            raise refuse_without_condition(self.guidance)
+        if not isinstance(denoise, StatesDenoiser):
+            raise SamplingError(unfit(self.kind, "a model with a state for each token", process.traits))
+        if self.guidance != 1.0 and not denoise.dropped:
+            raise no_condition(self.guidance)
         B, L = tokens_BL.shape
 
         def predict(
             canvas_BL: Tensor, t_B: Tensor, z_Bn: Tensor, t_state_B: Tensor, scored_BL: Tensor, previous: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            logits_MV, found_BLd = states.predict(canvas_BL, t_B, z_Bn.view(B, L, states.dim), t_state_B, scored_BL)
+            logits_MV, found_BLd = denoise.predict(canvas_BL, t_B, z_Bn.view(B, L, denoise.dim), t_state_B, scored_BL)
             if self.guidance != 1.0:
                 every_B = torch.arange(B, device=canvas_BL.device)
                 dropped_MV = denoise.logits(canvas_BL, t_B, every_B, scored_BL)
@@ -74,15 +88,14 @@ class JointStatesConfig(DiffusionSampler):
                 logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
             return logits_MV, found_BLd.flatten(1)
 
-        joint = JointDenoiser(
-            predict=predict, process=process, latent_schedule=states.schedule, parameterisation="x0"
-        )  # fmt: skip
+        joint = JointDenoiser(predict=predict, process=process, latent_schedule=denoise.schedule, parameterisation="x0")
         # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
         # not depend on the padding of its batch.
         text = together(
-            joint, tokens_BL, dim=L * states.dim, draw=self.draw, latent=DdimConfig(steps=self.steps, eta=self.eta),
-            generator=generator, open_BL=open_positions(denoise, tokens_BL, open_BL),
+            joint, tokens_BL, dim=L * denoise.dim, draw=self.draw, latent=DdimConfig(steps=self.steps, eta=self.eta),
+            generator=generator, open_BL=open_BL,
         ).text  # fmt: skip
-        if self.guidance == 1.0:
-            return text
-        return TextSample(text.tokens, text.log_probs, text.steps, 2 * text.calls_per_row, 2 * text.model_calls)
+        price = 1 if self.guidance == 1.0 else 2
+        return dataclasses.replace(
+            text, calls_per_row=price * text.calls_per_row, model_calls=price * text.model_calls
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, Size, config
 from mm_ldlm.core.kinds import Kinds
@@ -10,11 +10,24 @@ from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import DrawnLength
 from mm_ldlm.sampling.limits import Steps
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, AnySampler
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+
+
+class CaptionSampler(Protocol):
+    """Members that samplers of texts and of latents share."""
+
+    kind: str
+
+    def sample(self, denoise: Any, *arguments: Any, **keys: Any) -> Any:
+        """Draw texts or latents."""
+
+    def override(self, *, steps: int | None = None) -> Any:
+        """Copy the sampler, replacing the settings that are not None."""
+
 
 CAPTION_SAMPLERS = Kinds(
     what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
-    interface=AnySampler,
+    interface=CaptionSampler,
 )  # fmt: skip
 """Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 

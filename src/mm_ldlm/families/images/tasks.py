@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from mm_ldlm.pipelines.sampling.tasks import Columns, Task, Writes, held_out, text_rows
+from mm_ldlm.pipelines.sampling.tasks import Columns, Task, held_out, text_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mm_ldlm.data import Dataset
-    from mm_ldlm.families.images.config import ImagesConfig
+    from mm_ldlm.families.images.config import ImageTasksConfig
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.objectives.capabilities import Capabilities
-    from mm_ldlm.pipelines.sampling.config import SamplingConfig
 
 
 class ImageTask(Task):
@@ -22,9 +21,10 @@ class ImageTask(Task):
     sections = ("sampling", "images")
     field = "images"
 
-    def __init__(self, *, sampling: SamplingConfig, images: ImagesConfig) -> None:
-        super().__init__(sampling=sampling)
-        self.own = images.sampling
+    @property
+    def own(self) -> ImageTasksConfig:
+        """Parameters of the tasks on images."""
+        return self.parameters.images.sampling
 
 
 class CaptionToImage(ImageTask):
@@ -48,11 +48,10 @@ class ImageToCaption(ImageTask):
         "log_prob": "float64", "model_calls": "int64",
     }  # fmt: skip
 
-    def writes(self, capabilities: Capabilities) -> Writes:
-        from mm_ldlm.sampling.gaussian import GaussianSampler
+    sampler_at, length_at = "images.sampling.caption", "images.sampling.length"
 
-        sampler = None if isinstance(self.own.caption, GaussianSampler) else self.own.caption
-        return Writes("images.sampling.caption", sampler, True, "images.sampling.length", self.own.length, True)
+    def fits_window(self, capabilities: Capabilities) -> bool:
+        return True
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         from mm_ldlm.data.sentences import rows_of_ids
@@ -70,13 +69,9 @@ class ImageText(ImageTask):
     name = "image_text"
     columns: ClassVar[Columns] = {"text": "string", "image": "object", "model_calls": "int64"}
 
-    @property
-    def has_input(self) -> bool:
-        return True
-
-    def writes(self, capabilities: Capabilities) -> Writes:
-        return Writes("", None, False, "", "sample")
+    inputs = ()
+    length = "sample"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        own: Any = self.own
-        return [model.images.generate(own.joint_count, steps=own.joint_steps, seed=seed).to_frame()]
+        made = model.images.generate(self.own.joint_count, steps=self.own.joint_steps, seed=seed)
+        return [made.to_frame()]

@@ -110,7 +110,7 @@ class LatentConditionedGeneration(DenoiserGeneration):
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
         null = self._logits(None) if latents_Bd is not None and self.config.trains_null_latent else None
-        return self.denoiser(self._logits(latents_Bd), unconditional=null)
+        return TextDenoiser(logits=self._logits(latents_Bd), unconditional=null)
 
     def _logits(self, latents_Bd: Tensor | None) -> Logits:
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:

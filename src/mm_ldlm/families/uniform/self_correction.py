@@ -7,17 +7,18 @@ learned to judge the tokens that a text already has.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import InvalidValue, NonNegativeFloat, PositiveFloat, Repeats, config
+from mm_ldlm.core.config import Repeats, bounded, config
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.ancestral import chosen_log_probs, log_x0_at, reverse_process
-from mm_ldlm.sampling.base import DiffusionSampler, require_process
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
-from mm_ldlm.sampling.limits import Steps, refuse_temperature
+from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
+from mm_ldlm.sampling.base import DiffusionSampler, require_process, unfit
+from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, guided_log_x0, open_positions
+from mm_ldlm.sampling.limits import Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 
@@ -38,25 +39,16 @@ class SelfCorrectionConfig(DiffusionSampler):
 
     kind: str = "self_correction"
     corrections: Steps = 32
-    correction_temperature: NonNegativeFloat = 0.1
-    correction_time: PositiveFloat = 0.01
+    correction_temperature: Temperature = 0.1
+    correction_time: Annotated[float, bounded(gt=0, le=1)] = 0.01
     patience: Repeats = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_temperature(self.correction_temperature, name="correction_temperature")
-        if not self.correction_time <= 1:
-            raise InvalidValue(f"correction_time must be at most 1, found {self.correction_time}", "correction_time")
 
     def refusal(self, process: ProcessTraits | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose noise includes words fit."""
-        if process is None or process.revises:
-            return super().refusal(process)
-        return (
-            f"sampler 'self_correction' needs a process whose noise includes words, such as 'uniform' or 'gidd' with "
-            f"p_uniform above 0; this model was trained with '{process.kind}', where a written token is final. "
-            "Choose the sampler 'ancestral', or 'remdm_conf' if the only noise is [MASK]."
-        )
+        if process is not None and process.revises:
+            return None
+        needs = "a process whose noise includes words, such as 'uniform' or 'gidd' with p_uniform above 0"
+        return unfit(self.kind, needs, process, instead="'ancestral', or 'remdm_conf' if the only noise is [MASK]")
 
     def sample(
         self,
@@ -74,47 +66,35 @@ class SelfCorrectionConfig(DiffusionSampler):
             SamplingError: written tokens are final under the process.
         """
         process = require_process(self, process)
-        open_BL = open_positions(denoise, tokens_BL, open_BL)
+        open_BL = open_positions(process, tokens_BL, open_BL)
         sample = reverse_process(
-            denoise, tokens_BL, process=process, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
+            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
         )
-        return self._correct(denoise, sample, process=process, open_BL=open_BL, generator=generator.fork("correct"))
-
-    def _correct(
-        self,
-        denoise: TextDenoiser,
-        sample: TextSample,
-        *,
-        process: TextProcess,
-        open_BL: Tensor,
-        generator: RowGenerator,
-    ) -> TextSample:
-        draw = dataclasses.replace(self.draw, temperature=self.correction_temperature)
-        price = 2 if draw.guidance != 1.0 else 1
-        canvas_BL, log_probs_BL, steps_BL = sample.tokens, sample.log_probs, sample.steps
-        calls_B, calls = sample.calls_per_row, sample.model_calls
+        draw, generator = (
+            dataclasses.replace(self.draw, temperature=self.correction_temperature),
+            generator.fork("correct"),
+        )
         active_B = open_BL.any(dim=1)
-        best_B, waited_B = torch.zeros_like(calls_B), torch.zeros_like(calls_B)
-        t_B = torch.full(calls_B.shape, self.correction_time, dtype=torch.float64, device=calls_B.device)
+        best_B, waited_B = (torch.zeros_like(sample.calls_per_row) for _ in range(2))
+        t_B = torch.full(active_B.shape, self.correction_time, dtype=torch.float64, device=active_B.device)
         for number in range(self.corrections):
             rows_A = active_B.nonzero().squeeze(1)
             if not rows_A.numel():
                 break
             asked_BL = open_BL & active_B[:, None]
-            log_x0_MV, _ = log_x0_at(denoise, process, canvas_BL, t_B, rows_A, asked_BL, guidance=draw.guidance)
-            uniform_BL = generator.fork(number).uniform(canvas_BL.shape[1])
-            write_BL, drawn_BL, log_prob_BL = _proposal(log_x0_MV, canvas_BL, asked_BL, uniform_BL, draw)
-            canvas_BL = torch.where(write_BL, drawn_BL, canvas_BL)
-            log_probs_BL = torch.where(write_BL, log_prob_BL, log_probs_BL)
-            steps_BL = steps_BL.masked_fill(write_BL, self.steps + number)
-            calls_B, calls = calls_B.index_add(0, rows_A, torch.full_like(rows_A, price)), calls + price
-
-            likely_BL = torch.zeros_like(asked_BL).masked_scatter(asked_BL, log_x0_MV.argmax(1) == canvas_BL[asked_BL])
-            score_B = likely_BL.sum(dim=1)
+            log_x0_MV, _ = guided_log_x0(
+                denoise, process, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance
+            )  # fmt: skip
+            uniform_BL = generator.fork(number).uniform(tokens_BL.shape[1])
+            write_BL, drawn_BL, log_prob_BL = _proposal(log_x0_MV, sample.tokens, asked_BL, uniform_BL, draw)
+            sample = sample.written(write_BL, drawn_BL, log_prob_BL, self.steps + number)
+            sample = sample.called(rows_A, guidance=draw.guidance)
+            likely_M = log_x0_MV.argmax(1) == sample.tokens[asked_BL]
+            score_B = torch.zeros_like(asked_BL).masked_scatter(asked_BL, likely_M).sum(dim=1)
             waited_B = torch.where(score_B > best_B, 0, waited_B + 1)
             best_B = torch.maximum(best_B, score_B)
             active_B = active_B & write_BL.any(dim=1) & (waited_B < self.patience)
-        return TextSample(canvas_BL, log_probs_BL, steps_BL, calls_B, calls)
+        return sample
 
 
 def _proposal(

@@ -16,11 +16,13 @@ from mm_ldlm.core.config import (
     config,
 )
 from mm_ldlm.core.messages import nearest
+from mm_ldlm.inference.inverting import Keep
 from mm_ldlm.pipelines.sampling.tasks import TASKS
-from mm_ldlm.sampling.config import JointOrder, Keep, SearchConfig, refuse_samplers
+from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
 from mm_ldlm.sampling.lengths import DrawnLength, Length
 from mm_ldlm.sampling.limits import Candidates, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.sampling.search import SearchConfig
 
 
 class _ReadsFiles:

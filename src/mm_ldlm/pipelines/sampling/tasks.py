@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_ldlm.core.kinds import Registry
 
@@ -46,30 +48,19 @@ NEIGHBOUR_CANDIDATES = 50_000
 """Number of training sentences among which the nearest neighbour of a sample is searched."""
 
 
-class Writes(NamedTuple):
-    """The sampler and the length of the texts that a task writes, with the paths of their parameters."""
-
-    sampler_at: str
-    sampler: Any
-    given: bool
-    """Whether the texts are written given latents"""
-    length_at: str = ""
-    length: str | int | None = None
-    """None: the task chooses no lengths"""
-    fits_window: bool = False
-    """Whether the texts must fit the model, whatever the sampler could write"""
-
-
 class Task(ABC):
     """A task of the sampling pipeline with its parameters. Its table is saved as `samples_{name}`.
 
-    A subclass has a docstring that says what is made, because it describes the node in the graph.
+    The docstring of a subclass describes its node in the graph. Parameters are named by their paths, "sampling.text".
 
     Attributes:
         name: name of the task in the registry.
         columns: the types of the columns of the table.
         sections: top-level sections of the parameters that the task reads; the constructor takes them by name.
-        inputs: the parameters that give the task an input, for messages.
+        inputs: parameters of which one must be set, so that there is something to sample; (): none.
+        embeds: the parameter whose texts the encoder embeds; "": none.
+        sampler_at: the parameter of the sampler that writes texts; "" for a task that writes none.
+        length_at: the parameter of their length; "" for a task that chooses no lengths.
         field: a field of the examples without which nobody expects the task, so that no line of the log says that it is
             skipped; None: all runs.
     """
@@ -77,14 +68,22 @@ class Task(ABC):
     name: ClassVar[str]
     columns: ClassVar[Columns]
     sections: ClassVar[tuple[str, ...]] = ("sampling",)
-    inputs: ClassVar[str] = "rows"
+    inputs: ClassVar[tuple[str, ...]] = ("sampling.rows",)
+    embeds: ClassVar[str] = ""
+    sampler_at: ClassVar[str] = ""
+    length_at: ClassVar[str] = ""
     field: ClassVar[str | None] = None
 
-    def __init__(self, *, sampling: SamplingConfig) -> None:
-        self.sampling = sampling
+    def __init__(self, **sections: Any) -> None:
+        self.parameters = SimpleNamespace(**sections)
+        self.sampling: SamplingConfig = self.parameters.sampling
+
+    def value(self, path: str) -> Any:
+        """Return the value of a parameter; None for the path ""."""
+        return attrgetter(path)(self.parameters) if path else None
 
     @property
-    def use(self) -> Any:
+    def use(self) -> str:
         """Use of the run that the task needs (`objectives.capabilities.USES`)."""
         return self.name
 
@@ -94,28 +93,33 @@ class Task(ABC):
         return ""
 
     @property
-    def has_input(self) -> bool:
-        """Whether the parameters contain an input for the task."""
-        return self.sampling.rows > 0
+    def given(self) -> bool:
+        """Whether texts are written given latents, or data of another kind."""
+        return True
 
     @property
-    def embeds(self) -> tuple[str, Sequence[str]]:
-        """Path and value of the parameter whose texts the encoder embeds."""
-        return "", ()
+    def length(self) -> str | int | None:
+        """Length of the texts; None for a task that chooses no lengths."""
+        found: str | int | None = self.value(self.length_at)
+        return found
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the parameters contain an input for the task."""
+        return not self.inputs or any(self.value(path) for path in self.inputs)
 
     @property
     def requested(self) -> bool:
         """Whether the task takes place if the run supports it."""
         return self.has_input if self.sampling.tasks is None else self.name in self.sampling.tasks
 
-    def writes(self, capabilities: Capabilities) -> Writes | None:
-        """Return how the task writes texts with a run; None if it writes none, or by a sampler that always fits."""
-        return None
+    def fits_window(self, capabilities: Capabilities) -> bool:
+        """Return whether the texts must fit the model, whatever the sampler could write."""
+        return False
 
     def refusal(self, capabilities: Capabilities) -> str | None:
         """Explain why a run does not support the task; None if it does."""
-        writes = self.writes(capabilities)
-        return capabilities.task_refusal(self.use, order=self.order, length=None if writes is None else writes.length)
+        return capabilities.task_refusal(self.use, order=self.order, length=self.length)
 
     @abstractmethod
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
@@ -132,7 +136,7 @@ def task_of(name: str, sections: Mapping[str, Any]) -> Task:
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the parameters of the tasks that the run cannot fulfil, with the reason of each."""
     from mm_ldlm.data.encoders.base import no_encoder
-    from mm_ldlm.sampling.lengths import refuse_long
+    from mm_ldlm.sampling.lengths import length_refusal
 
     capabilities = sections["objective"].capabilities(sections["model"])
     chosen, found = sections["sampling"].tasks, dict[str, str | None]()
@@ -140,27 +144,25 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         task = task_of(name, sections)
         reason = task.refusal(capabilities)
         if reason is None and not task.has_input:
-            reason = f"it has no input: set sampling.{task.inputs}."
-        if reason is not None and chosen is not None:
-            found[f"sampling.tasks.{chosen.index(name)}"] = (
-                f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands for "
-                "every task that the run supports."
-            )
+            reason = f"it has no input: set {' or '.join(task.inputs)}."
         if reason is not None:
+            if chosen is not None:
+                found[f"sampling.tasks.{chosen.index(name)}"] = (
+                    f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands "
+                    "for every task that the run supports."
+                )
             continue
-        at, texts = task.embeds
-        if texts and (reason := no_encoder(sections["encoder"])) is not None:
-            found[at] = f"the encoder embeds these texts, but {reason}"
-        if (writes := task.writes(capabilities)) is not None:
-            refused = None
-            if writes.sampler is not None:
-                refused = capabilities.sampler_refusal(writes.sampler, task.use, given_latent=writes.given)
-            too_long = refuse_long(
-                writes.length, max_length=sections["tokenizer"].max_length,
-                sampler=None if writes.fits_window else writes.sampler, process=capabilities.process,
-            )  # fmt: skip
-            found[writes.sampler_at] = found.get(writes.sampler_at) or refused
-            found[writes.length_at] = found.get(writes.length_at) or too_long
+        if task.value(task.embeds) and (reason := no_encoder(sections["encoder"])) is not None:
+            found[task.embeds] = f"the encoder embeds these texts, but {reason}"
+        sampler = task.value(task.sampler_at)
+        if hasattr(sampler, "refusal"):  # it writes tokens
+            refused = capabilities.sampler_refusal(sampler, task.use, given_latent=task.given)
+            found[task.sampler_at] = found.get(task.sampler_at) or refused
+        too_long = length_refusal(
+            task.length, max_length=sections["tokenizer"].max_length, process=capabilities.process,
+            sampler=None if task.fits_window(capabilities) else sampler,
+        )  # fmt: skip
+        found[task.length_at] = found.get(task.length_at) or too_long
     return [f"parameter '{at}': {reason}" for at, reason in found.items() if reason is not None]
 
 
@@ -176,19 +178,8 @@ class L2t(Task):
 
     name = "l2t"
     columns: ClassVar[Columns] = {"id": "string", "origin": "string", **TEXT_COLUMNS, "sample": "int64", "best": "bool"}
-    inputs = "rows, sampling.l2t.files or sampling.l2t.texts"
-
-    @property
-    def has_input(self) -> bool:
-        own = self.sampling.l2t
-        return super().has_input or bool(own.files or own.texts)
-
-    @property
-    def embeds(self) -> tuple[str, Sequence[str]]:
-        return "sampling.l2t.texts", self.sampling.l2t.texts
-
-    def writes(self, capabilities: Capabilities) -> Writes:
-        return Writes("sampling.text", self.sampling.text, True, "sampling.length", self.sampling.length)
+    inputs = ("sampling.rows", "sampling.l2t.files", "sampling.l2t.texts")
+    embeds, sampler_at, length_at = "sampling.l2t.texts", "sampling.text", "sampling.length"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         config, own = self.sampling, self.sampling.l2t
@@ -206,10 +197,9 @@ class L2t(Task):
             rows = range(len(held)) if made.rows is None else made.rows
             ids, texts = [held.ids[i] for i in rows], [held.texts[i] for i in rows]
             parts.append(text_rows(made, id=ids, origin=config.split, source=texts))
-        for file in own.files:
-            parts.append(text_rows(model.invert(Path(file), **how), id=None, origin=file))
-        if own.texts:
-            parts.append(text_rows(model.invert(list(own.texts), **how), id=None, origin="texts"))
+        given: list[tuple[str, Any]] = [(file, Path(file)) for file in own.files]
+        given += [("texts", list(own.texts))] if own.texts else []
+        parts += [text_rows(model.invert(value, **how), id=None, origin=origin) for origin, value in given]
         return [part if "sample" in part else part.assign(sample=0, best=True) for part in parts]
 
 
@@ -221,26 +211,23 @@ class T2l(Task):
         "id": "string", "origin": "string", "source": "string", "latent": "object", "model_calls": "int64",
         "cosine": "float64",
     }  # fmt: skip
-    inputs = "rows, sampling.t2l.files or sampling.t2l.texts"
-
-    @property
-    def has_input(self) -> bool:
-        own = self.sampling.t2l
-        return super().has_input or bool(own.files or own.texts)
+    inputs = ("sampling.rows", "sampling.t2l.files", "sampling.t2l.texts")
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         import numpy as np
 
         from mm_ldlm.inference.arguments import read_texts
 
-        config, own = self.sampling, self.sampling.t2l
-        parts = []
+        config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
             held = held_out(self.sampling, dataset, seed)
             made = model.embed_tokens(held.tokens, held.texts, sampler=config.latent, seed=seed)
-            norms_n2 = [np.linalg.norm(x, axis=1) for x in (made.latents, held.latents)]
-            cosine = np.einsum("nd,nd->n", made.latents, held.latents) / np.maximum(np.prod(norms_n2, axis=0), 1e-12)
-            parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine))
+            unit_nd, encoded_nd = (
+                x_nd / np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12)
+                for x_nd in (made.latents, held.latents)
+            )
+            cosine_n = np.einsum("nd,nd->n", unit_nd, encoded_nd)
+            parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine_n))
         given = [(file, read_texts(file)) for file in own.files]
         given += [("texts", list(own.texts))] if own.texts else []
         for origin, texts in given:
@@ -259,29 +246,30 @@ class Unconditional(Task):
         "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64", "model_calls": "int64",
         "latent": "object", "neighbour": "string", "neighbour_cosine": "float64",
     }  # fmt: skip
-
-    @property
-    def has_input(self) -> bool:
-        return True
+    inputs = ()
+    sampler_at, length_at = "sampling.unconditional.text", "sampling.unconditional.length"
 
     @property
     def order(self) -> str:
         return self.sampling.unconditional.order
 
-    def writes(self, capabilities: Capabilities) -> Writes:
-        own, at = self.sampling.unconditional, "sampling.unconditional"
-        latent_first = own.order == "latent_first"
-        # A text that its latent is drawn with or from fits the model, whatever the sampler could write.
-        fits = bool(capabilities.joint_orders) and not latent_first
-        return Writes(f"{at}.text", own.text, latent_first, f"{at}.length", own.length, fits)
+    @property
+    def given(self) -> bool:
+        return self.order == "latent_first"
+
+    def fits_window(self, capabilities: Capabilities) -> bool:
+        """See `Task.fits_window`. A text that its latent is drawn with or from fits the model."""
+        return bool(capabilities.joint_orders) and not self.given
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.unconditional
         made = model.generate(
             own.count, order=own.order, sampler=own.text, latent_sampler=own.latent, length=own.length, seed=seed
         )
-        frame = text_rows(made, latent=list(made.latents) if made.latents is not None else None)
-        if self.sampling.neighbours and made.latents is not None:
+        if made.latents is None:
+            return [text_rows(made, latent=None)]
+        frame = text_rows(made, latent=list(made.latents))
+        if self.sampling.neighbours:
             from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
 
             rows = sample_rows(split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
@@ -296,26 +284,20 @@ class Infill(Task):
 
     name = "infill"
     columns: ClassVar[Columns] = {"latent_of": "string", **TEXT_COLUMNS}
-    inputs = "infill.texts"
+    inputs = ("sampling.infill.texts",)
+    embeds, sampler_at = "sampling.infill.latents_of", "sampling.text"
 
     @property
-    def use(self) -> Any:
-        return "infill_given_latent" if self.sampling.infill.latents_of else self.name
+    def given(self) -> bool:
+        return bool(self.sampling.infill.latents_of)
 
     @property
-    def has_input(self) -> bool:
-        return bool(self.sampling.infill.texts)
-
-    @property
-    def embeds(self) -> tuple[str, Sequence[str]]:
-        return "sampling.infill.latents_of", self.sampling.infill.latents_of
-
-    def writes(self, capabilities: Capabilities) -> Writes:
-        return Writes("sampling.text", self.sampling.text, bool(self.sampling.infill.latents_of))
+    def use(self) -> str:
+        return "infill_given_latent" if self.given else self.name
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.infill
-        latents = model.encode(list(own.latents_of)) if own.latents_of else None
+        latents = model.encode(list(own.latents_of)) if self.given else None
         made = model.infill(list(own.texts), latents=latents, sampler=self.sampling.text, seed=seed)
         return [text_rows(made, latent_of=list(own.latents_of) or None)]
 
@@ -325,18 +307,8 @@ class Edit(Task):
 
     name = "edit"
     columns: ClassVar[Columns] = {"target": "string", "strength": "float64", **TEXT_COLUMNS}
-    inputs = "edit.sources"
-
-    @property
-    def has_input(self) -> bool:
-        return bool(self.sampling.edit.sources)
-
-    @property
-    def embeds(self) -> tuple[str, Sequence[str]]:
-        return "sampling.edit.sources", self.sampling.edit.sources
-
-    def writes(self, capabilities: Capabilities) -> Writes:
-        return Writes("sampling.text", self.sampling.text, True)
+    inputs = ("sampling.edit.sources",)
+    embeds, sampler_at = "sampling.edit.targets", "sampling.text"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.edit
@@ -353,18 +325,8 @@ class Interpolate(Task):
 
     name = "interpolate"
     columns: ClassVar[Columns] = {"pair": "int64", "fraction": "float64", **TEXT_COLUMNS}
-    inputs = "interpolate.starts"
-
-    @property
-    def has_input(self) -> bool:
-        return bool(self.sampling.interpolate.starts)
-
-    @property
-    def embeds(self) -> tuple[str, Sequence[str]]:
-        return "sampling.interpolate.starts", self.sampling.interpolate.starts
-
-    def writes(self, capabilities: Capabilities) -> Writes:
-        return Writes("sampling.text", self.sampling.text, True, "sampling.length", self.sampling.length)
+    inputs = ("sampling.interpolate.starts",)
+    embeds, sampler_at, length_at = "sampling.interpolate.starts", "sampling.text", "sampling.length"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.interpolate
@@ -380,9 +342,9 @@ class Interpolate(Task):
 
 def held_out(sampling: SamplingConfig, dataset: Dataset, seed: int) -> Sentences:
     """Draw the examples of the split that the tasks share."""
-    from mm_ldlm.data.sentences import held_out
+    from mm_ldlm.data import sentences
 
-    return held_out(dataset, count=sampling.rows, seed=seed, split=sampling.split)
+    return sentences.held_out(dataset, count=sampling.rows, seed=seed, split=sampling.split)
 
 
 def text_rows(made: Any, **more: Any) -> pd.DataFrame:
