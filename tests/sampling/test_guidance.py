@@ -1,21 +1,17 @@
 """Classifier-free guidance."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.sampling.toys import HEAD, build
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.families.sedd.process import SeddConfig
-from mm_ldlm.sampling.ancestral import log_x0_at
-from mm_ldlm.sampling.denoising import TextDenoiser
+from mm_ldlm.sampling.denoising import TextDenoiser, guided_log_x0
 from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction
 
 
 @given(st.floats(0, 8), st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
 def test_guidance_is_normalised_and_as_defined(scale, seed):
     generator = torch.Generator().manual_seed(seed)
     both = torch.randn(2, 5, 9, generator=generator, dtype=torch.float64)
@@ -39,37 +35,41 @@ def test_guidance_of_a_prediction_extrapolates():
     assert guide_prediction(torch.tensor([1.0]), torch.tensor([0.25]), scale=2.0).item() == 1.75
 
 
-@pytest.mark.parametrize("graph", ["absorbing", "uniform"])
+@pytest.mark.parametrize("process", ["absorbing", "uniform", "sedd"])
 @pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 3.0])
-def test_scores_are_guided_themselves_and_need_an_unconditional_side(graph, scale):
-    process = SeddConfig(graph=graph).build(vocab_size=5, pad_id=0, mask_id=2)
-    draw = torch.Generator().manual_seed(0)
-    with_condition, without = torch.randn(2, 2, 3, 5, generator=draw)
+def test_the_guided_estimate_of_a_text_has_both_sides(process, scale):
+    """Scores are guided themselves; every other model by its log-probabilities. The second text has no evaluated token."""
+    made, draw = build(process), torch.Generator().manual_seed(0)
+    sides = [torch.randn(2, 3, HEAD, generator=draw) for _ in range(2)]
+    canvas_BL, scored_BL = torch.tensor([[8, 1, 8], [8, 8, 4]]), torch.tensor([[False] * 3, [True, True, False]])
+    t_B, rows_A = torch.tensor([0.25, 0.5]).double(), torch.tensor([1])
+    noisy_M, t_M = canvas_BL[1, :2], t_B[[1, 1]]
     asked = []
 
-    def logits(output_BLV, name):
+    def logits(side):
         def call(tokens_AL, t_A, rows_A, at_AL):
-            asked.append((name, tokens_AL.tolist(), t_A.tolist(), rows_A.tolist()))
-            return output_BLV[rows_A][at_AL].clone()
+            asked.append((side, tokens_AL.tolist(), t_A.tolist(), rows_A.tolist()))
+            return sides[side][rows_A][at_AL].clone()
 
         return call
 
-    canvas, rows, t = torch.tensor([[2, 1, 2], [2, 2, 4]]), torch.tensor([1]), torch.tensor([0.25, 0.5]).double()
-    scored = torch.tensor([[False] * 3, [True, True, False]])
-    found = {}
-    for name, unconditional in (("both", logits(without, "without")), ("one", None)):
-        denoise = TextDenoiser(logits=logits(with_condition, "with"), mask_id=2, pad_id=0, vocab_size=5,
-                               unconditional=unconditional)  # fmt: skip
-        if name == "one" and scale != 1.0:
-            with pytest.raises(SamplingError, match=rf"guidance {scale} needs an unconditional prediction"):
-                log_x0_at(denoise, process, canvas, t, rows, scored, guidance=scale)
-            continue
-        asked.clear()
-        found[name] = log_x0_at(denoise, process, canvas, t, rows, scored, guidance=scale)
-        sides = ["with", "without"] if scale != 1.0 else ["with"]
-        assert asked == [(side, [[2, 2, 4]], [0.5], [1]) for side in sides]
-        log_x0, output = found[name]
-        expected = (scale * with_condition + (1 - scale) * without)[1, :2]
-        assert torch.allclose(output, expected, atol=1e-6)
-        x0 = process.log_x0(process.x0_logits(expected.clone(), canvas[1, :2], t[[1, 1]]), canvas[1, :2])
-        assert torch.allclose(log_x0.exp(), x0.exp(), atol=1e-6)
+    def log_x0(output_MV):
+        return made.log_x0(made.x0_logits(output_MV.clone(), noisy_M, t_M), noisy_M)
+
+    def guide(**more):
+        denoise = TextDenoiser(logits=logits(0), **more)
+        return guided_log_x0(denoise, made, canvas_BL, t_B, rows_A, scored_BL, guidance=scale)
+
+    if scale != 1.0:
+        with pytest.raises(SamplingError, match=f"guidance {scale}"):
+            guide()
+    asked.clear()
+    found_MV, output_MV = guide(unconditional=logits(1))
+    assert asked == [(side, [[8, 8, 4]], [0.5], [1]) for side in range(1 if scale == 1.0 else 2)]
+    both = [side[1, :2] for side in sides]
+    if process == "sedd":
+        expected_MV = log_x0(scale * both[0] + (1 - scale) * both[1])
+        assert torch.allclose(output_MV, scale * both[0] + (1 - scale) * both[1], atol=1e-5)
+    else:
+        expected_MV = guide_log_probs(log_x0(both[0]), log_x0(both[1]), scale=scale)
+    assert torch.allclose(found_MV.exp(), expected_MV.exp(), atol=1e-5)

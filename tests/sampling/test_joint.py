@@ -1,21 +1,17 @@
 """Joint sampling of text and latent from noise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.sampling.toys import PAD, build, canvas, rows
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
-from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.joint import JointDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
-from mm_ldlm.sampling.registry import latent_sampler
-
-MASK, PAD = 8, 9
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 
 def denoiser(received=None, self_condition=False):
@@ -26,14 +22,15 @@ def denoiser(received=None, self_condition=False):
             received.append((t_text.clone(), t_latent.clone(), int(asked.sum()), previous))
         ones = (tokens == 1).double().sum(1, keepdim=True)
         x0 = torch.where(ones > 0, 2.0, -2.0).expand(len(tokens), 2).float()
-        logits = torch.zeros(*tokens.shape, 10)
+        logits = torch.full((*tokens.shape, 10), -60.0)
+        logits[..., :2] = 0.0
         logits[..., 1] = z[:, :1] * 5
         return logits[asked], x0
 
     return JointDenoiser(
         predict=predict,
-        process=AbsorbingConfig().build(vocab_size=2, pad_id=PAD, mask_id=MASK),
-        latent_schedule=GaussianSchedule(),
+        process=build(),
+        latent_schedule=CosineLatents().build(),
         parameterisation="x0",
         self_condition=self_condition,
     )
@@ -44,7 +41,7 @@ def together(denoise, tokens, generator, *, draw=None, **latent):
     return joint.together(denoise, tokens, dim=2, draw=draw or Draw(), latent=sampler, generator=generator)
 
 
-def test_together_takes_both_modalities_down_one_grid(canvas, rows):
+def test_together_takes_both_modalities_down_one_grid():
     received = []
     sample = together(denoiser(received), canvas(6, 3), rows(2), steps=4)
     assert [round(float(t[0]), 6) for t, _, _, _ in received] == [1.0, 0.75, 0.5, 0.25]
@@ -59,14 +56,14 @@ def test_together_takes_both_modalities_down_one_grid(canvas, rows):
     assert evaluated == sorted(evaluated, reverse=True), "an unmasked token is not evaluated again"
 
 
-def test_together_gives_texts_and_latents_that_belong_together(canvas, rows):
+def test_together_gives_texts_and_latents_that_belong_together():
     sample = together(denoiser(), canvas(*[6] * 400), rows(400), steps=12)
     has_one = (sample.text.tokens == 1).any(1)
     agree = (sample.latent.latents[:, 0] > 0) == has_one
     assert agree.float().mean() > 0.95
 
 
-def test_together_does_not_depend_on_its_batch_and_obeys_its_options(canvas, rows):
+def test_together_does_not_depend_on_its_batch_and_obeys_its_options():
     whole = together(denoiser(), canvas(6, 3, 5), rows(3), steps=4)
     alone = together(denoiser(), canvas(5), rows(3).select(torch.tensor([2])), steps=4)
     assert torch.equal(whole.text.tokens[2, :5], alone.text.tokens[0])
@@ -82,15 +79,39 @@ def test_together_does_not_depend_on_its_batch_and_obeys_its_options(canvas, row
         )
 
 
-def test_together_conditions_on_its_previous_estimate(canvas, rows):
+def test_together_conditions_on_its_previous_estimate():
     received = []
     together(denoiser(received, self_condition=True), canvas(6), rows(1), steps=3)
     assert [previous is None for _, _, _, previous in received] == [True, False, False]
 
 
-def test_pitfall_12_an_eps_model_is_refused_where_no_signal_is_left(canvas, rows):
+def test_pitfall_12_an_eps_model_is_refused_where_no_signal_is_left():
     predicts_noise = replace(denoiser(), parameterisation="eps")
     with pytest.raises(SamplingError, match="Set t_max below 1"):
         together(predicts_noise, canvas(2), rows(1), steps=3)
     sample = together(predicts_noise, canvas(2), rows(1), steps=3, t_max=0.995)
     assert torch.isfinite(sample.latent.latents).all()
+
+
+@pytest.mark.parametrize(("order", "text", "latent", "named"), [
+    ("together", {"kind": "confidence"}, {}, "text.kind"),
+    ("together", {}, {"kind": "heun"}, "latent.kind"),
+    ("together", {"steps": 3}, {"steps": 4}, "text.steps"),
+    ("together", {"guidance": 2.0}, {}, "text.guidance"),
+    ("together", {}, {"guidance": 2.0}, "latent.guidance"),
+    ("latent_first", {}, {"draws": 2}, "latent.draws"),
+    ("latent_first", {"kind": "confidence", "steps": 3, "guidance": 2.0}, {"kind": "heun"}, None),
+    ("text_first", {"kind": "confidence"}, {"draws": 2}, None),
+    ("together", {}, {}, None),
+])  # fmt: skip
+def test_an_order_refuses_what_it_would_ignore(order, text, latent, named):
+    samplers = (
+        text_sampler(**{"kind": "ancestral", "steps": 4} | text),
+        latent_sampler(**{"kind": "ddim", "steps": 4} | latent),
+    )
+    if named is None:
+        joint.refuse_samplers(order, *samplers)
+    else:
+        with pytest.raises(ValueError, match=named) as raised:
+            joint.refuse_samplers(order, *samplers)
+        assert raised.value.keys == (named, "order")

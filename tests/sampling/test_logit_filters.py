@@ -1,22 +1,20 @@
 """Filters of logits keep the right tokens, and draws have the right frequencies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from mm_ldlm.sampling.config import SearchConfig
 from scipy.stats import chisquare
 
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, filter_logits, sharpen
+from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, sharpen
 from mm_ldlm.sampling.registry import text_sampler
+from mm_ldlm.sampling.search import SearchConfig
 
 DISTRIBUTION = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005], dtype=torch.float64)
-DRAWS = 1_000_000
+DRAWS = 200_000
 
 
 def _frequencies(draw, distribution=DISTRIBUTION, count=DRAWS):
@@ -33,8 +31,9 @@ def _fits(counts, distribution):
     assert alive.sum() == 1 or chisquare(counts[alive].numpy(), expected.numpy()).pvalue > 1e-4
 
 
-def test_frequencies_over_a_million_draws():
-    _fits(_frequencies(Draw()), DISTRIBUTION)
+@pytest.mark.parametrize("count", [DRAWS, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_frequencies_are_those_of_the_distribution(count):
+    _fits(_frequencies(Draw(), count=count), DISTRIBUTION)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -43,10 +42,10 @@ def test_temperature_is_a_power_of_the_distribution(temperature):
 
 
 def test_top_k_and_top_p_truncate_the_distribution():
-    _fits(_frequencies(Draw(top_k=3), count=200_000), DISTRIBUTION * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]))
-    _fits(_frequencies(Draw(top_p=0.7), count=200_000), DISTRIBUTION * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]))
-    _fits(_frequencies(Draw(top_p=0.65 - 1e-6), count=200_000), DISTRIBUTION * torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0]))
-    _fits(_frequencies(Draw(top_p=1e-6), count=200_000), DISTRIBUTION * torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
+    _fits(_frequencies(Draw(top_k=3)), DISTRIBUTION * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]))
+    _fits(_frequencies(Draw(top_p=0.7)), DISTRIBUTION * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]))
+    _fits(_frequencies(Draw(top_p=0.65 - 1e-6)), DISTRIBUTION * torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0]))
+    _fits(_frequencies(Draw(top_p=1e-6)), DISTRIBUTION * torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
 
 
 def test_temperature_zero_is_the_argmax():
@@ -66,14 +65,10 @@ def test_forbidden_words_are_never_drawn_even_at_the_ends():
         assert draw_tokens(distribution, torch.tensor([u], dtype=torch.float64), Draw()).item() == 1
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 9e-5, 1.1e4, 1e30])
-def test_temperatures_that_float32_cannot_divide_by_are_refused(temperature):
-    with pytest.raises(SamplingError, match=r"must be 0, .* or lie between 0\.0001 and 10000"):
-        filter_logits(torch.zeros(1, 3), temperature=temperature)
-    for make in (lambda t: text_sampler("confidence", temperature=t), lambda t: SearchConfig(temperature=t),
-                 lambda t: text_sampler("autoregressive", temperature=t),
-                 lambda t: text_sampler("self_correction", correction_temperature=t)):  # fmt: skip
-        with pytest.raises(ConfigurationError, match=r"temperature must be 0, .* found"):
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 9e-5, 1.1e4, 1e30, -1.0, float("nan")])
+def test_temperatures_that_float32_cannot_divide_by_are_refused(temperature: float) -> None:
+    for make in (lambda t: text_sampler("confidence", temperature=t), lambda t: SearchConfig(temperature=t)):
+        with pytest.raises(ConfigurationError, match="temperature"):
             make(temperature)
         assert all(make(allowed) for allowed in (0.0, 1e-4, 1e4))
 
@@ -90,22 +85,16 @@ def test_the_coldest_and_the_hottest_draw_never_write_a_forbidden_word(temperatu
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=30), st.floats(0.01, 0.999), st.integers(1, 30))
-@settings(max_examples=200, deadline=None)
 def test_filters_keep_the_most_probable(values, top_p, top_k):
     logits = torch.tensor([values], dtype=torch.float64)
     probabilities = logits.softmax(-1)
-    kept = torch.isfinite(filter_logits(logits, top_p=top_p))
+    kept = torch.isfinite(sharpen(logits, Draw(top_p=top_p)))
     assert kept.any()
     assert probabilities[kept].sum() >= min(top_p, 1.0) - 1e-9
     if (~kept).any():
         assert logits[kept].min() >= logits[~kept].max()
     assert probabilities[kept].sum() - probabilities[kept].min() < top_p + 1e-9
-    assert torch.isfinite(filter_logits(logits, top_k=top_k)).sum() >= min(top_k, len(values))
-
-
-def test_filters_refuse_temperature_zero():
-    with pytest.raises(SamplingError, match="0 means argmax"):
-        filter_logits(torch.zeros(1, 3), temperature=0.0)
+    assert torch.isfinite(sharpen(logits, Draw(top_k=top_k))).sum() >= min(top_k, len(values))
 
 
 def test_sharpen_at_temperature_zero_leaves_only_the_argmax():

@@ -1,138 +1,123 @@
-"""ReMDM: the mask ratio follows the schedule while tokens are masked again and rewritten."""
-
-from __future__ import annotations
+"""ReMDM against enumerated distributions; the mask ratio follows the schedule while tokens are masked again."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from tests.sampling.toys import MASK, Exact, agrees, build, canvas, context, denoiser, rows
 
-from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.denoising import TextDenoiser
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
+from mm_ldlm.sampling.registry import text_sampler
 
-MASK, PAD = 8, 9
+EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64))
+KINDS = ["remdm_cap", "remdm_rescale", "remdm_conf", "remdm_loop"]
 
 
-class Watcher:
-    """A denoiser that counts the masks of its inputs: with one mask left a text is still evaluated."""
+def sample(kind: str, denoise: Any, tokens_BL: Any, *, schedule: str = "log_linear", **settings: Any) -> Any:
+    process = build(schedule=schedule)
+    return text_sampler(kind, **settings).sample(denoise, tokens_BL, process=process, generator=rows(len(tokens_BL)))
 
-    def __init__(self, distribution=(0.5, 0.3, 0.2)):
-        self.masks, self.log_probs = [], torch.tensor(distribution).log()
-        self.denoise = TextDenoiser.dense(self, mask_id=MASK, pad_id=PAD, vocab_size=len(distribution))
 
-    def __call__(self, tokens, t):
-        self.masks.append(int((tokens == MASK).sum()))
-        return self.log_probs.expand(*tokens.shape, -1)
+def watched(length: int, words: tuple[float, ...] = (0.5, 0.3, 0.2)) -> tuple[Any, list[Any]]:
+    """A denoiser of these words, and the canvases of 500 texts that it sees; finished texts have word −1."""
+    seen: list[Any] = []
+    log_probs_V = torch.tensor([*words, *[1e-30] * (8 - len(words))]).log()
+
+    def logits(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
+        seen.append(torch.full((500, length), -1).index_copy(0, rows_A, tokens_AL))
+        return log_probs_V.expand(*tokens_AL.shape, 8)
+
+    return denoiser(logits), seen
+
+
+def returned(before: Any, after: Any, word: int | None = None) -> int:
+    """The number of words that are masked again from one canvas to the next."""
+    return int(((before == word if word is not None else before < MASK) & (before >= 0) & (after == MASK)).sum())
+
+
+def compare_with_enumeration(kind: str, steps: int, count: int, eta: float) -> None:
+    alpha = build().mask_schedule.alpha(torch.linspace(1, 0, steps + 1).double())
+    largest = max_remask_ratio(alpha[:-1], alpha[1:])
+    sigma = largest.clamp_max(eta) if kind == "remdm_cap" else eta * largest
+    unmask = remask_unmask_probability(alpha[:-1], alpha[1:], sigma)
+    sigma[-1], unmask[-1] = 0.0, 1.0
+    expected = EXACT.after(steps, unmask=lambda step: float(unmask[step]), remask=lambda step: float(sigma[step]))
+    made = sample(kind, EXACT.denoiser(), canvas(*[2] * count), steps=steps, eta=eta)
+    agrees(EXACT.frequencies(made.tokens), expected, count=count)
+
+
+@pytest.mark.parametrize(("kind", "eta"), [("remdm_cap", 0.3), ("remdm_cap", 1.0), ("remdm_rescale", 0.6)])
+def test_samples_have_the_enumerated_distribution(kind: str, eta: float) -> None:
+    compare_with_enumeration(kind, steps=4, count=20_000, eta=eta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "eta"), [("remdm_cap", 0.3), ("remdm_rescale", 0.6)])
+def test_a_million_samples_have_the_enumerated_distribution(kind: str, eta: float) -> None:
+    compare_with_enumeration(kind, steps=4, count=1_000_000, eta=eta)
 
 
 @pytest.mark.parametrize("schedule", ["log_linear", "cosine"])
-@pytest.mark.parametrize(
-    ("variant", "eta"), [("cap", 0.2), ("rescale", 0.3), ("conf", 0.3), ("cap", 1.0), ("rescale", 1.0)]
-)
-def test_the_mask_ratio_stays_the_schedules(variant, eta, schedule, rows, canvas, write):
-    watcher, steps, count, length = Watcher(), 10, 2000, 30
-    write(
-        f"remdm_{variant}", watcher.denoise, canvas(*[length] * count), rows(count),
-        steps=steps, schedule=MaskSchedule(name=schedule), eta=eta,
-    )  # fmt: skip
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
-    expected = MaskSchedule(name=schedule).mask_probability(times)
-    expected = expected * (1 / expected[0])  # the first step sees masks only; 1 − α_1 is 0.999
-    found = torch.tensor(watcher.masks) / (count * length)
-    # a text's tokens are exchangeable but not independent: allow 6 standard errors of independent ones
-    error = (expected * (1 - expected) / (count * length)).sqrt() + 1.2e-3
-    assert ((found - expected).abs() / error).max() < 6
+@pytest.mark.parametrize(("kind", "eta"), [("remdm_cap", 0.2), ("remdm_rescale", 1.0), ("remdm_conf", 0.3)])
+def test_the_mask_ratio_stays_that_of_the_schedule(kind: str, eta: float, schedule: str) -> None:
+    steps, count, length = 10, 500, 30
+    denoise, seen = watched(length)
+    sample(kind, denoise, canvas(*[length] * count), steps=steps, schedule=schedule, eta=eta)
+    alpha = build(schedule=schedule).mask_schedule.alpha(torch.linspace(1, 0, steps + 1).double())[:-1]
+    expected = (1 - alpha) / (1 - alpha[0])
+    found = torch.tensor([float((tokens == MASK).sum()) for tokens in seen]) / (count * length)
+    # the tokens of a text are not independent: allow more than the standard errors of independent ones
+    agrees(found, expected, count=count * length, errors=7)
 
 
-def test_loop_holds_the_mask_ratio(rows, canvas, write):
-    watcher, steps, count, length = Watcher(), 20, 1500, 30
-    write(
-        "remdm_loop", watcher.denoise, canvas(*[length] * count), rows(count),
-        steps=steps, eta=0.2, t_on=0.6, t_off=0.2, alpha_on=0.8,
-    )  # fmt: skip
-    found = torch.tensor(watcher.masks) / (count * length)
-    inside = [step for step in range(steps) if 0.2 < 1 - step / steps < 0.6]
-    assert (found[inside] - 0.2).abs().max() < 0.01
-    assert found[0] == 1
-    assert found[-1] < 0.1
+def test_loop_holds_the_mask_ratio_and_masks_again_between_its_two_times_only() -> None:
+    steps, count, length, t_on, t_off = 20, 500, 30, 0.72, 0.32
+    denoise, seen = watched(length)
+    sample("remdm_loop", denoise, canvas(*[length] * count), steps=steps, eta=0.3, t_on=t_on, t_off=t_off, alpha_on=0.8)
+    inside = [step for step in range(steps) if t_off < 1 - step / steps <= t_on]
+    ratios = torch.tensor([float((tokens == MASK).sum()) for tokens in seen]) / (count * length)
+    assert (ratios[inside[1:]] - 0.2).abs().max() < 0.02
+    assert ratios[0] == 1
+    again = [step for step, pair in enumerate(itertools.pairwise(seen)) if returned(*pair)]
+    assert again == inside
 
 
-def test_loop_masks_tokens_again_between_its_two_times_alone(rows, canvas, write):
-    seen, steps, t_on, t_off = [], 20, 0.72, 0.32
-
-    def logits(tokens, t):
-        seen.append(tokens.clone())
-        return torch.zeros(*tokens.shape, 3)
-
-    denoise = TextDenoiser.dense(logits, mask_id=MASK, pad_id=PAD, vocab_size=3)
-    write("remdm_loop", denoise, canvas(1000), rows(1), steps=steps, eta=0.3, t_on=t_on, t_off=t_off)
-    assert len(seen) == steps
-    returned = {
-        step: int(((before != MASK) & (after == MASK)).sum())
-        for step, (before, after) in enumerate(itertools.pairwise(seen))
-    }
-    inside = {step for step in returned if t_off < 1 - step / steps <= t_on}
-    assert {step for step, count in returned.items() if count} == inside
-    assert len(inside) == 8
+def test_confidence_decides_which_tokens_return() -> None:
+    """Uncertain tokens return e times as often as certain ones, at most."""
+    denoise, seen = watched(40, words=(0.98, 0.02))
+    sample("remdm_conf", denoise, canvas(*[40] * 400), steps=8, eta=0.36)
+    rates = [
+        sum(returned(before, after, word) for before, after in itertools.pairwise(seen))
+        / sum(int((before == word).sum()) for before in seen[:-1])
+        for word in (0, 1)
+    ]
+    assert 1.5 < rates[1] / rates[0] < 2.72
 
 
-def test_eta_zero_is_ancestral_sampling(context_denoiser, rows, canvas, write):
-    def run(kind, **settings):
-        denoise = context_denoiser(timed=True)
-        return write(kind, denoise, canvas(20, 9, 4), rows(3), steps=9, timestep="schedule", **settings).tokens
-
-    for variant in ("cap", "rescale", "conf"):
-        assert torch.equal(run("ancestral"), run(f"remdm_{variant}", eta=0.0))
-
-
-@pytest.mark.parametrize(("variant", "eta"), [("cap", 1.0), ("rescale", 1.0), ("conf", 0.36), ("loop", 1.0)])
-def test_given_tokens_are_never_masked(variant, eta, context_denoiser, rows, canvas, write):
-    tokens = canvas(*[20] * 50)
-    tokens[:, ::3] = 5
-    sample = write(f"remdm_{variant}", context_denoiser(), tokens, rows(50), steps=30, eta=eta)
-    assert (sample.tokens[:, ::3] == 5).all()
-    assert (sample.steps[:, ::3] == -1).all()
-    assert (sample.tokens != MASK).all()
+@pytest.mark.parametrize("kind", ["remdm_cap", "remdm_rescale", "remdm_conf"])
+def test_without_remasking_it_is_ancestral_sampling(kind: str) -> None:
+    tokens_BL = canvas(9, 5, 7)
+    tokens_BL[0, :4] = 3
+    for skip_idle in (False, True):
+        plain = sample("ancestral", context(), tokens_BL, steps=16, timestep="mask_ratio", skip_idle=skip_idle)
+        made = sample(kind, context(), tokens_BL, steps=16, eta=0.0, skip_idle=skip_idle)
+        whole = torch.tensor([1, 2])  # of a text with given tokens, ReMDM stretches the schedule to its masks
+        assert torch.equal(made.tokens[whole], plain.tokens[whole])
+        assert torch.equal(made.calls_per_row[whole], plain.calls_per_row[whole])
 
 
-def test_conf_masks_the_least_certain_first(rows, canvas, write):
-    """Half of the positions are certain: they are rewritten less often, so they are last unmasked earlier."""
-    distributions = torch.tensor([[0.98, 0.01, 0.01], [0.34, 0.33, 0.33]]).log()[torch.arange(40) % 2]
-    denoise = TextDenoiser.dense(
-        lambda tokens, t: distributions.expand(len(tokens), -1, -1), mask_id=MASK, pad_id=PAD, vocab_size=3
-    )
-    by_variant = {
-        variant: write(f"remdm_{variant}", denoise, canvas(*[40] * 500), rows(500), steps=20, eta=0.36).steps.double()
-        for variant in ("conf", "rescale")
-    }
-    gap = {name: float(steps[:, 1::2].mean() - steps[:, ::2].mean()) for name, steps in by_variant.items()}
-    assert gap["conf"] > 0.3
-    assert abs(gap["rescale"]) < 0.2
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_tokens_are_never_masked_again(kind: str) -> None:
+    denoise, seen = watched(12)
+    tokens_BL = canvas(12)
+    tokens_BL[0, ::3] = 2
+    sample(kind, denoise, tokens_BL, steps=12, eta=0.3)
+    assert all((tokens[0, ::3] == 2).all() for tokens in seen)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("remdm_cap", {"eta": 0.9}),
-        ("remdm_rescale", {"eta": 0.9}),
-        ("remdm_conf", {"eta": 0.36}),
-        ("remdm_loop", {"eta": 0.9}),
-        ("remdm_loop", {"t_on": 0.8}),
-        ("remdm_loop", {"t_off": 0.3}),
-        ("remdm_loop", {"alpha_on": 0.5}),
-        ("remdm_cap", {"timestep": "schedule"}),
-    ],
-)
-def test_options_have_their_effect(name, changes, context_denoiser, rows, canvas, write):
-    def run(**more):
-        return write(name, context_denoiser(timed=True), canvas(*[25] * 20), rows(20), steps=12, **more).tokens
-
-    assert not torch.equal(run(), run(**changes))
-
-
-def test_skip_idle_saves_calls_and_changes_nothing(context_denoiser, rows, canvas, write):
-    tokens = canvas(8, 8, 5, 3)
-    plain = write("remdm_cap", context_denoiser(timed=True), tokens, rows(4), steps=60)
-    lazy = write("remdm_cap", context_denoiser(timed=True), tokens, rows(4), steps=60, skip_idle=True)
-    assert torch.equal(plain.tokens, lazy.tokens)
-    assert (lazy.calls_per_row < plain.calls_per_row).all()
+def test_a_probability_above_1_and_times_in_the_wrong_order_are_refused() -> None:
+    for wrong in ({"kind": "remdm_conf", "eta": 0.37}, {"kind": "remdm_loop", "t_on": 0.2, "t_off": 0.2}):
+        with pytest.raises(ConfigurationError):
+            text_sampler(**wrong)

@@ -1,17 +1,16 @@
 """Search: never worse than no search, with counted costs."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
-from mm_ldlm.sampling.config import SearchConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sampling.toys import MASK, PAD, rows
 
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.search import search
+from mm_ldlm.sampling.search import Drafts, SearchConfig, least_certain, resized, search
 
-MASK, PAD = 8, 9
 TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 
 
@@ -36,7 +35,7 @@ class Bench:
         return (tokens == TARGETS[target]).float().mean(1)
 
 
-def run(rows, bench=None, canvas=None, **config):
+def run(bench=None, canvas=None, **config):
     bench = bench or Bench()
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
@@ -46,12 +45,12 @@ def run(rows, bench=None, canvas=None, **config):
     )  # fmt: skip
 
 
-def test_more_search_is_never_worse(rows):
-    results = [run(rows, rounds=rounds)[1] for rounds in range(5)]
+def test_more_search_is_never_worse():
+    results = [run(rounds=rounds)[1] for rounds in range(5)]
     for fewer, more in itertools.pairwise(results):
         assert (more.cosines >= fewer.cosines).all()
     assert results[-1].cosines.mean() > results[0].first_cosines.mean() + 0.2
-    uncertain = [run(rows, Bench(certain=-2.0), candidates=2, rounds=rounds)[1] for rounds in range(6)]
+    uncertain = [run(Bench(certain=-2.0), candidates=2, rounds=rounds)[1] for rounds in range(6)]
     for fewer, more in itertools.pairwise(uncertain):  # children are often worse here: parents must be able to win
         assert (more.cosines >= fewer.cosines).all()
     for result in results:
@@ -59,26 +58,26 @@ def test_more_search_is_never_worse(rows):
         assert torch.equal(result.cosines, (result.tokens == TARGETS).float().mean(1))
 
 
-def test_costs_are_counted(rows):
-    bench, result = run(rows, candidates=3, rounds=2, good_enough=2.0)
+def test_costs_are_counted():
+    bench, result = run(candidates=3, rounds=2, good_enough=2.0)
     assert int(result.encoder_calls_per_row.sum()) == bench.encoded
     assert result.model_calls_per_row.tolist() == [3 * 3 * 3] * 3  # three calls a sample, K + R·K samples
     assert result.rounds_taken.tolist() == [2, 2, 2]
 
 
-def test_the_same_text_is_embedded_once(rows):
-    bench, _ = run(rows, bench=Bench(right=1.0), candidates=4, rounds=0)
+def test_the_same_text_is_embedded_once():
+    bench, _ = run(bench=Bench(right=1.0), candidates=4, rounds=0)
     assert bench.encoded == 3
 
 
-def test_good_enough_targets_stop(rows):
-    bench, result = run(rows, bench=Bench(right=1.0), rounds=5)
+def test_good_enough_targets_stop():
+    bench, result = run(bench=Bench(right=1.0), rounds=5)
     assert result.rounds_taken.tolist() == [0, 0, 0]
     assert bench.written == bench.encoded == 3  # no second candidate for what the first one got right
     assert (result.cosines == 1).all()
 
 
-def test_each_target_has_its_own_rounds_and_calls(rows):
+def test_each_target_has_its_own_rounds_and_calls():
     """The second target is found at once and the others never are."""
 
     class OneAtOnce(Bench):
@@ -86,12 +85,12 @@ def test_each_target_has_its_own_rounds_and_calls(rows):
             self.right = (target == 1).double()[:, None]
             return super().write(canvas, target, generator, greedy)
 
-    _, result = run(rows, OneAtOnce(), rounds=3)
+    _, result = run(OneAtOnce(), rounds=3)
     assert result.rounds_taken.tolist() == [3, 0, 3]
     assert result.model_calls_per_row.tolist() == [3 * (4 + 3 * 4), 3, 3 * (4 + 3 * 4)]
 
 
-def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough(rows):
+def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough():
     """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
     bench = Bench()
 
@@ -113,24 +112,24 @@ def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough(rows):
     "changes",
     [{"candidates": 8}, {"beam": 3}, {"remask_ratio": 0.9}, {"remask_noise": 0.0}, {"rounds": 1}, {"good_enough": 0.5}],
 )
-def test_options_have_their_effect(changes, rows):
+def test_options_have_their_effect(changes):
     def outcome(**config):
-        _, result = run(rows, **config)
+        _, result = run(**config)
         return (result.tokens.tolist(), result.encoder_calls_per_row.tolist(), result.model_calls_per_row.tolist())
 
     assert outcome() != outcome(**changes)
 
 
-def test_only_masks_are_written(rows):
+def test_only_masks_are_written():
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, :, 2] = 7
-    _, result = run(rows, canvas=canvas)
+    _, result = run(canvas=canvas)
     assert (result.tokens[:, 2] == 7).all()
 
 
-def test_a_target_does_not_depend_on_its_batch(rows):
+def test_a_target_does_not_depend_on_its_batch():
     bench = Bench()
-    _, whole = run(rows, bench)
+    _, whole = run(bench)
     config = SearchConfig(candidates=4, rounds=2)
     alone = search(
         torch.full((1, 4, 6), MASK),
@@ -144,7 +143,7 @@ def test_a_target_does_not_depend_on_its_batch(rows):
     assert torch.equal(alone.tokens[0], whole.tokens[2])
 
 
-def test_the_first_text_of_every_length_is_greedy(rows):
+def test_the_first_text_of_every_length_is_greedy():
     asked = []
 
     class Watched(Bench):
@@ -154,10 +153,10 @@ def test_the_first_text_of_every_length_is_greedy(rows):
 
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
-    run(rows, Watched(right=0.5), canvas=canvas, rounds=0)
+    run(Watched(right=0.5), canvas=canvas, rounds=0)
     assert asked == [True, True, False, False]
     asked.clear()
-    run(rows, Watched(right=0.5), rounds=0)
+    run(Watched(right=0.5), rounds=0)
     assert asked == [True, False, False, False]
 
 
@@ -172,17 +171,43 @@ class Spelling(Bench):
 
 
 @pytest.mark.parametrize("missing", [1, 2])
-def test_a_text_that_starts_too_short_grows_only_with_resize_and_without_given_tokens(missing, rows):
+def test_a_text_that_starts_too_short_grows_only_with_resize_and_without_given_tokens(missing):
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, :, 6 - missing :] = PAD
     settings = {"rounds": 25, "remask_ratio": 0.1}
-    _, fixed = run(rows, Spelling(), canvas=canvas, **settings)
+    _, fixed = run(Spelling(), canvas=canvas, **settings)
     assert (fixed.tokens[:, 5] == PAD).all()
-    _, grown = run(rows, Spelling(), canvas=canvas, resize=0.6, **settings)
+    _, grown = run(Spelling(), canvas=canvas, resize=0.6, **settings)
     assert (grown.cosines == 1).all()
     assert torch.equal(grown.tokens, TARGETS)
     held = canvas.clone()
     held[:, :, 2] = 7  # a given token: the text keeps its length
-    _, kept = run(rows, Spelling(), canvas=held, resize=1.0, **settings)
+    _, kept = run(Spelling(), canvas=held, resize=1.0, **settings)
     assert (kept.tokens[:, 2] == 7).all()
     assert (kept.tokens[:, 5] == PAD).all()
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+def test_resizing_changes_a_length_by_one_at_most_and_masking_takes_its_fraction(lengths, fraction, ratio, seed):
+    generator, count = rows(len(lengths), seed=seed), len(lengths)
+    place_L = torch.arange(7)
+    real_TL = place_L < torch.tensor(lengths)[:, None]
+    tokens_TL = torch.where(real_TL, place_L % 5, PAD)
+    log_probs_TL = -generator.fork("p").uniform(7) * real_TL
+    draft = Drafts(tokens_TL, log_probs_TL, real_TL, torch.zeros(count))
+    made = resized(draft, fraction=fraction, noise=0.0, mask_id=MASK, pad_id=PAD, generator=generator)
+    for row, before in enumerate(lengths):
+        after = int((made.tokens[row] != PAD).sum())
+        assert abs(after - before) <= (fraction > 0)
+        assert (after >= 1) == (before >= 1)
+        assert int((made.tokens[row] == MASK).sum()) == max(after - before, 0)
+        words = [int(token) for token in made.tokens[row] if token not in (MASK, PAD)]
+        kept = tokens_TL[row, :before].tolist()
+        assert words == kept or words in [kept[:place] + kept[place + 1 :] for place in range(before)]
+        assert torch.equal(made.writable[row], made.tokens[row] != PAD)
+    chosen_TL = least_certain(draft, fraction=ratio, noise=0.0, generator=generator)
+    for row, length in enumerate(lengths):
+        expected = min(length, max(1, round(length * ratio)))
+        assert int(chosen_TL[row].sum()) == expected
+        if 0 < expected < length:
+            assert log_probs_TL[row][chosen_TL[row]].max() <= log_probs_TL[row][~chosen_TL[row] & real_TL[row]].min()

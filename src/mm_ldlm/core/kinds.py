@@ -37,6 +37,20 @@ def contributed(group: str) -> dict[str, str]:
     return found
 
 
+@functools.cache
+def registered() -> dict[str, dict[str, str]]:
+    """Collect what other packages register: group → name → "module:Name". The installed packages are read once."""
+    found: dict[str, dict[str, str]] = {}
+    for distribution in distributions():
+        try:
+            for point in distribution.entry_points:
+                if point.group.startswith("mm_ldlm."):
+                    found.setdefault(point.group.removeprefix("mm_ldlm."), {})[point.name] = point.value
+        except Exception:  # a damaged entry_points.txt, of any installed package
+            continue
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Registry:
     """Named components of one group: those of the core, of the families and extras, and of other packages.
@@ -62,14 +76,7 @@ class Registry:
     @property
     def external(self) -> dict[str, str]:
         """The same for the components that other packages registered."""
-        found: dict[str, str] = {}
-        for distribution in distributions():
-            try:
-                points = distribution.entry_points.select(group=f"mm_ldlm.{self.group}")
-                found |= {point.name: point.value for point in points}
-            except Exception:  # a damaged entry_points.txt, of any installed package
-                continue
-        return found
+        return registered().get(self.group, {})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.known | self.external)

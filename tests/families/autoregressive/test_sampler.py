@@ -1,7 +1,5 @@
 """The autoregressive sampler: the enumerated distribution of a small model, and an effect of every key."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -10,13 +8,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
 from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.sampling.denoising import TextDenoiser
 
 N, PAD, WORDS, END = 3, 0, (2, 3, 4), 5
 SHAPE = DataShape(vocab_size=5, pad_id=PAD, mask_id=1, max_length=N)
@@ -169,12 +165,11 @@ def test_settings_can_be_overridden():
         AutoregressiveSampler().override(steps=4)
 
 
-def test_a_model_of_another_interface_and_given_tokens_are_refused(model):
-    denoise = TextDenoiser.dense(lambda tokens, t: None, mask_id=1, pad_id=PAD, vocab_size=5)
+def test_a_model_of_another_interface_and_given_tokens_are_refused(model, refuses):
     canvas = torch.full((2, N), SHAPE.mask_id)
-    with pytest.raises(SamplingError, match="needs a model that predicts the next token"):
-        AutoregressiveSampler().sample(denoise, canvas, process=None, generator=rows(2))
-    with pytest.raises(SamplingError, match="found 2 given tokens"):
+    with refuses(SamplingError, "autoregressive"):
+        AutoregressiveSampler().sample(object(), canvas, process=None, generator=rows(2))
+    with refuses(SamplingError, "autoregressive", 2):
         AutoregressiveSampler().sample(
             model, canvas, process=None, generator=rows(2), open_BL=torch.arange(N).expand(2, -1) > 0
         )
@@ -182,5 +177,5 @@ def test_a_model_of_another_interface_and_given_tokens_are_refused(model):
 
 @pytest.mark.parametrize("bad", [{"top_p": 0.0}, {"temperature": -1.0}, {"top_k": 0}, {"steps": 4}])
 def test_bad_keys_are_refused(bad):
-    with pytest.raises(ConfigurationError, match=rf"sampling\.text(\.{next(iter(bad))})?'"):
-        parse(AutoregressiveSampler, bad, at="sampling.text")
+    with pytest.raises(ConfigurationError, match=next(iter(bad))):
+        AutoregressiveSampler(**bad)

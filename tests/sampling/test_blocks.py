@@ -1,0 +1,65 @@
+"""Blocks from left to right, within the window of the model."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.sampling.toys import MASK, PAD, build, canvas, context, denoiser, rows
+
+from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.sampling.registry import text_sampler
+
+INNER = {"kind": "confidence", "steps": 2}
+
+
+def blocks(block_length: int, **more: Any) -> Any:
+    return text_sampler("blocks", block_length=block_length, inner={**INNER, **more})
+
+
+def test_a_block_is_finished_before_the_next_and_sees_those_before_it() -> None:
+    seen: list[Any] = []
+
+    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
+        seen.append(tokens_AL[0].clone())
+        return torch.zeros(*tokens_AL.shape, 8)
+
+    made = blocks(4).sample(denoiser(words), canvas(10), process=build(), generator=rows(1))
+    order = made.steps[0].tolist()
+    assert all(max(order[start : start + 4]) < min(order[start + 4 :]) for start in (0, 4))
+    for tokens in seen:
+        first = int((tokens == MASK).nonzero()[0]) // 4 * 4
+        assert (tokens[:first] != MASK).all()
+        assert (tokens[first + 4 :] == MASK).all()
+    assert made.model_calls == len(seen) == 6
+
+
+@pytest.mark.parametrize(("window", "length"), [(8, 8), (8, 21), (10, 21), (21, 21), (None, 21)])
+def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | None, length: int) -> None:
+    reads: list[tuple[int, int]] = []
+
+    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
+        reads.append((tokens_AL.shape[1], int((tokens_AL[0] != MASK).sum())))
+        return torch.zeros(*tokens_AL.shape, 8)
+
+    made = blocks(4).sample(denoiser(words), canvas(length), process=build(), generator=rows(1), window=window)
+    assert (made.tokens != MASK).all()
+    assert max(width for width, _ in reads) <= (window or length)
+    assert max(known for _, known in reads) >= min(length, window or length) - 8, "context before the block is read"
+
+
+def test_one_block_is_the_inner_sampler() -> None:
+    tokens_BL, inner = canvas(9, 4), text_sampler(**INNER)
+    plain = inner.sample(context(), tokens_BL, process=build(), generator=rows(2).fork(0))
+    made = blocks(9).sample(context(), tokens_BL, process=build(), generator=rows(2))
+    for name in ("tokens", "log_probs", "steps", "calls_per_row"):
+        assert torch.equal(getattr(made, name), getattr(plain, name))
+    assert (made.tokens[1, 4:] == PAD).all()
+
+
+def test_what_cannot_be_a_block_is_refused() -> None:
+    with pytest.raises(SamplingError, match="block_length 9"):
+        blocks(9).sample(context(), canvas(20), process=build(), generator=rows(1), window=8)
+    with pytest.raises(ConfigurationError, match="blocks"):
+        text_sampler("blocks", inner={"kind": "blocks", "inner": INNER})
+    with pytest.raises(ConfigurationError, match="inner"):
+        text_sampler("blocks")
