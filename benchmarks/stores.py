@@ -193,7 +193,8 @@ def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
     They are recorded as verified: 15 GB are hashed once in the life of a store, and not whenever it is opened.
     """
     from mm_ldlm.data.latents import store as latent_store
-    from mm_ldlm.data.store import Manifest, Shard, verified
+    from mm_ldlm.data.store import Manifest, Shard
+    from mm_ldlm.data.store.manifest import remember
     from mm_ldlm.data.store.writer import shard_name
 
     folder.mkdir(parents=True)
@@ -203,7 +204,7 @@ def write_sparse_store(folder: Path, *, rows: int, shard_rows: int) -> None:
         path = folder / shard_name(number)
         _sparse_shard(path, number, count, latent_store.schema(DIM, "float32"))
         shards.append(Shard(name=path.name, rows=count, bytes=path.stat().st_size, sha256="not computed"))
-        verified.record(folder, path.name, sha256="not computed")
+        remember(folder, shards[-1].line(folder))
     Manifest(kind="latents", rows=rows, shards=tuple(shards), meta={"dim": DIM}).write(folder)
 
 

@@ -29,7 +29,7 @@ SECTIONS = Registry(
         "tokenizer": "mm_ldlm.data.corpus.tokenizer:TokenizerConfig",
         "encoder": "mm_ldlm.data.encoders:ENCODERS",
         "embedding": "mm_ldlm.data.latents.config:ExtractConfig",
-        "validation": "mm_ldlm.data.latents.config:ValidationConfig",
+        "validation": "mm_ldlm.data.validation.config:ValidationConfig",
         "normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
         "model": "mm_ldlm.models.registry:MODELS",
         "objective": "mm_ldlm.objectives.registry:OBJECTIVES",

@@ -60,18 +60,6 @@ class StoreError(MMLDLMError):
     """A store on disk is incomplete, damaged, or of another format version."""
 
 
-class MissingShardError(StoreError):
-    """A shard that the manifest names does not exist."""
-
-
-class TruncatedShardError(StoreError):
-    """A shard does not have the size that the manifest states."""
-
-
-class ShardSchemaError(StoreError):
-    """The columns of a shard, or their types, differ from those of the first shard of its store."""
-
-
 class FingerprintError(StoreError):
     """An artifact was made from inputs (encoder, texts, tokenizer, parameters) that differ from the current ones."""
 

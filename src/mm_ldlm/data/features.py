@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,9 +22,9 @@ from mm_ldlm.data.store import Manifest, ShardStore
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.latents.findings import Findings
     from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
     from mm_ldlm.data.store.columns import FixedColumn
+    from mm_ldlm.data.validation.findings import Finding
 
 log = logging.getLogger(__name__)
 Rows = npt.NDArray[np.int64]
@@ -117,8 +117,9 @@ class Feature:
         """
         raise NotImplementedError
 
-    def check(self, found: Findings, store: ShardStore, records: ShardStore) -> None:
-        """Add findings about the store, and records that cannot be used, to those of the validation."""
+    def check(self, store: ShardStore, records: ShardStore) -> Iterable[Finding]:
+        """Return findings about the store, and records that cannot be used, for the validation."""
+        return ()
 
     @classmethod
     def unit_norm(cls, store: ShardStore) -> bool:

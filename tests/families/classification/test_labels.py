@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mm_ldlm.data.latents.findings import Findings
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.features import Inputs
-from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.store import ShardStore, StoreWriter
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names

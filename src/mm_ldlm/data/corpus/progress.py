@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_ldlm.core.files import recorded, remove_temporaries, write_bytes, write_json
+from mm_ldlm.core.files import recorded, remove_temporaries, write_json
 from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
-from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.data.store.writer import shard_name
 
@@ -43,7 +43,7 @@ class Progress:
         try:
             shards = {name: [Shard(**shard) for shard in found["shards"][name]] for name in folders}
             if found["fingerprint"] == fingerprint(self.made_by) and all(
-                _is_intact(folders[name] / shard.name, shard) for name in folders for shard in shards[name]
+                shard.is_intact(folders[name]) for name in folders for shard in shards[name]
             ):
                 self.state, self.shards = found["state"], shards
         except (LookupError, TypeError):  # no progress, or that of another version
@@ -57,8 +57,8 @@ class Progress:
         stale = [path for path in folder.glob("part-*.arrow") if path.name not in keep]
         if Manifest.exists(folder) and (stale or not keep or Manifest.read(folder).fingerprints != self.made_by):
             (folder / MANIFEST).unlink()
-        for path in [*stale, folder / "schema.arrow"]:
-            path.unlink(missing_ok=True)
+        for path in stale:
+            path.unlink()
 
     def commit(self, tables: Mapping[str, pa.Table], state: dict[str, Any]) -> None:
         """Write a shard of each store that has rows, then the state that includes them."""
@@ -78,13 +78,9 @@ class Progress:
     def manifest(self, name: str, *, kind: str, schema: pa.Schema, **meta: Any) -> Manifest:
         """Return the manifest of a finished store, which the caller writes."""
         shards = tuple(self.shards[name])
-        if not shards:  # an empty store still has a schema
-            write_bytes(self.folders[name] / "schema.arrow", memoryview(schema.serialize()))
+        if not shards:  # an empty store has a shard as well, with its columns
+            shards = (write_shard(self.folders[name], shard_name(0), schema.empty_table()),)
         return Manifest(
             kind=kind, rows=sum(shard.rows for shard in shards), shards=shards, fingerprints=self.made_by,
             meta={"columns": schema.names, **meta},
         )  # fmt: skip
-
-
-def _is_intact(path: Path, shard: Shard) -> bool:
-    return path.is_file() and path.stat().st_size == shard.bytes and file_sha256(path) == shard.sha256

@@ -163,9 +163,14 @@ class SourceVectors(Protocol):
         """Fill the latent store of the records with their vectors and commit it."""
 
 
+def side_folder(records: Path) -> Path:
+    """Return the folder of the sources' vectors, below that of the records."""
+    return records / "vectors"
+
+
 def side_store(config: EncoderConfig, records: Path) -> SideStore | None:
     """Return the store of the sources' vectors, below the folder of the records; None if they are computed."""
-    return config.vector_store(records / "vectors") if isinstance(config, SourceVectors) else None
+    return config.vector_store(side_folder(records)) if isinstance(config, SourceVectors) else None
 
 
 def no_encoder(config: EncoderConfig) -> str | None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.features import Feature
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
-from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store import ShardStore, fixed_lists
 from mm_ldlm.data.store.columns import Rows
 
 KIND = "latents"
@@ -28,12 +26,9 @@ def schema(dim: int, dtype: StoredType) -> pa.Schema:
 
 def table(ids: list[str], vectors_nd: npt.NDArray[Any], *, dtype: StoredType) -> pa.Table:
     """Convert vectors (n, d) and their ids to rows of a latent store."""
-    dim = vectors_nd.shape[1]
     with np.errstate(over="ignore"):  # the caller refuses numbers that `dtype` cannot represent, or counts them
-        flat = pa.array(np.ascontiguousarray(vectors_nd, np.dtype(dtype)).reshape(-1))
-    return pa.Table.from_arrays(
-        [pa.array(ids, pa.string()), pa.FixedSizeListArray.from_arrays(flat, dim)], schema=schema(dim, dtype)
-    )
+        stored = vectors_nd.astype(np.dtype(dtype))
+    return pa.table({"id": pa.array(ids, pa.string()), "latent": fixed_lists(stored)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,36 +52,16 @@ class Latents(Feature):
 
 
 class LatentStore(ShardStore):
-    """A finished store of kind "latents"; rows are returned as float32, whatever the stored type."""
-
-    @classmethod
-    def open(cls, directory: str | Path, kind: str | None = KIND) -> Self:
-        """Open a store like `ShardStore.open`, and check the dimension of its manifest against its shards."""
-        store = super().open(directory, kind)
-        promised = store.manifest.meta.get("dim")
-        if len(store) and promised is not None and promised != store.dim:
-            raise StoreError(
-                f"{directory}: expected dimension {promised} (the manifest), found {store.dim} in the shards. "
-                "Run the embedding pipeline again."
-            )
-        return store
+    """A finished store of kind "latents"; vectors are returned as float32, whatever the stored type."""
 
     @property
     def dim(self) -> int:
         """Dimension d of the vectors."""
         return self.fixed("latent").dim
 
-    @property
-    def dtype(self) -> str:
-        """Stored data type: "float32" or "float16"."""
-        return self.fixed("latent").dtype.name
-
     def take(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return (n, d) float32, in the requested order."""
         return self.fixed("latent").take(rows).astype(np.float32, copy=False)
-
-    def __getitem__(self, rows: Rows) -> npt.NDArray[np.float32]:
-        return self.fixed("latent")[rows].astype(np.float32, copy=False)
 
     def ids(self, rows: Rows) -> list[str]:
         """Return n ids."""

@@ -11,7 +11,7 @@ from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders.base import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.store import Manifest, ShardStore, write_shard
+from mm_ldlm.data.store import Manifest, write_shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokenVectors(Feature):
         earlier = Manifest.read(workspace).fingerprints.get("encoder") if Manifest.exists(workspace) else None
         located = self.encoder.locate(expected=earlier)
         made_from = {"tokenizer": tokenizer.fingerprint, "encoder": located.fingerprint}
-        if (kept := ShardStore.finished(workspace, made_from)) is not None:
+        if (kept := Manifest.finished(workspace, made_from)) is not None:
             return kept
         tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
         loaded = self.encoder.load(located, device=None)

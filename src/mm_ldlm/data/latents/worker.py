@@ -1,8 +1,9 @@
 """The extraction worker: encode the shards of this rank and write them.
 
-`extract` starts several processes (`python -m mm_ldlm.data.latents.worker JOB`) or calls `encode_shards` for one. A
-process computes as many shards at a time as it has lanes. In each lane, the next shard is tokenised and the previous
-one is written while the current one is computed.
+`extract` starts several processes (`python -m mm_ldlm.data.latents.worker JOB`) or calls `encode_shards` in its own. A
+process computes as many shards at a time as it has lanes: on a CPU, threads are as fast as processes without starting
+further interpreters, because matrix products release Python's lock. In each lane, the next shard is tokenised and the
+previous one is written while the current one is computed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -20,101 +21,181 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, EncoderError
-from mm_ldlm.core.files import InputFile, write_json
-from mm_ldlm.data.encoders import Encoder, LocatedEncoder, load_encoder
+from mm_ldlm.core.files import InputFile
+from mm_ldlm.data.batching import lanes_of
+from mm_ldlm.data.encoders import Encoder, EncoderConfig, load_encoder, parse_encoder
 from mm_ldlm.data.engines.base import Engine
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.plan import Plan
-from mm_ldlm.data.store import ShardStore, write_shard
-from mm_ldlm.data.store.writer import shard_name
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store.parts import Parts
 from mm_ldlm.distributed import environment, failure, process
 
+JOB = "job.json"
+Vectors = npt.NDArray[np.float32]
 
-def encode_shards(
-    plan: Plan,
-    numbers: list[int],
-    *,
-    located: LocatedEncoder | None,
-    rank: int,
-    device: str | None = None,
-    lanes: int = 1,
-    encoder: Encoder | None = None,
-) -> None:
-    """Encode and write these shards of the plan, distributed over `lanes` threads.
 
-    `encoder` is a loaded encoder; None loads that of the plan.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The inputs that determine the bytes of the store, their fingerprints `made_by`, and the folders."""
 
-    On a CPU, threads are as fast as processes without starting further interpreters, because matrix products release
-    Python's lock.
+    records: str
+    workspace: str
+    encoder: EncoderConfig
+    config: ExtractConfig
+    shard_rows: int
+    made_by: Mapping[str, str]
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(Path(self.workspace), self.made_by)
+
+    def rows(self, number: int, count: int) -> tuple[int, int]:
+        """Return the first row of a shard and the row after its last row, of `count` rows."""
+        return number * self.shard_rows, min((number + 1) * self.shard_rows, count)
+
+    def read(self, records: ShardStore, number: int) -> tuple[list[str], list[str]]:
+        """Return the ids and the texts of a shard."""
+        table = records.window(*self.rows(number, len(records)), columns=["id", "text"])
+        return table["id"].to_pylist(), table["text"].to_pylist()
+
+    def numbers(self, count: int) -> range:
+        """List the shards of `count` rows."""
+        return range(max(1, -(-count // self.shard_rows)))
+
+    def write(self, number: int, ids: list[str], vectors: Vectors) -> None:
+        """Write a shard.
+
+        Raises:
+            EncoderError: it has NaN or infinity, which only the conversion to float16 may produce, and the job is to
+                stop.
+        """
+        with np.errstate(over="ignore"):
+            stored = vectors.astype(np.dtype(self.config.dtype), copy=False)
+        bad = np.flatnonzero(~np.isfinite(stored).all(1))
+        if len(bad) and self.config.non_finite == "stop":
+            first = ", ".join(ids[row] for row in bad[:5])
+            raise EncoderError(
+                f"expected finite vectors of the encoder {self.encoder.name!r} in {self.config.dtype}, found others "
+                f"for {len(bad)} of {len(ids)} sentences of shard {number} (first ids {first}). "
+                "This shard was not written. Check these sentences, encoder.dtype and embedding.dtype, or set "
+                "embedding.non_finite to quarantine to leave them out of the index and continue."
+            )
+        self.parts.write(number, latent_store.table(ids, vectors, dtype=self.config.dtype))
+
+    def load(self, *, device: str | None) -> Encoder:
+        """Load the encoder on this machine.
+
+        Raises:
+            EncoderError: it is not the one that the job was made for.
+        """
+        encoder = load_encoder(self.encoder, device=device, expected=self.made_by["encoder"])
+        if encoder.fingerprint != self.made_by["encoder"]:
+            raise EncoderError(
+                f"encoder {self.encoder.name!r}: expected fingerprint {self.made_by['encoder']}, as when the run "
+                f"started, found {encoder.fingerprint}. Its files changed since, or differ between hosts: use one copy."
+            )
+        return encoder
+
+
+def processes_of(encoder: EncoderConfig, config: ExtractConfig) -> int:
+    """Return the number of processes on this host: as configured, or one for each GPU, or one."""
+    on_gpus = encoder.device in ("auto", "cuda") and torch.cuda.is_available()
+    return config.processes or (torch.cuda.device_count() if on_gpus else 1)
+
+
+def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, processes: int = 1) -> None:
+    """Encode and write these shards of the job; `processes` share the cores of this host.
 
     Raises:
-        EncoderError: The encoder returned numbers that are not finite and the plan is to stop; names the sentences.
+        EncoderError: The encoder returned numbers that are not finite and the job is to stop; names the sentences.
     """
-    if encoder is None:
-        located = located or plan.encoder.locate(expected=plan.fingerprints["encoder"])
-        encoder = plan.encoder.load(located, device=device)
-    _refuse_other_encoder(plan, encoder)
+    lanes = 2 if processes == 1 else 1  # of an encoder that computes elsewhere, so that it is busy while a shard ends
+    if job.encoder.device is not None:
+        device = process.choose_device(job.encoder.device)
+        lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
+    lanes = max(1, min(lanes, len(numbers)))
     stop = threading.Event()
     with ThreadPoolExecutor(lanes) as pool:
-        jobs = [pool.submit(_lane, plan, numbers[lane::lanes], encoder, rank + lane, stop) for lane in range(lanes)]
+        tasks = [pool.submit(_lane, job, numbers[lane::lanes], encoder, stop) for lane in range(lanes)]
         try:
-            for job in as_completed(jobs):
-                job.result()
+            for task in as_completed(tasks):
+                task.result()
         except BaseException:
             stop.set()  # the other lanes stop after their current shard
             raise
 
 
+def _lane(job: Job, numbers: Sequence[int], encoder: Encoder, stop: threading.Event) -> None:
+    """Encode and write these shards in order."""
+    records = ShardStore.open(job.records, "records")
+
+    def read(number: int) -> tuple[list[str], Any]:
+        ids, texts = job.read(records, number)
+        return ids, encoder.prepare(texts)
+
+    writing: Future[None] | None = None
+    with fixed_threads(job.config.threads), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        for number, (ids, prepared) in zip(numbers, _one_ahead(reader, read, numbers), strict=True):
+            if stop.is_set():
+                break
+            vectors = encoder.run(prepared)
+            encoder.verify()
+            if writing is not None:
+                writing.result()
+            writing = writer.submit(job.write, number, ids, vectors)
+        if writing is not None:
+            writing.result()
+
+
+def _one_ahead(pool: ThreadPoolExecutor, function: Callable[[int], Any], items: Sequence[int]) -> Iterator[Any]:
+    """Yield the result for each item, while the pool computes the next one."""
+    coming: Future[Any] | None = None
+    for item in items:
+        following = pool.submit(function, item)
+        if coming is not None:
+            yield coming.result()
+        coming = following
+    if coming is not None:
+        yield coming.result()
+
+
 class EncodeTexts:
     """The function of the tasks of an engine: texts of one shard → their vectors.
 
-    A process loads the encoder on its first task. What is sent to a node is the plan and not the encoder: the node
-    needs the weights, and their fingerprint has to be that of the plan.
+    A process loads the encoder on its first task. What is sent to a node is the job and not the encoder: the node
+    needs the weights, and their fingerprint has to be that of the job.
     """
 
-    def __init__(self, plan: Plan, *, device: str) -> None:
-        self.plan, self.device = plan, device
+    def __init__(self, job: Job, *, device: str) -> None:
+        self.job, self.device = job, device
         self._encoder: Encoder | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _encode_texts, (self.plan.to_dict(), self.device)
-
-    def __call__(self, texts: list[str]) -> npt.NDArray[np.float32]:
-        if self._encoder is None:
-            encoder = load_encoder(self.plan.encoder, device=self.device, expected=self.plan.fingerprints["encoder"])
-            _refuse_other_encoder(self.plan, encoder)
-            self._encoder = encoder
-        with fixed_threads(self.plan.threads):
+    def __call__(self, texts: list[str]) -> Vectors:
+        self._encoder = self._encoder or self.job.load(device=self.device)
+        with fixed_threads(self.job.config.threads):
             vectors = self._encoder.run(self._encoder.prepare(texts))
         self._encoder.verify()
         return vectors
 
 
-def _encode_texts(plan: dict[str, Any], device: str) -> EncodeTexts:
-    return EncodeTexts(Plan.from_dict(plan), device=device)
-
-
-def encode_by_tasks(engine: Engine, plan: Plan, numbers: list[int]) -> None:
-    """Encode these shards of the plan as tasks of an engine, one shard each, and write them here as they end.
+def encode_by_tasks(engine: Engine, job: Job, numbers: Sequence[int]) -> None:
+    """Encode these shards of the job as tasks of an engine, one shard each, and write them here as they end.
 
     Raises:
         ConfigurationError: the encoder does not compute on the nodes, or needs a device that they do not have.
         EncoderError: as in `encode_shards`; or a node has other weights.
         WorkerFailed: a task failed or was lost; all shards that were written are kept.
     """
-    device = _device_of_tasks(plan.encoder.device, gpus=engine.gpus)
-    records, done = ShardStore.open(plan.records, "records"), 0
-    texts = (records.table(slice(*plan.bounds(number)))["text"].to_pylist() for number in numbers)
-    results = engine.run(
-        EncodeTexts(plan, device=device), texts, ordered=False, cpus=plan.threads, gpus=int(device == "cuda")
-    )
-    for position, vectors in results:
-        number = numbers[position]
-        ids = records.table(slice(*plan.bounds(number)))["id"].to_pylist()
-        _check(plan, number, ids, vectors)
-        done += len(ids)
-        _write(plan, number, ids, vectors, 0, done)
+    device = _device_of_tasks(job.encoder.device, gpus=engine.gpus)
+    records = ShardStore.open(job.records, "records")
+    texts = (job.read(records, number)[1] for number in numbers)
+    function, gpus = EncodeTexts(job, device=device), int(device == "cuda")
+    for place, vectors in engine.run(function, texts, ordered=False, cpus=job.config.threads, gpus=gpus):
+        ids = job.read(records, numbers[place])[0]
+        job.write(numbers[place], ids, vectors)
 
 
 def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
@@ -124,78 +205,12 @@ def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
             "parameter 'embedding.engine': expected local, because this encoder computes elsewhere and several "
             "requests are under way already, found an engine that sends tasks to other hosts. Remove the engine."
         )
-    if wanted not in ("auto", "cpu", "cuda"):
+    if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and not gpus):
         raise ConfigurationError(
-            "parameter 'encoder.device': expected auto, cpu or cuda, because the engine assigns the GPUs, found "
-            f"{wanted}."
-        )
-    if wanted == "cuda" and not gpus:
-        raise ConfigurationError(
-            "parameter 'encoder.device': expected auto or cpu, because the nodes of the engine have no GPU, found "
-            "cuda. Start nodes with GPUs, or change the device."
+            f"parameter 'encoder.device': expected auto or cpu, or cuda where the nodes of the engine have GPUs, which "
+            f"the engine assigns, found {wanted} and {gpus} GPUs. Start nodes with GPUs, or change the device."
         )
     return "cuda" if gpus and wanted != "cpu" else "cpu"
-
-
-def _lane(plan: Plan, numbers: list[int], encoder: Encoder, rank: int, stop: threading.Event) -> None:
-    """Encode and write these shards in order."""
-    records = ShardStore.open(plan.records, "records")
-    with fixed_threads(plan.threads):
-        done = 0
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-            coming = reader.submit(_read, records, encoder, plan, numbers[0]) if numbers else None
-            writing: Future[None] | None = None
-            for position, number in enumerate(numbers):
-                if stop.is_set():
-                    break
-                assert coming is not None
-                ids, prepared = coming.result()
-                if position + 1 < len(numbers):
-                    coming = reader.submit(_read, records, encoder, plan, numbers[position + 1])
-                vectors = encoder.run(prepared)
-                _check(plan, number, ids, vectors)
-                encoder.verify()
-                if writing is not None:
-                    writing.result()
-                done += len(ids)
-                writing = writer.submit(_write, plan, number, ids, vectors, rank, done)
-            if writing is not None:
-                writing.result()
-
-
-def _read(records: ShardStore, encoder: Encoder, plan: Plan, number: int) -> tuple[list[str], Any]:
-    table = records.table(slice(*plan.bounds(number)))
-    return table["id"].to_pylist(), encoder.prepare(table["text"].to_pylist())
-
-
-def _write(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32], rank: int, done: int) -> None:
-    table = latent_store.table(ids, vectors, dtype=plan.dtype)
-    shard = write_shard(plan.workspace, shard_name(number), table)
-    write_json(plan.sidecar(number), dataclasses.asdict(shard))
-    write_json(plan.progress_folder / f"rank-{rank}.json", {"rows": done})
-
-
-def _check(plan: Plan, number: int, ids: list[str], vectors: npt.NDArray[np.float32]) -> None:
-    """Refuse NaN and infinity, including overflows that only the conversion to float16 produces."""
-    with np.errstate(over="ignore"):
-        stored = vectors.astype(np.dtype(plan.dtype), copy=False)
-    bad = np.flatnonzero(~np.isfinite(stored).all(1))
-    if len(bad) and plan.non_finite == "stop":
-        first = ", ".join(ids[row] for row in bad[:5])
-        raise EncoderError(
-            f"encoder {plan.encoder.name!r} returned numbers that are not finite for {len(bad)} of {len(ids)} "
-            f"sentences of shard {number} (ids {first}{', …' if len(bad) > 5 else ''}). This shard was not written. "
-            "Check these sentences and encoder.dtype, or set embedding.non_finite to quarantine to leave them out of "
-            "the index and continue."
-        )
-
-
-def _refuse_other_encoder(plan: Plan, encoder: Encoder) -> None:
-    if encoder.fingerprint != plan.fingerprints["encoder"]:
-        raise EncoderError(
-            f"encoder {plan.encoder.name!r}: expected fingerprint {plan.fingerprints['encoder']} (the plan), found "
-            f"{encoder.fingerprint}. Its files changed since the run started, or differ between hosts: use one copy."
-        )
 
 
 @contextlib.contextmanager
@@ -209,17 +224,17 @@ def fixed_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def main(job: Path) -> None:
+def main(file: Path) -> None:
     """Encode this rank's part of the job: every n-th missing shard, without those that an earlier attempt finished."""
-    rank_info = environment.rank_info()
-    plain = InputFile(job, remedy="Start the embedding again.").json(dict)
-    plan = Plan.from_dict(plain["plan"])
-    device = None
-    if plan.encoder.device in ("auto", "cuda"):
-        device = str(process.choose_device(plan.encoder.device, local_rank=rank_info.local_rank))
-    mine = plain["missing"][rank_info.rank :: rank_info.world]
-    unfinished = [number for number in mine if not plan.sidecar(number).is_file()]
-    encode_shards(plan, unfinished, located=None, rank=rank_info.rank, device=device)
+    rank, plain = environment.rank_info(), InputFile(file, remedy="Start the embedding again.").json(dict)
+    missing = plain.pop("missing")[rank.rank :: rank.world]
+    encoder, config = parse_encoder(plain["encoder"]), parse(ExtractConfig, plain["config"], at="embedding")
+    job = Job(**{**plain, "encoder": encoder, "config": config})
+    device = encoder.device
+    if device in ("auto", "cuda"):
+        device = str(process.choose_device(device, local_rank=rank.local_rank))
+    unfinished = [number for number in missing if not job.parts.record(number).is_file()]
+    encode_shards(job, unfinished, encoder=job.load(device=device), processes=rank.local_world)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Arrow shard stores: directories of memory-mapped IPC shards with `manifest.json` written last.
 
-This room contains atomic writes, fingerprints, manifests, the shard reader with its numpy columns and the shard writer.
+This room contains fingerprints, manifests, the shard reader with its numpy columns and the shard writer.
 Nothing here depends on the meaning of a column: records, tokens, latents and the index are stores of a `kind`, which
 other rooms define.
 """
@@ -9,9 +9,9 @@ import enum
 
 from mm_ldlm.data.store.manifest import Manifest, Shard
 from mm_ldlm.data.store.shards import ShardStore
-from mm_ldlm.data.store.writer import StoreWriter, write_shard
+from mm_ldlm.data.store.writer import StoreWriter, fixed_lists, write_shard
 
-__all__ = ["NOT_NEEDED", "Manifest", "NotNeeded", "Shard", "ShardStore", "StoreWriter", "write_shard"]
+__all__ = ["NOT_NEEDED", "Manifest", "NotNeeded", "Shard", "ShardStore", "StoreWriter", "fixed_lists", "write_shard"]
 
 
 class NotNeeded(enum.Enum):

@@ -1,20 +1,35 @@
-"""The manifest: the contents of a store and the fingerprints of its inputs, written last to commit the store."""
+"""The manifest: the contents of a store and the fingerprints of its inputs, written last to commit the store.
+
+A file of a store is hashed once: a small record in its folder lists the name, size, times of modification and change,
+and checksum of each file that was compared. A file that was written, replaced or renamed since then has other numbers
+and is hashed again. The record is a cache that nothing else reads: it may be removed, and a folder that cannot be
+written to is hashed once in every process. Bytes that change on the disk itself, without a write, keep their times;
+only `Shard.is_intact`, which validation and extraction call, reads every byte again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import FingerprintError
-from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError
+from mm_ldlm.core.files import InputFile, inside, problem, write_json
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+VERIFIED = ".verified"
+REMEDY = (
+    "Remove it if it is there, and run the pipeline that writes this store; it keeps what is intact."
+)  # fmt: skip
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.arrow")
+_verified: dict[str, set[str]] = {}
+"""Folder → lines of its record, and those that could not be written to it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +41,66 @@ class Shard:
     bytes: int
     sha256: str
 
+    def check(self, directory: Path) -> Path:
+        """Return the path of the file; raise StoreError if it is missing, outside the folder or of another size."""
+        path = directory / self.name
+        fault = problem(path)
+        with contextlib.suppress(OSError, ValueError):
+            if fault is None and (size := path.stat().st_size) != self.bytes:
+                fault = f"has {size} bytes instead of {self.bytes}"
+        if fault is not None:
+            raise StoreError(f"{path}: expected a shard of {self.rows} rows, found that it {fault}. {REMEDY}")
+        try:
+            return inside(directory, self.name)
+        except MMLDLMError as error:
+            raise StoreError(f"{error} {REMEDY}") from None
+
+    def is_intact(self, directory: Path) -> bool:
+        """Return whether the file exists and has the recorded checksum; reads every byte."""
+        try:
+            return file_sha256(self.check(directory)) == self.sha256
+        except StoreError:
+            return False
+
+    def verify(self, directory: Path) -> None:
+        """Compare the checksum with the file, unless that was done since the file changed; StoreError if it differs."""
+        line = self.line(directory)
+        if line in _lines(directory):
+            return
+        if file_sha256(directory / self.name) != self.sha256:
+            raise StoreError(
+                f"{directory / self.name}: expected the sha256 {self.sha256}, found another: the bytes on disk changed "
+                f"after they were written. {REMEDY}"
+            )
+        remember(directory, line)
+
+    def line(self, directory: Path) -> str:
+        """Return the line of the record for the present file."""
+        about = self.check(directory).stat()
+        return f"{self.name} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {self.sha256}"
+
+
+def remember(directory: Path, line: str) -> None:
+    """Add a line to the record of verified files of a folder."""
+    _lines(directory).add(line)
+    # One append of one short line: writers in other processes cannot mix with it, and a torn line matches no file.
+    # O_NONBLOCK: a pipe in its place would be opened only when somebody reads it.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory / VERIFIED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def _lines(directory: Path) -> set[str]:
+    key = os.path.abspath(directory)
+    if key not in _verified:
+        _verified[key] = set()
+        with contextlib.suppress(StoreError):
+            _verified[key] |= set(InputFile(directory / VERIFIED, remedy="").lines())
+    return _verified[key]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -34,7 +109,7 @@ class Manifest:
     Attributes:
         kind: kind of the store ("records", "tokens", "latents", "index", ...).
         rows: rows in all shards together.
-        shards: in row order.
+        shards: in row order; an empty store has one without rows, which has its columns.
         fingerprints: of all inputs of the store, by name ("records", "encoder", "tokenizer", "parameters", ...).
         meta: further information (dimension, vocabulary size, counts); plain JSON.
     """
@@ -48,7 +123,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the whole manifest with the shards' checksums: it changes when any byte of the store changes."""
+        """Digest of the manifest with the shards' checksums: it changes when any byte of the store changes."""
         return fingerprint(dataclasses.asdict(self))
 
     def write(self, directory: str | Path) -> None:
@@ -66,9 +141,7 @@ class Manifest:
         Raises:
             StoreError: There is none, it is damaged, or it has another format version.
         """
-        file = InputFile(
-            Path(directory) / NAME, remedy="Run the pipeline that writes this store; if the file is there, remove it."
-        )  # fmt: skip
+        file = InputFile(Path(directory) / NAME, remedy=REMEDY)
         found: Manifest = file.json(cls)
         if found.format_version != FORMAT_VERSION:
             file.refuse(f"format version {FORMAT_VERSION}", str(found.format_version))
@@ -79,6 +152,14 @@ class Manifest:
         if not all(0 <= count < 2**63 for count in counts) or sum(shard.rows for shard in found.shards) != found.rows:
             file.refuse(f"shards with {found.rows} rows together", show(found.shards, 200))
         return found
+
+    @classmethod
+    def finished(cls, directory: str | Path, fingerprints: dict[str, str]) -> Manifest | None:
+        """Read the manifest of a finished store of these inputs; None if there is none, or a shard is damaged."""
+        found = cls.read(directory) if cls.exists(directory) else None
+        if found is None or found.fingerprints != fingerprints:
+            return None
+        return found if all(shard.is_intact(Path(directory)) for shard in found.shards) else None
 
     def require(self, *, directory: str | Path, **fingerprints: str) -> None:
         """Refuse the store unless it was made from the inputs with these fingerprints (`encoder=...`, `records=...`).

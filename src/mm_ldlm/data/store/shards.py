@@ -9,12 +9,9 @@ memory.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
-import stat
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,14 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.core import files
-from mm_ldlm.core.errors import MissingShardError, ShardSchemaError, StoreError, TruncatedShardError, UnsafePathError
-from mm_ldlm.data.store import shard_file
-from mm_ldlm.data.store.columns import FixedColumn, IntColumn, ListColumn, Rows, StringColumn
-from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.manifest import Manifest
-from mm_ldlm.data.store.shard_file import REMEDY
-from mm_ldlm.data.store.verified import verify_file
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.store.columns import Column, FixedColumn, ListColumn, NumberColumn, Rows, StringColumn
+from mm_ldlm.data.store.manifest import REMEDY, Manifest
 
 RESIDENT_BYTES = 64 * 2**20
 """Mapped bytes that a store may touch before it releases its pages."""
@@ -39,7 +31,7 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 class ShardStore:
     """A finished store, read by row number. Opening reads only the manifest and the sizes of the shards.
 
-    The first read of a shard compares its checksum and its number of rows with the manifest (`verified`).
+    The first read of a shard compares its checksum, its number of rows and its columns (`Shard.verify`).
     Safe in worker processes: a fork keeps the mappings, and a pickle contains only the path and the manifest.
     """
 
@@ -47,14 +39,11 @@ class ShardStore:
         self.directory = Path(directory)
         self.manifest = manifest
         self._starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)], dtype=np.int64)
-        self._names = [shard.name for shard in manifest.shards]
-        self._sizes = [shard.bytes for shard in manifest.shards]
         self._batches: dict[int, pa.RecordBatch] = {}
-        self._opened: dict[int, dict[str, pa.Array]] = {}
-        self._spans: dict[int, tuple[int, int]] = {}
+        self._maps: dict[int, mmap.mmap] = {}
+        self._valid: set[tuple[int, str]] = set()
         self._touched: dict[int, int] = {}
         self._resident = 0
-        self._schema: pa.Schema | None = None
         self._columns: dict[tuple[type, str], Any] = {}
 
     @classmethod
@@ -64,115 +53,32 @@ class ShardStore:
         Raises:
             StoreError: There is no manifest, the kind or format differs, or a shard is missing or of the wrong size.
         """
-        directory = Path(directory)
-        manifest = Manifest.read(directory)
-        if kind is not None and manifest.kind != kind:
+        store = cls(directory, Manifest.read(directory))
+        if kind is not None and store.manifest.kind != kind:
             raise StoreError(
-                f"{directory}: expected a store of kind {kind!r}, found {manifest.kind!r}. Correct the path."
+                f"{directory}: expected a store of kind {kind!r}, found {store.manifest.kind!r}. Correct the path."
             )
-        store = cls(directory, manifest)
-        store.check_files()
+        store.check()
         return store
 
-    def check_files(self) -> None:
-        """Check that every shard exists in its full size, and that a manifest of no shards stands for an empty folder.
-
-        Raises:
-            MissingShardError, TruncatedShardError: for the first wrong shard; the message counts the others.
-        """
-        wrong: list[StoreError] = []
-        if not self._names and (unnamed := sorted(self.directory.glob("part-*.arrow"))):
-            raise StoreError(
-                f"{self.directory}: expected the shards of this folder in its manifest, found a manifest of no shards "
-                f"and {len(unnamed)} shards, the first of them {unnamed[0].name}. {REMEDY}"
-            )
+    def check(self) -> None:
+        """Raise StoreError unless every shard exists in its full size."""
         for shard in self.manifest.shards:
-            path = self.directory / shard.name
-            try:
-                about = path.lstat()
-                if stat.S_ISLNK(about.st_mode):
-                    about = files.inside(self.directory, shard.name).stat()
-            except FileNotFoundError:
-                wrong.append(MissingShardError(f"{path}: this shard is missing ({shard.rows} rows)"))
-                continue
-            except (OSError, UnsafePathError) as error:
-                raise StoreError(f"{path}: this shard cannot be read ({error}). {REMEDY}") from None
-            if not stat.S_ISREG(about.st_mode):
-                raise StoreError(f"{path}: expected a shard, but it {files.problem(path)}. Remove it. {REMEDY}")
-            size = about.st_size
-            if size != shard.bytes:
-                what = "truncated shard, " if size < shard.bytes else ""
-                text = f"{path}: {what}expected {shard.bytes} bytes, found {size}"
-                wrong.append(TruncatedShardError(text) if size < shard.bytes else StoreError(text))
-        if wrong:
-            more = f" ({len(wrong) - 1} more shards are wrong)" if len(wrong) > 1 else ""
-            raise type(wrong[0])(f"{wrong[0]}{more}. {REMEDY}")
-
-    @classmethod
-    def finished(cls, directory: str | Path, fingerprints: Mapping[str, str]) -> Manifest | None:
-        """Return the manifest of a finished store that was made from these inputs; None if there is none.
-
-        None as well if a shard is missing or its checksum differs.
-        """
-        if not Manifest.exists(directory):
-            return None
-        manifest = Manifest.read(directory)
-        if manifest.fingerprints != fingerprints:
-            return None
-        try:
-            return None if cls.open(directory).damaged_shards() else manifest
-        except StoreError:
-            return None
-
-    def verify(self) -> None:
-        """Read every byte and compare checksums.
-
-        Raises:
-            StoreError: Some shards are damaged; the message names each.
-        """
-        if damaged := self.damaged_shards():
-            raise StoreError(
-                f"{self.directory}: checksum differs in {', '.join(damaged)} ({len(damaged)} of {len(self._names)} "
-                f"shards): the bytes on disk changed after they were written. Remove these shards. {REMEDY}"
-            )
-
-    def damaged_shards(self) -> list[str]:
-        """Return the names of the shards whose sha256 differs from the manifest."""
-        return [s.name for s in self.manifest.shards if file_sha256(self.directory / s.name) != s.sha256]
+            shard.check(self.directory)
 
     def __len__(self) -> int:
         return self.manifest.rows
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"directory": self.directory, "manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["directory"], state["manifest"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.directory, self.manifest)
 
     def __repr__(self) -> str:
-        return f"ShardStore({str(self.directory)!r}, kind={self.manifest.kind!r}, rows={len(self)})"
+        return f"{type(self).__name__}({str(self.directory)!r}, kind={self.manifest.kind!r}, rows={len(self)})"
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns and their types, from the first shard."""
-        if self._schema is None:
-            if self._names:
-                self._verify(0)
-                self._schema = shard_file.read(self.directory / self._names[0]).schema
-            else:
-                self._schema = self._schema_of_empty()
-        return self._schema
-
-    def _schema_of_empty(self) -> pa.Schema:
-        path = self.directory / "schema.arrow"
-        if not path.is_file():
-            return pa.schema([])
-        try:
-            found = pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
-            found.names  # noqa: B018  # raises where a name is not UTF-8
-        except (pa.ArrowException, OSError, UnicodeError) as error:
-            raise StoreError(f"{path}: not a readable schema ({error}). {REMEDY}") from None
-        return found
+        """The columns and their types."""
+        return self._batch(0).schema if self.manifest.shards else pa.schema([])
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -185,118 +91,91 @@ class ShardStore:
     def strings(self, name: str) -> StringColumn:
         return self._column(StringColumn, name)
 
-    def ints(self, name: str) -> IntColumn:
-        return self._column(IntColumn, name)
+    def ints(self, name: str) -> NumberColumn:
+        return self._column(NumberColumn, name)
 
-    def _column(self, cls: type, name: str) -> Any:
-        self._refuse_unknown(name)
-        key = (cls, name)
-        if key not in self._columns:
-            self._columns[key] = cls(self, name)
-        return self._columns[key]
+    def _column(self, cls: type[Column], name: str) -> Any:
+        if (cls, name) not in self._columns:
+            self._columns[cls, name] = cls(self, self._schema_of([name]).field(0))
+        return self._columns[cls, name]
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
 
     def bounds(self, shard: int) -> tuple[int, int]:
         """Return the first row of a shard and the row after its last row."""
         return int(self._starts[shard]), int(self._starts[shard + 1])
-
-    # -- rows ---------------------------------------------------------------------------------------------------------
 
     def rows(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return row numbers as an int64 array; StoreError when one is outside the store."""
         if isinstance(rows, slice):
             return np.arange(*rows.indices(len(self)), dtype=np.int64)
         found = np.asarray(rows, np.int64)
-        if found.ndim != 1:
-            raise StoreError(f"expected a list of row numbers, found an array of shape {found.shape}.")
-        if len(found) and (found.min() < 0 or found.max() >= len(self)):
-            bad = found[(found < 0) | (found >= len(self))][0]
-            raise StoreError(f"{self.directory}: expected rows 0..{len(self) - 1}, found row {bad}.")
+        if found.ndim != 1 or (len(found) and (found.min() < 0 or found.max() >= len(self))):
+            raise StoreError(
+                f"{self.directory}: expected a list of row numbers from 0 to {len(self) - 1}, found an array of shape "
+                f"{found.shape} from {found.min(initial=0)} to {found.max(initial=0)}."
+            )
         return found
 
     def locate(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
         """Yield (shard number, rows inside the shard, their places in the request) for each requested shard."""
         if not len(rows):
             return
-        if len(self._names) == 1:
-            yield 0, rows, slice(None)
-            return
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
-        in_order = shards[order]
-        local = (rows - self._starts[shards])[order]
-        cuts = np.flatnonzero(np.diff(in_order)) + 1
-        edges = [0, *cuts.tolist(), len(rows)]
-        firsts = in_order[edges[:-1]].tolist()
-        if len(firsts) == 1:
-            yield firsts[0], local, slice(None)
-            return
-        for shard, (start, stop) in zip(firsts, itertools.pairwise(edges), strict=True):
-            yield shard, local[start:stop], order[start:stop]
+        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
+        for start, stop in itertools.pairwise([*firsts, len(rows)]):
+            shard, whole = int(shards[order[start]]), stop - start == len(rows)
+            place: Any = slice(None) if whole else order[start:stop]
+            yield shard, rows[place] - self._starts[shard], place
 
     def array(self, shard: int, column: str, *, touched: int | None) -> pa.Array:
         """Return one column of one shard. `touched` rows are about to be read (None: all); mapped pages are counted."""
-        opened = self._opened.get(shard)
-        if opened is None:
-            opened = self._open(shard)
-        size = self._sizes[shard]
-        more = size if touched is None else touched * _FAULT_BYTES
+        found, size = self._batch(shard).column(column), self.manifest.shards[shard].bytes
         before = self._touched.get(shard, 0)
-        after = min(before + more, size)
-        self._touched[shard] = after
-        self._resident += after - before
+        self._touched[shard] = min(before + (size if touched is None else touched * _FAULT_BYTES), size)
+        self._resident += self._touched[shard] - before
         if self._resident > RESIDENT_BYTES and len(self._touched) > 1:
             self.release(keep=shard)
-        found = opened.get(column)
-        if found is None:
-            found = opened[column] = self._column_of(shard, column)
+        if (shard, column) not in self._valid:
+            _validate(found, path=self.directory / self.manifest.shards[shard].name, column=column)
+            self._valid.add((shard, column))
         return found
 
     def release(self, *, keep: int | None = None) -> None:
         """Release the mapped pages; the data remain readable and are mapped again on the next read."""
-        for shard in self._touched:
-            if shard == keep:
-                continue
-            address, length = self._spans[shard]
-            if not _drop_pages(address, length):
-                self._opened.pop(shard, None)  # unmapped with the last view of it
-                self._batches.pop(shard, None)
-        self._touched = {shard: count for shard, count in self._touched.items() if shard == keep}
-        self._resident = sum(self._touched.values())
+        for shard in self._touched.keys() - {keep}:
+            self._resident -= self._touched.pop(shard)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._maps[shard].madvise(mmap.MADV_DONTNEED)
 
-    def _verify(self, shard: int) -> None:
-        """Compare the checksum of a shard with the manifest, on its first use."""
-        verify_file(self.directory, self._names[shard], sha256=self.manifest.shards[shard].sha256, remedy=REMEDY)
-
-    def _open(self, shard: int) -> dict[str, pa.Array]:
-        self._verify(shard)
-        batch, mapped = shard_file.map_file(self.directory / self._names[shard])
-        expected = self.manifest.shards[shard].rows
-        if batch.num_rows != expected:
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """Map a shard into memory on first use, with checks that keep damaged bytes from ending the process."""
+        if number in self._batches:
+            return self._batches[number]
+        shard = self.manifest.shards[number]
+        path = self.directory / shard.name
+        shard.verify(self.directory)
+        try:
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+            batch = reader.get_batch(0)
+            batch.validate()
+            names = batch.schema.names
+        except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError, ValueError) as error:
+            raise StoreError(f"{path}: expected a readable shard, found an error ({error}). {REMEDY}") from None
+        if reader.num_record_batches != 1 or batch.num_rows != shard.rows:
             raise StoreError(
-                f"{self.directory / self._names[shard]}: expected {expected} rows, found {batch.num_rows}. {REMEDY}"
+                f"{path}: expected one batch of {shard.rows} rows, found {reader.num_record_batches}, the first with "
+                f"{batch.num_rows}. {REMEDY}"
             )
-        if batch.schema.names != self.schema.names or batch.schema.types != self.schema.types:
-            wanted, found = shard_file.describe(self.schema), shard_file.describe(batch.schema)
-            raise ShardSchemaError(
-                f"{self.directory / self._names[shard]}: expected the columns of the first shard, {wanted}, "
-                f"found {found}. Remove the wrong shard. {REMEDY}"
-            )
-        # Only pages of the file may be dropped: dropping anonymous memory would silently replace it by zeros.
-        inside = all(
-            mapped.address <= buffer.address and buffer.address + buffer.size <= mapped.address + mapped.size
-            for column in batch.columns
-            for buffer in _all_buffers(column)
-        )
-        self._spans[shard] = (mapped.address, mapped.size) if inside else (0, 0)
-        self._batches[shard] = batch
-        self._opened[shard] = {}
-        return self._opened[shard]
-
-    def _column_of(self, shard: int, column: str) -> pa.Array:
-        """Return a column of an opened shard after validating it, once."""
-        array = self._batches[shard].column(column)
-        shard_file.validate(array, path=self.directory / self._names[shard], column=column)
-        return array
+        columns = batch.schema if number == 0 else self.schema
+        if not batch.schema.equals(columns) or len(set(names)) < len(names):
+            wanted, found = (", ".join(f"{f.name}: {f.type}" for f in each) for each in (columns, batch.schema))
+            raise StoreError(f"{path}: expected the columns of the first shard, {wanted}, found {found}. {REMEDY}")
+        self._maps[number], self._batches[number] = mapped, batch
+        return batch
 
     def take(self, rows: Rows) -> Any:
         """Return the requested rows in order: a table here, other types in the readers of a kind."""
@@ -305,67 +184,57 @@ class ShardStore:
     def table(self, rows: Rows) -> pa.Table:
         """Return all columns of the requested rows, in order."""
         rows = self.rows(rows)
-        pieces, places = [], []
+        schema, pieces, places = self.schema, [], [np.empty(0, np.int64)]
         for shard, inside, place in self.locate(rows):
-            arrays = [self.array(shard, name, touched=len(inside)).take(pa.array(inside)) for name in self.schema.names]
-            pieces.append(pa.Table.from_arrays(arrays, schema=self.schema))
-            places.append(np.arange(len(rows)) if isinstance(place, slice) else place)
-        if not pieces:
-            return self.schema.empty_table()
-        table = pa.concat_tables(pieces)
-        order = np.concatenate(places)
-        if len(pieces) == 1:
-            return table
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return table.take(pa.array(back))
+            arrays = [self.array(shard, name, touched=len(inside)).take(pa.array(inside)) for name in schema.names]
+            pieces.append(pa.Table.from_arrays(arrays, schema=schema))
+            places.append(np.arange(len(rows))[place])
+        if len(pieces) <= 1:
+            return pieces[0] if pieces else schema.empty_table()
+        return pa.concat_tables(pieces).take(pa.array(np.argsort(np.concatenate(places))))
 
     def window(self, start: int, stop: int, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return consecutive rows as a table of slices, without copies; `stop` may exceed the number of rows."""
-        schema = self._schema_of(columns)
-        pieces = []
-        for shard in range(len(self._names)):
-            first, last = max(start, int(self._starts[shard])), min(stop, int(self._starts[shard + 1]))
-            if first < last:
-                offset = first - int(self._starts[shard])
-                arrays = [self.array(shard, name, touched=None).slice(offset, last - first) for name in schema.names]
-                pieces.append(pa.Table.from_arrays(arrays, schema=schema))
+        schema, pieces = self._schema_of(columns), []
+        begin = int(np.searchsorted(self._starts, start, side="right")) - 1
+        end = int(np.searchsorted(self._starts, min(stop, len(self))))
+        for shard in range(begin, end):
+            first, last = self.bounds(shard)
+            offset, length = max(start - first, 0), min(stop, last) - max(start, first)
+            arrays = [self.array(shard, name, touched=None).slice(offset, length) for name in schema.names]
+            pieces.append(pa.Table.from_arrays(arrays, schema=schema))
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def iter_tables(self, batch_rows: int = 65_536, *, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield tables of at most `batch_rows` consecutive rows of one shard, without copies."""
-        schema = self._schema_of(columns)
-        for shard in range(len(self._names)):
-            arrays = [self.array(shard, name, touched=None) for name in schema.names]
-            table = pa.Table.from_arrays(arrays, schema=schema)
-            for start in range(0, table.num_rows, batch_rows):
-                yield table.slice(start, batch_rows)
+        for shard in range(len(self.manifest.shards)):
+            first, last = self.bounds(shard)
+            for start in range(first, last, batch_rows):
+                yield self.window(start, min(start + batch_rows, last), columns=columns)
 
     def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         """Return the schema of these columns; None means all."""
-        names = self.schema.names if columns is None else columns
-        for name in names:
-            self._refuse_unknown(name)
-        return pa.schema([self.schema.field(name) for name in names])
-
-    def _refuse_unknown(self, name: str) -> None:
-        if name not in self.schema.names:
-            raise StoreError(f"{self.directory}: no column {name!r}; the store has {', '.join(self.schema.names)}.")
+        schema = self.schema
+        if missing := [name for name in columns or () if name not in schema.names]:
+            raise StoreError(f"{self.directory}: no column {missing[0]!r}; the store has {', '.join(schema.names)}.")
+        return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
-def _all_buffers(array: pa.Array) -> list[pa.Buffer]:
-    return [buffer for buffer in array.buffers() if buffer is not None and buffer.size]
+def _validate(array: pa.Array, *, path: Path, column: str) -> None:
+    """Check that the offsets of a column stay inside its buffers; reading a damaged one could end the process.
 
+    Only texts may be null.
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def _drop_pages(address: int, length: int) -> bool:
-    """Tell the kernel to drop the read-only file pages in this span; False where the platform cannot do it."""
-    if _libc is None or not length:
-        return False
-    start = (address + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-    stop = (address + length) // mmap.PAGESIZE * mmap.PAGESIZE
-    if stop > start:
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), ctypes.c_int(mmap.MADV_DONTNEED))
-    return True
+    Raises:
+        StoreError: The column is damaged.
+    """
+    try:
+        array.validate(full=True)
+        parts = [array]
+        while parts[-1].type.num_fields == 1:
+            parts.append(parts[-1].values)
+        nulls = sum(part.null_count for part in parts if not pa.types.is_string(part.type))
+    except (pa.ArrowException, UnicodeError, AttributeError) as error:
+        raise StoreError(f"{path}: column {column!r} is damaged ({error}). {REMEDY}") from None
+    if nulls:
+        raise StoreError(f"{path}: expected no nulls in column {column!r}, found {nulls}. {REMEDY}")

@@ -6,9 +6,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.core.errors import StoreError
 from mm_ldlm.core.files import write_bytes
 from mm_ldlm.data.store.manifest import NAME, Manifest, Shard
 
@@ -20,22 +21,23 @@ def shard_name(number: int) -> str:
     return f"part-{number:06d}.arrow"
 
 
-def encode_shard(table: pa.Table) -> pa.Buffer:
-    """Encode a table as the bytes of a shard; equal tables give equal bytes."""
-    if table.num_rows == 0:
-        raise StoreError("expected at least one row for a shard, found none. An empty store has no shards.")
+def fixed_lists(values_nd: npt.NDArray[Any]) -> pa.FixedSizeListArray:
+    """Convert a matrix (n, d) to a column of lists of d numbers, in its type."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values_nd).reshape(-1)), values_nd.shape[1])
+
+
+def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
+    """Write a table as one shard, atomically; the manifest that names the shard is written later.
+
+    Equal tables give equal bytes.
+    """
     # A chunk of a slice at offset 0 would keep the bytes of later rows; combined chunks hold only their own rows.
     columns = [column.combine_chunks() for column in table.columns]
     batch = pa.RecordBatch.from_arrays(columns, schema=table.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
-    """Write a table as one shard, atomically; the manifest that names the shard is written later."""
-    data = encode_shard(table)
+    data = sink.getvalue()
     write_bytes(Path(directory) / name, memoryview(data))
     return Shard(name=name, rows=table.num_rows, bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
 
@@ -69,27 +71,24 @@ class StoreWriter:
 
     def finish(self, *, fingerprints: dict[str, str] | None = None, meta: dict[str, Any] | None = None) -> Manifest:
         """Write the remaining rows, remove shards of an earlier store, and commit."""
-        if self._rows_waiting:
+        if self._rows_waiting or not self._shards:  # an empty store has a shard as well, with its columns
             self._write(self._rows_waiting)
         kept = {shard.name for shard in self._shards}
         for file in self.directory.glob("part-*.arrow"):
             if file.name not in kept:
                 file.unlink()
-        names = [field.name for field in self.schema]
         manifest = Manifest(
             kind=self.kind,
             rows=sum(shard.rows for shard in self._shards),
             shards=tuple(self._shards),
             fingerprints=dict(fingerprints or {}),
-            meta={"columns": names, **(meta or {})},
+            meta={"columns": self.schema.names, **(meta or {})},
         )
-        if not self._shards:  # an empty store still has a schema
-            write_bytes(self.directory / "schema.arrow", memoryview(self.schema.serialize()))
         manifest.write(self.directory)
         return manifest
 
     def _write(self, rows: int) -> None:
-        table = pa.concat_tables(self._waiting)
+        table = pa.concat_tables([self.schema.empty_table(), *self._waiting])
         self._shards.append(write_shard(self.directory, shard_name(len(self._shards)), table.slice(0, rows)))
         rest = table.slice(rows)
         self._waiting = [rest] if rest.num_rows else []

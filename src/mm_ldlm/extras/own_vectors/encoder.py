@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core.config import InvalidValue, Size, config, to_dict
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder
+from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder, side_folder
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.own_vectors.store import VectorStore
@@ -70,7 +70,7 @@ class PrecomputedEncoderConfig:
         """Make the latents of the vectors that the sources contained (`own_vectors.latents.take_over`)."""
         from mm_ldlm.extras.own_vectors.latents import take_over
 
-        return take_over(records, encoder=self, config=config, workspace=workspace)
+        return take_over(records, side_folder(records.directory), encoder=self, config=config, workspace=workspace)
 
     @property
     def batching(self) -> dict[str, int]:

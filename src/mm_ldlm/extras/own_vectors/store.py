@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.data.corpus.sources import Unusable
-from mm_ldlm.data.store import Manifest, Shard
+from mm_ldlm.data.store import Manifest, Shard, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 KIND = "vectors"
@@ -62,9 +62,8 @@ class VectorStore:
 
     def table(self, ids: Sequence[str], values: Sequence[npt.NDArray[np.float32]]) -> pa.Table:
         """Return n ids and n vectors as rows of the store."""
-        flat = np.concatenate(values) if len(values) else np.empty(0, np.float32)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), self.dim)
-        return pa.table({"id": pa.array(ids, pa.string()), COLUMN: column})
+        matrix_nd = np.stack(values) if len(values) else np.empty((0, self.dim), np.float32)
+        return pa.table({"id": pa.array(ids, pa.string()), COLUMN: fixed_lists(matrix_nd)})
 
     def commit(self, shards: Sequence[Shard], *, records: Manifest) -> None:
         """Write the manifest of the finished store; it belongs to these records."""

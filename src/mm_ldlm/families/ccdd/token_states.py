@@ -5,14 +5,13 @@ record i, where `starts` are the sums of the lengths in the token store. Its tok
 encoder must divide every text as the project's tokenizer does. One state of d float16 numbers takes 2·d bytes.
 
 The extraction can be resumed. Its shards end at record boundaries and hold about `SHARD_TOKENS` tokens, which bounds
-the memory. The workspace during the extraction has a file `.extract/part-000000.json` for each finished shard.
+the memory (`data.store.parts`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core.config import Workers, config
-from mm_ldlm.core.errors import EncoderError, FingerprintError
-from mm_ldlm.core.files import InputFile, remove_temporaries, write_json
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.latents.plan import PROGRESS_FOLDER
 from mm_ldlm.data.latents.store import StoredType
 from mm_ldlm.data.latents.worker import fixed_threads
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, write_shard
-from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
-from mm_ldlm.data.store.writer import shard_name
+from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.parts import Parts
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-KIND = "token_states"
 COLUMN = "state"
 FORMAT_VERSION = 1
 SHARD_TOKENS = 65_536
@@ -127,17 +122,17 @@ class TokenStates(Feature):
 
 
 def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection, workspace: Path) -> Manifest:
-    records, tokens, tokenizer = inputs.records, inputs.tokens, inputs.tokenizer
-    workspace.mkdir(parents=True, exist_ok=True)
+    """Compute the states of `TokenStates`, shard by shard."""
     located = encoder.locate()
     made_by = {
-        "records": records.manifest.fingerprint,
-        "tokens": tokens.manifest.fingerprint,
-        "tokenizer": tokenizer.fingerprint,
+        "records": inputs.records.manifest.fingerprint,
+        "tokens": inputs.tokens.manifest.fingerprint,
+        "tokenizer": inputs.tokenizer.fingerprint,
         "encoder": located.fingerprint,
         "parameters": fingerprint({"config": config, "format": FORMAT_VERSION}),
     }
-    done = _finished(workspace, made_by)
+    parts = Parts(workspace, made_by)
+    done = parts.begin()
     if Manifest.exists(workspace):
         return Manifest.read(workspace)
     loaded = encoder.load(located)
@@ -147,51 +142,42 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
             "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
             "token states."
         )
-    starts_n = starts(tokens.ints("length").take(slice(None)))
-    shards = []
+    starts_n = starts(inputs.tokens.ints("length").take(slice(None)))
+    cuts = _cuts(starts_n)
     with fixed_threads(config.threads):
-        for number, (first, last) in enumerate(_cuts(starts_n)):
-            if number not in done:
-                states_nd = _encode(loaded, records, tokens, tokenizer, first, last, name=located.name)
-                with np.errstate(over="ignore"):
-                    stored = states_nd.astype(np.dtype(config.dtype))
-                if not np.isfinite(stored).all():
-                    raise EncoderError(
-                        f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for "
-                        f"tokens of the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to "
-                        "'float32'."
-                    )
-                done[number] = write_shard(workspace, shard_name(number), _table(stored))
-                write_json(_sidecar(workspace, number), dataclasses.asdict(done[number]))
-                logger.info("states of %d of %d tokens", starts_n[last], starts_n[-1])
-            shards.append(done[number])
-    if not shards:
-        raise EncoderError("expected records to compute token states of, found none. Run ingestion first.")
-    manifest = Manifest(
-        kind=KIND, rows=int(starts_n[-1]), shards=tuple(shards), fingerprints=made_by,
-        meta={"columns": [COLUMN], "dim": loaded.dim, "dtype": config.dtype, "bytes_per_token":
-              loaded.dim * np.dtype(config.dtype).itemsize, "encoder": located.describe()},
+        for number, (first, last) in enumerate(cuts):
+            if number in done:
+                continue
+            states_nd = _encode(loaded, inputs, first, last, name=located.name)
+            with np.errstate(over="ignore"):
+                stored = states_nd.astype(np.dtype(config.dtype))
+            if not np.isfinite(stored).all():
+                raise EncoderError(
+                    f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for tokens of "
+                    f"the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to 'float32'."
+                )
+            parts.write(number, pa.table({COLUMN: fixed_lists(stored)}))
+            log.info("states of %d of %d tokens", starts_n[last], starts_n[-1])
+    kind = pa.list_(pa.from_numpy_dtype(np.dtype(config.dtype)), loaded.dim)
+    return parts.commit(
+        parts.shards(len(cuts)), kind=TokenStates.kind, schema=pa.schema([(COLUMN, kind)]),
+        meta={"dim": loaded.dim, "dtype": config.dtype, "bytes_per_token": loaded.dim * np.dtype(config.dtype).itemsize,
+              "encoder": located.describe()},
     )  # fmt: skip
-    manifest.write(workspace)
-    shutil.rmtree(workspace / PROGRESS_FOLDER, ignore_errors=True)
-    return manifest
 
 
-def _encode(
-    encoder: EncodesTokens, records: ShardStore, tokens: ShardStore, tokenizer: TextTokenizer, first: int, last: int,
-    *, name: str,
-) -> npt.NDArray[np.float32]:  # fmt: skip
+def _encode(encoder: EncodesTokens, inputs: Inputs, first: int, last: int, *, name: str) -> npt.NDArray[np.float32]:
     """Encode the records first … last − 1; return the states of their tokens (n, d)."""
     found = []
     for start in range(first, last, _RECORDS_AT_ONCE):
         rows = slice(start, min(start + _RECORDS_AT_ONCE, last))
-        table = records.table(rows)
+        table = inputs.records.table(rows)
         texts = table["text"].to_pylist()
-        values, offsets = tokenizer.encode_base(texts)
-        lengths = tokens.ints("length").take(rows)
+        values, offsets = inputs.tokenizer.encode_base(texts)
+        lengths = inputs.tokens.ints("length").take(rows)
         for place, its in enumerate(encoder.encode_tokens(texts)):
             ids = values[offsets[place] : offsets[place + 1]]
-            if len(ids) != len(its.ids_n) or not np.array_equal(ids, its.ids_n):
+            if not np.array_equal(ids, its.ids_n):
                 raise EncoderError(_misaligned(name, table["id"][place].as_py(), ids, its.ids_n))
             found.append(its.states_nd[: lengths[place]])
     return np.concatenate(found)
@@ -216,42 +202,3 @@ def _cuts(starts_n: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
         cuts.append((first, last))
         first = last
     return cuts
-
-
-def _table(states_nd: npt.NDArray[Any]) -> pa.Table:
-    kind = pa.list_(pa.from_numpy_dtype(states_nd.dtype), states_nd.shape[1])
-    flat = pa.array(np.ascontiguousarray(states_nd).reshape(-1))
-    column = pa.FixedSizeListArray.from_arrays(flat, states_nd.shape[1])
-    return pa.Table.from_arrays([column], schema=pa.schema([(COLUMN, kind)]))
-
-
-def _sidecar(workspace: Path, number: int) -> Path:
-    return workspace / PROGRESS_FOLDER / f"part-{number:06d}.json"
-
-
-def _finished(workspace: Path, made_by: dict[str, str]) -> dict[int, Shard]:
-    """Return the finished and intact shards by number; refuse those that were made from other inputs."""
-    remove_temporaries(workspace)
-    plan = workspace / PROGRESS_FOLDER / "plan.json"
-    found: dict[str, Any] | None = None
-    if Manifest.exists(workspace):
-        found = Manifest.read(workspace).fingerprints
-    elif plan.is_file():
-        found = InputFile(plan, remedy="Remove it.").json(dict)
-    if found is not None and found != made_by:
-        changed = ", ".join(name for name in made_by if found.get(name) != made_by[name])
-        raise FingerprintError(
-            f"{workspace} contains token states that were made with other {changed}. Nothing was changed. Restore the "
-            "earlier settings, or remove the directory to compute all states again."
-        )
-    if Manifest.exists(workspace):
-        return {}
-    plan.parent.mkdir(exist_ok=True)
-    write_json(plan, made_by)
-    done: dict[int, Shard] = {}
-    for path in plan.parent.glob("part-*.json"):
-        shard = Shard(**InputFile(path, remedy="Remove it.").json(dict))
-        file = workspace / shard.name
-        if file.is_file() and file_sha256(file) == shard.sha256:
-            done[int(path.stem.removeprefix("part-"))] = shard
-    return done

@@ -8,6 +8,7 @@ classes instead.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.corpus.filters import describe_function, load_function
 from mm_ldlm.data.corpus.record import LABEL, PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs
-from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.validation.findings import Finding
 
 NO_LABEL, UNKNOWN_LABEL, NO_PAIR = -1, -2, -3
 """Values of records without a usable label"""
@@ -49,7 +50,7 @@ class Labels(Feature):
         """Write the class of every record; the manifest has the classes by name."""
         key, answers, records = _key(self.objective), _answers(self.objective), inputs.records
         made_by = {"records": records.manifest.fingerprint, "label": self.variant}
-        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+        if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
         function = load_function(key, at="parameter 'objective.label'") if ":" in key else None
         found: list[tuple[str | None, bool, bool]] = []
@@ -72,25 +73,22 @@ class Labels(Feature):
         about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective)}
         return writer.finish(fingerprints=made_by, meta=about)
 
-    def check(self, found: Findings, store: ShardStore, records: ShardStore) -> None:
+    def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
         """Quarantine the records without a usable label; fewer than two classes fail the contract."""
         number_n, about = store.fixed("value").take(slice(None))[:, 0], store.manifest.meta
         for reason, (value, words) in UNUSABLE.items():
             rows = np.flatnonzero(number_n == value)
-            found.fail_rows(reason, rows)
             if len(rows):
-                found.add(
-                    "warning", reason, f"{len(rows)} records have {words}.", count=len(rows),
-                    remedy=f"They are in quarantine. Their label is '{_key(self.objective)}' (objective.label).",
-                )  # fmt: skip
+                remedy = f"They are in quarantine. Their label is '{_key(self.objective)}' (objective.label)."
+                yield Finding("warning", reason, f"{len(rows)} records have {words}.", remedy, failing=rows)
+        counts = np.bincount(number_n[number_n >= 0], minlength=len(about["classes"])).tolist()
+        classes = [f"{name}: {count}" for name, count in zip(about["classes"], counts, strict=True)]
         if len(trained := about["trained"]) < 2:
-            found.add(
-                "error", "classes", f"expected at least two classes in the training split, found {trained}.",
-                count=len(trained),
-                remedy="Set objective.label to a key of the records' meta, or label_column of the sources.",
-            )  # fmt: skip
-        counts = np.bincount(number_n[number_n >= 0], minlength=len(about["classes"]))
-        found.facts["classes"] = dict(zip(about["classes"], counts.tolist(), strict=True))
+            words = f"expected at least two classes in the training split, found {trained}."
+            remedy = "Set objective.label to a key of the records' meta, or label_column of the sources."
+            yield Finding("error", "classes", words, remedy, count=len(trained))
+        else:
+            yield Finding("info", "classes", f"the records have {len(classes)} classes.", examples=classes)
 
     @classmethod
     def refuse_other(cls, store: ShardStore, *, objective: Any) -> None:
@@ -145,7 +143,7 @@ class PairTokens(Feature):
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
         records, tokenizer = inputs.records, inputs.tokenizer
         made_by = {"records": records.manifest.fingerprint, "tokenizer": tokenizer.fingerprint}
-        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+        if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
         length = tokenizer.max_length
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), length))])

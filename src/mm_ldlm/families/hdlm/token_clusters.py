@@ -13,7 +13,7 @@ import pyarrow as pa
 from mm_ldlm.core.config import Rows, config
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.features import Feature, Inputs
-from mm_ldlm.data.store import Manifest, StoreWriter
+from mm_ldlm.data.store import Manifest, StoreWriter, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), 1))])
@@ -65,7 +65,7 @@ class TokenClusters(Feature):
         cluster_V1[words, 0] = cluster(words_nd, count=self.hdlm.clusters, seed=self.seed)
         writer = StoreWriter(workspace, kind=self.kind, schema=SCHEMA)
         names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
-        writer.append({"id": names, "value": list(cluster_V1)})
+        writer.append({"id": names, "value": fixed_lists(cluster_V1)})
         return writer.finish(
             fingerprints={
                 "tokenizer": tokenizer.fingerprint,

@@ -60,7 +60,7 @@ class Images(Feature):
         """
         records, size = inputs.records, self.images.size
         made_by = {"records": records.manifest.fingerprint, "image_size": fingerprint(list(size))}
-        if (kept := ShardStore.finished(workspace, made_by)) is not None:
+        if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
         writer = StoreWriter(workspace, kind=KIND, schema=schema(math.prod(size), "float32"))
         for part in records.iter_tables(_ROWS, columns=["id", "meta"]):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.latents.config import ValidationConfig
     from mm_ldlm.data.latents.normaliser import Normalisers
     from mm_ldlm.data.store import Manifest, ShardStore
+    from mm_ldlm.data.validation.config import ValidationConfig
     from mm_ldlm.evaluation.config import EvaluationConfig
 
 PLOTS = ("norms", "spectrum", "lengths", "neighbours")
@@ -33,8 +33,8 @@ def validate_data(
     """
     from mm_ldlm.data.features import Inputs, open_all, planned
     from mm_ldlm.data.index import write_quarantine
-    from mm_ldlm.data.latents import figures
-    from mm_ldlm.data.latents.checks import validate
+    from mm_ldlm.data.validation import figures
+    from mm_ldlm.data.validation.checks import validate
     from mm_ldlm.evaluation.sts_sets import load_sts
 
     plan, seed = planned(sections), sections["seed"]
@@ -67,7 +67,7 @@ def index_valid_examples(
 ) -> Manifest:
     """Index the examples that are not in quarantine; raise ValidationError if the report has a failed contract."""
     from mm_ldlm.data.index import write_index
-    from mm_ldlm.data.latents.findings import enforce
+    from mm_ldlm.data.validation.findings import enforce
 
     enforce(report)
     return write_index(records, tokens, latents if "latents" in objective.fields else None, quarantine, workspace)

@@ -23,7 +23,7 @@ from mm_ldlm.core.errors import CheckpointError, UnsafePathError
 from mm_ldlm.core.files import InputFile, inside, new_directory, write_problem, write_text
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import file_sha256
-from mm_ldlm.data.store.verified import RECORD
+from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER, NAME, all_in, latest, name_of, pointed
 
 FORMAT_VERSION = 2
@@ -78,7 +78,7 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
             for name, document in contents.documents.items():
                 (new / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             for name, folder in contents.folders.items():
-                shutil.copytree(folder, new / name, ignore=shutil.ignore_patterns(RECORD))
+                shutil.copytree(folder, new / name, ignore=shutil.ignore_patterns(VERIFIED))
             files = {file.relative_to(new).as_posix(): file for file in sorted(new.rglob("*")) if file.is_file()}
             listed = {name: File(file.stat().st_size, file_sha256(file)) for name, file in files.items()}
             marker = dataclasses.asdict(Marker(FORMAT_VERSION, step, listed))

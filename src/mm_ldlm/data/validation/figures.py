@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data.latents.statistics import Statistics
+from mm_ldlm.data.validation.vectors import Statistics
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

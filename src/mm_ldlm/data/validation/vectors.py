@@ -1,0 +1,343 @@
+"""Checks of the latents: dimension, numbers, norms, duplicates, drift, and a sample that is encoded again."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.data.corpus.record import is_decoded
+from mm_ldlm.data.encoders import no_encoder
+from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.validation.checks import Subject
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+_BLOCK = 8192
+_NEIGHBOUR_QUERIES = 2000
+_AGAIN = "They are left out of the index. Embed these texts separately to find the cause."
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Statistics of n rows with d dimensions, read once.
+
+    Attributes:
+        finite_n: every number of the row is finite.
+        norm_n: (n,) float64; NaN where the row is not finite.
+        digest_n: (n,) uint64 digest of the row's bytes; equal rows have equal digests.
+        bad_per_dimension_d: number of rows that are not finite in that dimension.
+        std_d: over finite rows, float64.
+        drift: (shard name, distance of its mean from the shards' median, in total standard deviations).
+        spectrum: eigenvalues of the covariance of a sample, largest first, as fractions of their sum.
+        neighbour_cosine: of sampled rows, to the nearest other row of the sample.
+    """
+
+    finite_n: npt.NDArray[np.bool_]
+    norm_n: Floats
+    digest_n: npt.NDArray[np.uint64]
+    bad_per_dimension_d: Ints
+    std_d: Floats
+    drift: list[tuple[str, float]]
+    spectrum: Floats
+    neighbour_cosine: Floats
+
+    def summary(self) -> dict[str, Any]:
+        """Return the main numbers for the report."""
+        fractions = self.spectrum[self.spectrum > 0]
+        return {
+            "dim": len(self.std_d),
+            "finite_rows": int(self.finite_n.sum()),
+            "norm": _quantiles(self.norm_n[self.finite_n]),
+            "standard deviation": _quantiles(self.std_d),
+            "largest_drift": max((distance for _, distance in self.drift), default=0.0),
+            "effective_dimensions": float(np.exp(-(fractions * np.log(fractions)).sum())) if len(fractions) else 0.0,
+            "neighbour_cosine": _quantiles(self.neighbour_cosine),
+        }
+
+
+def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
+    """Compute the statistics, reading every row once."""
+    column = latents.fixed("latent")
+    n, d = len(latents), column.dim
+    finite_n, norm_n, digest_n = np.zeros(n, bool), np.full(n, np.nan), np.zeros(n, np.uint64)
+    bad_d, squares_d, origin_d = np.zeros(d, np.int64), np.zeros(d), None
+    sums: dict[str, tuple[Floats, int]] = {}
+    multipliers = np.random.default_rng(0).integers(1, 2**63, size=-(-d * column.dtype.itemsize // 8), dtype=np.uint64)
+    multipliers |= np.uint64(1)
+    for number, shard in enumerate(latents.manifest.shards):
+        first, last = latents.bounds(number)
+        sum_d, count = np.zeros(d), 0
+        for start in range(first, last, _BLOCK):
+            rows = slice(start, min(start + _BLOCK, last))
+            raw = column.shard(number)[rows.start - first : rows.stop - first]
+            good = np.isfinite(raw)
+            finite_n[rows] = good.all(1)
+            bad_d += (~good).sum(0)
+            digest_n[rows] = _digests(raw, multipliers)
+            block = raw[finite_n[rows]].astype(np.float64)
+            norm_n[rows][finite_n[rows]] = np.sqrt(np.einsum("nd,nd->n", block, block))
+            if len(block):
+                origin_d = block.mean(0) if origin_d is None else origin_d  # sums near the mean lose fewer digits
+                block = block - origin_d
+                squares_d += np.einsum("nd,nd->d", block, block)
+                sum_d, count = sum_d + block.sum(0), count + len(block)
+        if count:
+            sums[shard.name] = sum_d, count
+        latents.release()
+    total = max(sum(count for _, count in sums.values()), 1)
+    mean_d = sum((sum_d for sum_d, _ in sums.values()), np.zeros(d)) / total
+    variance_d = np.maximum(squares_d / total - mean_d**2, 0)
+    scale = float(np.sqrt(variance_d.sum())) or 1.0
+    means = {name: sum_d / count for name, (sum_d, count) in sums.items()}
+    # Compared with the median of the shards, because one outlying shard would shift the mean towards itself.
+    middle_d = np.median([*means.values()] or [mean_d], axis=0)
+    drift = [(name, float(np.linalg.norm(each_d - middle_d) / scale)) for name, each_d in means.items()]
+    usable = np.flatnonzero(finite_n & (norm_n > 0))
+    if len(usable) > plot_rows:
+        usable = np.sort(np.random.default_rng(seed).choice(usable, plot_rows, replace=False))
+    sample = column.take(usable).astype(np.float64)
+    return Statistics(
+        finite_n, norm_n, digest_n, bad_d, np.sqrt(variance_d), drift, _spectrum(sample), _neighbours(sample)
+    )
+
+
+def check_vectors(subject: Subject) -> Iterator[Finding]:
+    """Check the latents, if there are any: their dimension, then their numbers, then a sample by the encoder."""
+    if (latents := subject.stores.get("latents")) is None or subject.located is None:
+        return
+    try:
+        column = latents.fixed("latent")
+    except StoreError as error:
+        yield Finding("error", "columns", str(error))
+        return
+    for what, expected in (("the encoder", subject.located.dim), ("the manifest", latents.manifest.meta.get("dim"))):
+        if expected is not None and expected != column.dim:
+            yield Finding(
+                "error",
+                "dimension",
+                f"{what} has dimension {expected}, but the stored vectors have {column.dim} dimensions.",
+                "Choose the encoder (and encoder.truncate_dim) of the stored vectors, or embed again.",
+                count=len(latents),
+            )
+    config = subject.config
+    subject.statistics = measured = measure(latents, plot_rows=config.plot_rows, seed=subject.seed)
+    yield from _numbers(subject, latents, measured)
+    yield from _duplicates(subject, latents, measured)
+    yield from _dimensions(subject, measured)
+    for shard, distance in measured.drift:
+        if distance > config.max_drift:
+            yield Finding(
+                "warning",
+                "drift",
+                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the others', more than "
+                f"{config.max_drift:g}.",
+                "Sorted or mixed sources cause this, and so does an encoder that changed during extraction. The spot "
+                "check distinguishes the two.",
+                count=1,
+                examples=[shard],
+            )
+    stored_by = latents.manifest.fingerprints.get("encoder")
+    if config.spot_rows and stored_by == subject.located.fingerprint and len(latents) == len(subject.inputs.records):
+        yield from check_spots(subject, latents)
+
+
+def _numbers(subject: Subject, latents: ShardStore, measured: Statistics) -> Iterator[Finding]:
+    """Find non-finite and zero vectors, and unusual norms."""
+    config, norms = subject.config, measured.norm_n
+    zero = measured.finite_n & (norms == 0)
+    good = measured.finite_n & ~zero
+    found = [
+        ("finite", ~measured.finite_n, "contain NaN or infinity", _AGAIN, True),
+        ("zero", zero, "are zero vectors", _AGAIN, True),
+    ]
+    if subject.located is not None and subject.located.normalised:
+        words = f"have a norm that differs from 1 by more than {config.norm_tolerance:g}, but the encoder normalises"
+        found.append(("norm", good & (np.abs(norms - 1) > config.norm_tolerance), words, _AGAIN, True))
+    elif good.any():
+        low, high = np.quantile(norms[good], [0.25, 0.75])
+        reach = config.norm_outlier_iqrs * (high - low)
+        words = f"have a norm outside {low - reach:.4g} … {high + reach:.4g} (middle half {low:.4g} … {high:.4g})"
+        remedy = "Read these texts; validation.on_norm_outlier decides what happens to them."
+        off = good & ((norms < low - reach) | (norms > high + reach))
+        found.append(("norm", off, words, remedy, config.on_norm_outlier == "quarantine"))
+    for check, bad_n, words, remedy, quarantine in found:
+        rows = np.flatnonzero(bad_n)
+        if len(rows):
+            yield Finding(
+                "warning",
+                check,
+                f"{len(rows)} rows {words}.",
+                remedy,
+                count=len(rows),
+                examples=latents.strings("id").take(rows[:MAX_EXAMPLES]),
+                failing=rows if quarantine else NO_ROWS,
+            )
+    if (dimensions := np.flatnonzero(measured.bad_per_dimension_d)).size:
+        yield Finding(
+            "warning",
+            "finite dimensions",
+            f"{dimensions.size} dimensions contain NaN or infinity.",
+            "If all dimensions are affected, a text breaks the encoder; if few are, look for overflow in its last "
+            "layer (dtype).",
+            count=dimensions.size,
+            examples=[f"dimension {j}: {measured.bad_per_dimension_d[j]} rows" for j in dimensions],
+        )
+
+
+def _duplicates(subject: Subject, latents: ShardStore, measured: Statistics) -> Iterator[Finding]:
+    """Find different texts with the same vector."""
+    candidates = np.flatnonzero(measured.finite_n & (measured.norm_n > 0))
+    _, first, counts = np.unique(measured.digest_n[candidates], return_index=True, return_counts=True)
+    later = np.delete(candidates, first)
+    if not len(later):
+        return
+    involved, most = int(counts[counts > 1].sum()), subject.config.max_duplicate_fraction
+    fraction = involved / len(candidates)
+    yield Finding(
+        "error" if fraction > most else "warning",
+        "duplicate vectors",
+        f"{involved} rows ({100 * fraction:.2f} %) share their vector with a different text; at most "
+        f"{100 * most:.2f} % may do so.",
+        "Texts that differ only in case or spacing may cause this; many duplicates indicate a broken encoder. "
+        "validation.on_duplicate_vector: quarantine keeps the first row of each.",
+        count=involved,
+        examples=latents.strings("id").take(later[:MAX_EXAMPLES]),
+        failing=later if subject.config.on_duplicate_vector == "quarantine" else NO_ROWS,
+    )
+
+
+def _dimensions(subject: Subject, measured: Statistics) -> Iterator[Finding]:
+    """Find dimensions that do not vary."""
+    config, dead = subject.config, np.flatnonzero(measured.std_d <= subject.config.collapsed_std)
+    if not len(dead):
+        return
+    one_vector = len(np.unique(measured.digest_n[measured.finite_n])) == 1
+    yield Finding(
+        "error" if len(dead) > config.max_collapsed_fraction * len(measured.std_d) else "warning",
+        "collapsed dimensions",
+        f"{len(dead)} of {len(measured.std_d)} dimensions do not vary (standard deviation at most "
+        f"{config.collapsed_std:g}); at most {100 * config.max_collapsed_fraction:.2f} % may be collapsed.",
+        "There is only one vector, which does not vary: give more texts that differ."
+        if one_vector
+        else "The encoder is constant in these dimensions: check its pooling and truncation. The normaliser maps them "
+        "to 0.",
+        count=len(dead),
+        examples=dead,
+    )
+
+
+# -- spot check --------------------------------------------------------------------------------------------------------
+
+
+def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
+    """Encode a sample again, with at least one row of every shard if the sample is large enough.
+
+    Without an encoder that can embed texts, the report says that the check was left out.
+    """
+    config, records, located = subject.config, subject.inputs.records, subject.located
+    if (reason := no_encoder(subject.encoder)) is not None or located is None:
+        yield Finding("info", "spot re-encoding", f"No row was encoded again: {reason}")
+        return
+    rows = spread(len(latents), config.spot_rows, seed=subject.seed)
+    decoded = np.array([is_decoded(meta) for meta in records.take(rows)["meta"].to_pylist()], bool)
+    if decoded.any():
+        words = f"{decoded.sum()} of {len(rows)} rows were not encoded again: their texts were decoded from tokens."
+        yield Finding("info", "spot re-encoding", words, count=int(decoded.sum()))
+    rows = rows[~decoded]
+    stored = latents.fixed("latent").take(rows).astype(np.float64)
+    rows, stored = rows[np.isfinite(stored).all(1)], stored[np.isfinite(stored).all(1)]
+    if not len(rows):
+        return
+    again = subject.encoder.load(located).encode(records.strings("text").take(rows)).astype(np.float64)
+    if again.shape != stored.shape:
+        return  # another check reports a different dimension
+    distance = np.linalg.norm(again - stored, axis=1) / np.maximum(np.linalg.norm(again, axis=1), 1e-12)
+    tolerance = config.spot_tolerance or default_tolerance(latents.fixed("latent").dtype.name, located.dtype)
+    bad = np.flatnonzero(distance > tolerance)
+    if not len(bad):
+        yield Finding(
+            "info",
+            "spot re-encoding",
+            f"{len(rows)} rows were encoded again: the largest relative distance is {distance.max():.2g} (allowed: "
+            f"{tolerance:g}).",
+            count=len(rows),
+        )
+        return
+    between = np.linalg.norm(stored[bad, None] - again[None, bad], axis=-1) / np.linalg.norm(again[bad], axis=1)
+    swapped = int((between <= tolerance).any(1).sum())
+    hint = f" {swapped} of them are vectors of other rows in the sample: vectors were swapped." if swapped else ""
+    names = latents.strings("id").take(rows[bad])
+    yield Finding(
+        "error",
+        "spot re-encoding",
+        f"{len(bad)} of {len(rows)} re-encoded rows differ from the stored vectors (relative distance up to "
+        f"{distance.max():.2g}, allowed: {tolerance:g}).{hint}",
+        "The store does not contain this encoder's vectors of these texts. Remove it and run the embedding pipeline "
+        "again. If the encoder computes in half precision, set validation.spot_tolerance.",
+        count=len(bad),
+        examples=[f"{name} ({distance[i]:.2g})" for name, i in zip(names, bad, strict=True)],
+        failing=rows[bad],
+    )
+
+
+def spread(rows: int, size: int, *, seed: int) -> Ints:
+    """Draw row numbers that are spread evenly over all rows, and therefore over the shards."""
+    random = np.random.default_rng(seed)
+    edges = np.linspace(0, rows, min(size, rows) + 1).astype(np.int64)
+    return np.unique([int(random.integers(low, max(high, low + 1))) for low, high in itertools.pairwise(edges)])
+
+
+def default_tolerance(stored: str, computed: str) -> float:
+    """Return the relative distance that rounding explains."""
+    if computed != "float32":
+        return 5e-2
+    return 3e-3 if stored == "float16" else 1e-4
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _digests(raw: npt.NDArray[Any], multipliers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Compute multiply-sum hashes of the rows' bytes modulo 2^64; different rows collide with probability 2^-63."""
+    words = np.ascontiguousarray(raw).view(np.uint8).reshape(len(raw), -1)
+    mixed = np.pad(words, ((0, 0), (0, -words.shape[1] % 8))).view(np.uint64)
+    mixed = mixed ^ (mixed >> np.uint64(29))  # products alone do not propagate high bits to low bits
+    digest: npt.NDArray[np.uint64] = (mixed * multipliers).sum(1, dtype=np.uint64)
+    return digest
+
+
+def _spectrum(sample: Floats) -> Floats:
+    if len(sample) < 2:
+        return np.zeros(0)
+    values = np.linalg.eigvalsh(np.cov(sample, rowvar=False).reshape(sample.shape[1], -1))[::-1].clip(min=0)
+    return values / values.sum() if values.sum() > 0 else values
+
+
+def _neighbours(sample: Floats) -> Floats:
+    if len(sample) < 2:
+        return np.zeros(0)
+    unit = (sample / np.linalg.norm(sample, axis=1, keepdims=True)).astype(np.float32)
+    step = max(1, len(unit) // _NEIGHBOUR_QUERIES)
+    found = []
+    for start in range(0, len(unit), 256 * step):
+        queries = np.arange(start, min(start + 256 * step, len(unit)), step)
+        cosine = unit[queries] @ unit.T
+        cosine[np.arange(len(queries)), queries] = -1
+        found.append(cosine.max(1))
+    return np.concatenate(found).astype(np.float64)
+
+
+def _quantiles(values: Floats) -> dict[str, float]:
+    if not len(values):
+        return {}
+    points = np.quantile(values, [0, 0.01, 0.5, 0.99, 1])
+    return dict(zip(("min", "p01", "median", "p99", "max"), (float(point) for point in points), strict=True))
