@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mm_ldlm.data.latents.findings import Findings
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.validation.findings import Finding
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names
 from mm_ldlm.families.classification.text_labels import num_words
@@ -49,10 +49,8 @@ def stores(root: Path, rows: list[tuple[str, Any]], **objective: Any) -> tuple[A
     return config, records, *made.values()
 
 
-def check(config: Any, records: ShardStore, labels: ShardStore) -> Findings:
-    found = Findings()
-    Labels(config).check(found, labels, records)
-    return found
+def check(config: Any, records: ShardStore, labels: ShardStore) -> dict[str, Finding]:
+    return {finding.check: finding for finding in Labels(config).check(labels, records)}
 
 
 def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> None:
@@ -61,12 +59,11 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
     assert labels.manifest.meta["classes"] == ["7", "a", "b", "true"]
     assert values[[0, 1, 2, 7, 8, 9]].tolist() == [2, 1, 1, 0, 0, 3], "white space, numbers and truth values"
     found = check(config, records, labels)
-    assert {reason: rows.tolist() for reason, rows in found.rows.items()} == {
+    assert {reason: finding.failing.tolist() for reason, finding in found.items() if finding.severity != "info"} == {
         "no_label": [4, 5, 6],
         "unknown_label": [3],
     }
-    assert not found.errors
-    assert found.facts["classes"] == {"7": 2, "a": 2, "b": 1, "true": 1}
+    assert found["classes"].plain()["examples"] == ["7: 2", "a: 2", "b: 1", "true: 1"]
 
 
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [[("train", {"topic": "a"}), ("test", {"topic": "b"})], [("train", None)]])
 def test_fewer_than_two_classes_fail_the_contract(rows: list[tuple[str, Any]], tmp_path: Path) -> None:
     config, records, labels, _, _ = stores(tmp_path, rows, label="topic")
-    assert [finding.check for finding in check(config, records, labels).errors] == ["classes"]
+    assert check(config, records, labels)["classes"].severity == "error"
 
 
 def test_a_comparison_has_its_answers_as_classes_and_needs_second_texts(tmp_path: Path) -> None:
@@ -93,9 +90,8 @@ def test_a_comparison_has_its_answers_as_classes_and_needs_second_texts(tmp_path
     config, records, labels, names, pairs = stores(tmp_path, rows, kind="pairwise_classification")
     assert names.strings("id").take(slice(None)) == ["first", "second", "similar"]
     assert labels.fixed("value").take(slice(None))[:2, 0].tolist() == [1, 0]
-    assert {reason: rows.tolist() for reason, rows in check(config, records, labels).rows.items()} == {
-        "no_pair": [2], "unknown_label": [3]
-    }  # fmt: skip
+    found = {reason: finding.failing.tolist() for reason, finding in check(config, records, labels).items()}
+    assert found == {"no_pair": [2], "unknown_label": [3], "classes": []}
     assert pairs.fixed("value").take(slice(None)).tolist() == [[2, 1, 9], [1, 1, 1], [9, 9, 9], [1, 9, 9]]
 
 
