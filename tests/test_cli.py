@@ -1,284 +1,165 @@
-from __future__ import annotations
+"""`kedro run` of the project: options, names of nodes, and every expected failure as one message."""
 
 import errno
-import json
-import re
-from collections.abc import Callable
+import signal
 from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
 import pytest
+import yaml
 from click.testing import CliRunner
-from kedro.framework.startup import bootstrap_project
-from kedro.io import DataCatalog, DatasetError, MemoryDataset
-from kedro.pipeline import Pipeline, node
+from kedro.framework.project import configure_project
+from kedro.io import DatasetError
 
-from mm_ldlm import cli
-from mm_ldlm.app.datasets import FolderDataset
-from mm_ldlm.core.errors import ConfigurationError, SourceError, StoreError, purposeful
+from mm_ldlm import cli, settings
+from mm_ldlm.core.errors import ConfigurationError, StoreError
 
-
-def wrapped() -> Exception:
-    """Wrap an error as Kedro wraps one that was raised inside a dataset."""
-    error = DatasetError("Failed while loading data from dataset StoreDataset(...)")
-    error.__cause__ = StoreError("this shard is missing")
-    return error
+RUN = cli.cli.commands["run"]
 
 
-def test_purposeful_errors_are_found_below_kedros_wrapping() -> None:
-    assert str(purposeful(wrapped())) == "this shard is missing"
-    assert purposeful(ValueError("a defect")) is None
+@pytest.fixture(autouse=True)
+def called(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options that Kedro's own command received; it does nothing."""
+    found: list[dict[str, Any]] = []
+    configure_project("mm_ldlm")
+    monkeypatch.setattr(cli.kedro_run, "callback", lambda **options: found.append(options))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return found
 
 
-@pytest.mark.parametrize("error", [SourceError("no such file: corpus.txt"), wrapped()])
-def test_an_error_on_purpose_ends_as_one_message(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**options: object) -> None:
+def call(*words: str) -> Any:
+    return CliRunner().invoke(RUN, list(words))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Any:
+    def fail(**_: Any) -> None:
         raise error
 
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
-    result = CliRunner().invoke(cli.cli, ["run"])
-    assert result.exit_code == 1
-    assert result.output.splitlines() == [f"Error: {purposeful(error)}"]
+    return call("--env=tatoeba")
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_kedro_receives_typed_parameters_and_full_names(called: list[dict[str, Any]]) -> None:
+    words = ("--pipeline=training", "--to-nodes=plan_training", "--params", "training.max_steps=3,x=[a,b]")
+    assert call(*words).exit_code == 0
+    (options,) = called
+    assert options["pipelines"] == ["training"]
+    assert options["to_nodes"] == ["training.plan_training"]
+    assert options["params"] == {"training": {"max_steps": 3}, "x": ["a", "b"]}
+    assert call("--pipelines=training,sampling", "--nodes=training.plan_training").exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("cause", "message"),
+    "words",
     [
-        (
-            FileNotFoundError(2, "no", "run.json"),
-            "'run' (run.json) does not exist yet. Run the pipeline that writes it ",
-        ),
-        (FileNotFoundError("no file below this folder"), "'run' does not exist yet. Run the pipeline that writes it "),
-        (json.JSONDecodeError("Expecting value", "[", 1), "'run' cannot be read (Expecting value"),
-        (pa.ArrowInvalid("no magic bytes"), "'run' cannot be read (no magic bytes). Run the pipeline that"),
-        (pa.ArrowKeyError("no such type"), "'run' cannot be read ("),
-        (IsADirectoryError(21, "Is a directory", "run.json"), "'run' cannot be read ("),
-        (EOFError("short"), "'run' cannot be read (short)"),
+        ("--pipeline=trainin",), ("--nodes=plan_trainin",), ("--pipelines=sampling,evaluation", "--nodes=load_model"),
+        ("--tags=trainin",), ("--from-inputs=record",), ("--to-outputs=metric",), ("--runner=ThreadRunner",),
+        ("--params=foo",), ("--params=a=[1",), ("--config=missing.yml",),
     ],
-)
-def test_a_plain_artifact_that_is_missing_or_damaged_names_its_pipeline(
-    project: Path, cause: Exception, message: str
+)  # fmt: skip
+def test_a_misspelt_name_is_one_message_before_anything_runs(
+    called: list[dict[str, Any]], words: tuple[str, ...]
 ) -> None:
-    bootstrap_project(project)
-    error = DatasetError("Failed while loading data from dataset JSONDataset(...)")
-    error.__cause__ = cause
-    found = str(cli.unreadable(error, "run"))
-    assert found.startswith(message)
-    assert found.endswith("first: `kedro run --pipeline=training`.")
-    assert cli.unreadable(error, None) is None
+    done = call(*words)
+    assert done.exit_code in (1, 2), done.output
+    assert "Error" in done.output
+    assert isinstance(done.exception, SystemExit)
+    assert not called
 
 
-@pytest.mark.parametrize("cause", [PermissionError(13, "no"), AttributeError("a defect")])
-def test_other_failures_of_loading_are_no_damaged_artifact(cause: Exception) -> None:
-    error = DatasetError("Failed while loading data from dataset JSONDataset(...)")
-    error.__cause__ = cause
-    assert cli.unreadable(error, "run") is None
-
-
-def test_an_artifact_of_every_run_is_removed_where_it_is_damaged(project: Path) -> None:
-    bootstrap_project(project)
-    error = DatasetError("Failed while loading data from dataset JSONDataset(...)")
-    error.__cause__ = json.JSONDecodeError("Expecting value", "[", 1)
-    assert str(cli.unreadable(error, "timings")).endswith("Remove the file: every run writes it.")
-
-
-@pytest.mark.parametrize("runner", ["Nope", "no.such.Runner", ".", "os.nope"])
-def test_a_runner_that_does_not_exist_is_refused(runner: str, project: Path) -> None:
-    bootstrap_project(project)
-    assert cli.check_names({"runner": "SequentialRunner"})["runner"] == "SequentialRunner"
-    with pytest.raises(ConfigurationError, match=r"^--runner: expected SequentialRunner, found '.+'\. Leave"):
-        cli.check_names({"runner": runner})
-
-
-def test_a_folder_that_is_missing_names_its_pipeline(project: Path, tmp_path: Path) -> None:
-    bootstrap_project(project)
-    catalog = DataCatalog(
-        {"tokenizer_files": FolderDataset(filepath=str(tmp_path), holds="mm_ldlm.x:X", marker="vocabulary.json")}
-    )
-    with pytest.raises(DatasetError) as caught:
-        catalog.load("tokenizer_files")
-    assert str(cli.unreadable(caught.value, "tokenizer_files")) == (
-        f"'tokenizer_files' ({tmp_path / 'vocabulary.json'}) does not exist yet. "
-        "Run the pipeline that writes it first: `kedro run --pipeline=ingestion`."
-    )
-
-
-def test_an_artifact_in_memory_names_the_node_that_makes_it(project: Path) -> None:
-    bootstrap_project(project)
-    with pytest.raises(DatasetError) as caught:
-        DataCatalog({"evaluation_model": MemoryDataset()}).load("evaluation_model")
-    message = str(cli.unreadable(caught.value, "evaluation_model"))
-    assert message.endswith("has to run too. Add it: `--nodes=evaluation.load_model,…`.")
-
-
-def test_a_missing_artifact_is_advised_about_by_kedro_run(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
-    result = run_kedro("run", "--env=test", "--nodes=write_report", f"--params=data={tmp_path},tracking.enabled=false")
-    assert result.returncode == 1
-    message = (
-        r"Error: '\w+' \(.*\) does not exist yet\. Run the pipeline that writes it first: `kedro run --env=test --"
-    )
-    assert re.search(message, result.stderr)
-
-
-def test_a_wrong_column_is_one_message_with_the_nearest_name(run_kedro: Callable[..., Any], tmp_path: Path) -> None:
-    """Kedro logged the error of the node, and the command printed it again."""
-    names = ["id", "review", *(f"a_long_name_of_a_column_{number}" for number in range(9))]
-    (tmp_path / "reviews.csv").write_text("\n".join([",".join(names), *[",".join(["x"] * len(names))] * 9]))
-    given = f"ingestion.path={tmp_path}/reviews.csv,ingestion.text_column=reviw,data={tmp_path},tracking.enabled=false"
-    result = run_kedro("run", "--env=own_csv+test", "--pipeline=ingestion", f"--params={given}")
-    assert result.returncode == 1
-    (message,) = (line for line in result.stderr.splitlines() if "no column 'reviw'. Did you mean 'review'?" in line)
-    assert message.startswith("Error: 9 of 9 rows are damaged")
-    assert len(message) < 500 + len(str(tmp_path))
-    assert "delimiter" not in message
+def test_options_come_from_a_file_and_from_the_command_line(called: list[dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "run.yml"
+    params = {"training": {"max_steps": 5, "epochs": 1}, "sampling.l2t.files": ["a.npy"]}
+    file.write_text(yaml.safe_dump({"run": {"env": "test", "pipelines": ["training", "sampling"], "params": params}}))
+    assert call("--config", str(file), "--params", "training.max_steps=9").exit_code == 0
+    (options,) = called
+    assert options["env"] == "test"
+    assert options["pipelines"] == ["training", "sampling"]
+    assert options["params"] == {
+        "training": {"max_steps": 9, "epochs": 1}, "sampling": {"l2t": {"files": ["a.npy"]}}
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("Run `kedro run --pipeline=validation`.", "Run `kedro run --env=mdlm+test --pipeline=validation`."),
-        ("first: `kedro run --a` or `kedro run`.",
-         "first: `kedro run --env=mdlm+test --a` or `kedro run --env=mdlm+test`."),
-        ("elsewhere (kedro run --params data=/x)", "elsewhere (kedro run --env=mdlm+test --params data=/x)"),
-        ("Run `kedro run --pipeline=a --env=other`.", "Run `kedro run --pipeline=a --env=other`."),
-        ("the process of this kedro run ended", "the process of this kedro run ended"),
-    ],
-)  # fmt: skip
-def test_suggested_commands_carry_the_environment(message: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**options: object) -> None:
-        raise StoreError(message)
-
-    monkeypatch.setattr(cli.kedro_run, "callback", fail)
-    assert CliRunner().invoke(cli.cli, ["run", "--env=mdlm+test"]).output == f"Error: {expected}\n"
-    assert CliRunner().invoke(cli.cli, ["run"]).output == f"Error: {message}\n"
+    "content", ["", "[1]", "run: 3", "run: {}\nother: 1", "run: {evn: x}", "run: [", "\0", "run: {params: x}"]
+)
+def test_a_file_of_options_in_another_form_is_refused(
+    called: list[dict[str, Any]], content: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yml").write_text(content)
+    done = call("--config", str(tmp_path / "run.yml"))
+    assert done.exit_code == 1
+    assert "Error" in done.output
+    assert not called
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("first: `kedro run --pipeline=sampling`.",
-         "first: `kedro run --pipeline=sampling --params data=d/x,run=runs/a`."),
-        ("Run `kedro run --pipeline=validation`.", "Run `kedro run --pipeline=validation --params data=d/x`."),
-        *((f"`kedro run --pipelines={name}`",
-           f"`kedro run --pipelines={name} --params data=d/x{',run=runs/a' if reads else ''}`")
-          for name, reads in (("sampling", True), ("evaluation", True), ("reporting", True), ("export", False),
-                              ("sampling,evaluation,reporting", True), ("training,sampling", False),
-                              ("embedding", False), ("ingestion", False))),
-        ("or `kedro run --params 'ingestion.replace=true'`",
-         "or `kedro run --params 'data=d/x,ingestion.replace=true'`"),
-        ("`kedro run --params data=FOLDER` chooses another", "`kedro run --params data=FOLDER` chooses another"),
-        ("set `--params data=FOLDER`", "set `--params data=FOLDER`"),
-    ],
-)  # fmt: skip
-def test_suggested_commands_act_on_the_same_artifacts(message: str, expected: str) -> None:
-    options = {"params": {"data": "d/x", "run": "runs/a", "training": {"seed": 1}, "results": None}}
-    assert cli.on_the_same_artifacts(message, options) == expected
-    assert cli.on_the_same_artifacts(message, {"params": {"data": "with a space"}}) == message
+def test_every_option_of_kedro_is_there_with_a_help() -> None:
+    assert [each.name for each in RUN.params] == [each.name for each in cli.kedro_run.params]
+    shown = call("--help").output
+    assert "tatoeba+mdlm" in shown
+    undocumented = [each.name for each in RUN.params if isinstance(each, click.Option) and not each.help]
+    assert not undocumented
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def wrapped(error: BaseException) -> DatasetError:
+    outer = DatasetError("Failed while loading data")
+    outer.__cause__ = error
+    return outer
+
+
+def test_an_error_on_purpose_is_one_message_with_commands_for_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "no http://user:word@h. Run `kedro run --pipeline=training` or `kedro run --env=x`."
+    done = failing(monkeypatch, wrapped(ConfigurationError(message)))
+    assert done.exit_code == 1
+    assert "`kedro run --env=tatoeba --pipeline=training` or `kedro run --env=x`" in done.output
+    assert "word" not in done.output
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**options: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(cli.kedro_run, "callback", fail)
-    assert isinstance(CliRunner().invoke(cli.cli, ["run"]).exception, ZeroDivisionError)
+    assert isinstance(failing(monkeypatch, KeyError("x")).exception, KeyError)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("error", "words"),
     [
-        (["--pipeline=trainnig"], "'trainnig' is not a pipeline. Did you mean 'training'? Choose one of: "),
-        (["--nodes=run_trainig"], "'run_trainig' is not a node of __default__. Did you mean 'run_training'?"),
-        (["--tags=trainig"], "'trainig' is not a tag of __default__. Did you mean 'training'?"),
-        (["--from-inputs=record"], "'record' is not a dataset of __default__. Did you mean 'records'?"),
-        (["--pipeline=training", "--from-nodes=prepare_records"], "not a node of training. Choose one of: "),
+        (FileNotFoundError(errno.ENOENT, "no", "/x/records"), ("records", "does not exist", "--pipeline=ingestion")),
+        (ValueError("a" * 10**6), ("records", "cannot be read", "--pipeline=ingestion")),
+        (DatasetError("Data for MemoryDataset has not been saved yet."), ("memory", "ingestion.prepare_records")),
     ],
 )
-def test_a_misspelt_pipeline_or_node_is_no_defect(project: Path, arguments: list[str], message: str) -> None:
-    bootstrap_project(project)
-    result = CliRunner().invoke(cli.cli, ["run", *arguments])
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
-    assert message in result.output
+def test_an_artifact_that_cannot_be_loaded_names_the_pipeline_that_writes_it(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, words: tuple[str, ...]
+) -> None:
+    project = next(hooks for hooks in settings.HOOKS if isinstance(hooks, cli.ProjectHooks))
+    monkeypatch.setattr(project, "loading", "records")
+    done = failing(monkeypatch, wrapped(error))
+    assert all(word in done.output for word in words), done.output
+    assert len(done.output) < 2000
 
 
-def test_both_spellings_name_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(
-        cli.kedro_run, "callback", lambda **options: seen.append((options["pipeline"], options["pipelines"]))
-    )
-    for arguments in (["--pipeline=training"], ["--pipelines=training"]):
-        assert CliRunner().invoke(cli.cli, ["run", *arguments]).exit_code == 0
-    assert seen == [(None, ["training"])] * 2
-    CliRunner().invoke(cli.cli, ["run", "--pipeline=training", "--pipelines=sampling"])
-    assert seen[2:] == [("training", ["sampling"])], "Kedro refuses both together"
-    assert isinstance(cli.cli, click.Group)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_full_disk_or_a_closed_folder_is_one_message(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    done = failing(monkeypatch, wrapped(OSError(code, "no", "/data/x")))
+    assert done.exit_code == 1
+    assert "/data/x" in done.output
 
 
-NODES = ("training.plan_training", "training.run_training", "sampling.load_run", "evaluation.load_run", "alone")
+def test_a_run_that_is_ended_says_what_continues_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert failing(monkeypatch, KeyboardInterrupt()).exit_code == cli.INTERRUPTED
+    assert failing(monkeypatch, SystemExit(cli.TERMINATED)).exit_code == cli.TERMINATED
+    assert failing(monkeypatch, SystemExit(5)).exit_code == 5
+    assert [cli.CONTINUES in record.message for record in caplog.records] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "full"),
-    [
-        ("run_training", "training.run_training"),
-        ("training.run_training", "training.run_training"),
-        ("sampling.load_run", "sampling.load_run"),
-        ("alone", "alone"),
-    ],
-)
-def test_a_node_is_named_with_or_without_its_namespace(name: str, full: str) -> None:
-    assert cli.full_node_name(name, NODES, within="__default__") == full
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "load_run",
-            r"'load_run' names 2 nodes of __default__: sampling\.load_run, evaluation\.load_run\. Write the f",
-        ),
-        ("run_trainig", r"'run_trainig' is not a node of __default__\. Did you mean 'run_training'\?"),
-        ("sampling.run_training", r"is not a node .* Did you mean 'training\.run_training'\?"),
-        ("training", r"'training' is not a node"),
-    ],
-)
-def test_a_node_name_that_stands_for_none_or_several_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        cli.full_node_name(name, NODES, within="__default__")
-
-
-@pytest.mark.parametrize("option", ["--nodes", "--from-nodes", "--to-nodes"])
-def test_kedro_receives_the_full_names_of_nodes(project: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    from kedro.framework.project import pipelines
-
-    bootstrap_project(project)
-    nodes = [node("".join, "a", "b", name="first", namespace="x"), node("".join, "b", "c", name="second")]
-    monkeypatch.setitem(pipelines, "__default__", Pipeline(nodes))
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(cli.kedro_run, "callback", lambda **options: seen.update(options))
-    result = CliRunner().invoke(cli.cli, ["run", f"{option}=first,second"])
-    assert result.exit_code == 0, result.output
-    name = {"--nodes": "node_names"}.get(option, option.removeprefix("--").replace("-", "_"))
-    assert list(seen[name]) == ["x.first", "second"]
-
-
-def test_the_help_explains_combined_environments_and_kedros_own_stays(project: Path) -> None:
-    text = " ".join(CliRunner().invoke(cli.cli, ["run", "--help"]).output.split())
-    assert "--env=tatoeba+mdlm" in text
-    assert "A name may omit its pipeline" in text
-    assert all("+" not in str(getattr(each, "help", "")) for each in cli.kedro_run.params if each.name == "env")
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(errno.ENOSPC, "the disk is full at x.json"), (errno.EACCES, "with permission to read and write at x.json")],
-)
-def test_a_failed_write_anywhere_ends_in_one_sentence(number: int, words: str) -> None:
-    error = DatasetError("Failed while saving data to dataset JSONDataset(...)")
-    error.__cause__ = OSError(number, "why", "x.json")
-    assert words in str(cli.unwritable(error))
-    assert cli.unwritable(DatasetError("other")) is None
-    assert cli.unwritable(OSError(errno.ENOENT, "none")) is None
+def test_an_error_of_another_dataset_is_none_of_the_catalog() -> None:
+    assert cli.unreadable(StoreError("x")) is None
+    assert cli.unwritable(ValueError("x")) is None

@@ -7,7 +7,7 @@ go to standard output or to the named file, everything else to standard error.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import MMLDLMError, SamplingError, StoreError
+from mm_ldlm.core.errors import MMLDLMError, SamplingError
 from mm_ldlm.core.files import write_bytes, write_problem
 from mm_ldlm.core.kinds import Registry
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.messages import reason_of, show
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
@@ -60,10 +60,10 @@ def messages_only() -> Iterator[None]:
         yield
     except MMLDLMError as error:
         raise click.ClickException(mask(str(error))) from None
+    except BrokenPipeError:
+        raise  # the reader has enough; click ends without a message
     except OSError as error:
-        if (reason := write_problem(error)) is None:
-            raise
-        raise click.ClickException(mask(reason)) from None
+        raise click.ClickException(write_problem(error) or reason_of(error)) from None
 
 
 # --- a trained run ----------------------------------------------------------------------------------------------------
@@ -139,17 +139,8 @@ def invert(
             probabilities = [f"{value:.3f}" for value in made.log_probs]
             cells = zip(rows, numbers, cosines, probabilities, lines, strict=True)
             lines = ["\t".join(COLUMNS), *("\t".join(map(str, row)) for row in cells)]
-        _print(lines)
-
-
-def _print(lines: Iterable[str]) -> None:
-    try:
         for line in lines:
             click.echo(line)
-    except BrokenPipeError:
-        raise  # the reader has enough; click ends without a message
-    except OSError as error:
-        raise StoreError(f"the output cannot be written ({error.strerror}). Write it to another file.") from None
 
 
 @click.command()

@@ -1,0 +1,181 @@
+"""Datasets of the catalog: what is saved is loaded, what is incomplete does not exist, what is wrong is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from kedro.io import AbstractDataset, DatasetError
+
+from mm_ldlm.app.datasets import (
+    FeaturesDataset,
+    FolderDataset,
+    JsonDataset,
+    RunDataset,
+    SamplesDataset,
+    StoreDataset,
+    TableDataset,
+    TrackedMetricsDataset,
+    ValidatedDataset,
+    WorkspaceDataset,
+)
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
+
+SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.float32()))])
+FOLDER = {"holds": "mm_ldlm.data.latents.normaliser:Normaliser", "marker": "normaliser.json"}
+
+
+def written(folder: Path, kind: str = "rows") -> Manifest:
+    writer = StoreWriter(folder, kind=kind, schema=SCHEMA, shard_rows=2)
+    writer.append({"id": ["a", "b", "c"], "value": [[1.0] * 20, [float("nan")], []]})
+    return writer.finish()
+
+
+def normaliser() -> Normaliser:
+    return Normaliser("standard", np.zeros(3), np.ones(3), True, rows=7)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "value"),
+    [
+        (lambda path: JsonDataset(filepath=str(path / "x.json")), {"a": [1, "ü", None]}),
+        (lambda path: JsonDataset(filepath=str(path / "x.json"), holds="list"), [1, 2]),
+        (lambda path: JsonDataset(filepath=str(path / "x.json"), holds="numbers"), {"a": 1.5}),
+        (lambda path: RunDataset(filepath=str(path / "x.json")), {"name": "run-1"}),
+        (lambda path: FolderDataset(filepath=str(path / "folder"), **FOLDER), normaliser()),
+    ],
+)  # fmt: skip
+def test_what_is_saved_is_loaded_and_exists_only_then(dataset: Any, value: Any, tmp_path: Path) -> None:
+    entry: AbstractDataset[Any, Any] = dataset(tmp_path)
+    assert not entry.exists()
+    with pytest.raises(DatasetError):
+        entry.load()
+    for _ in range(2):  # a second time as well
+        entry.save(value)
+        assert entry.exists()
+        loaded = entry.load()
+        assert loaded == value if not isinstance(value, Normaliser) else loaded.fingerprint == value.fingerprint
+
+
+@pytest.mark.parametrize("holds", ["mapping", "list", "numbers"])
+@pytest.mark.parametrize("content", ["{", "3", '{"a": "b"}', '["a"]', "null", ""])
+def test_a_json_file_of_another_form_is_refused(holds: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(content)
+    entry = JsonDataset(filepath=str(tmp_path / "x.json"), holds=holds)
+    fits = {"mapping": '{"a": "b"}', "list": '["a"]'}.get(holds) == content
+    if fits:
+        assert entry.load()
+        return
+    with pytest.raises(DatasetError, match=r"x\.json"):
+        entry.load()
+
+
+def test_a_store_is_committed_by_its_manifest(tmp_path: Path) -> None:
+    entry = StoreDataset(filepath=str(tmp_path), kind="rows")
+    manifest = written(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    assert not entry.exists()
+    entry.save(manifest)
+    assert entry.exists()
+    assert entry.load().table([0, 1, 2]).column("id").to_pylist() == ["a", "b", "c"]
+    (tmp_path / manifest.shards[1].name).unlink()
+    with pytest.raises(DatasetError, match="1 of them"):
+        entry.save(manifest)
+    with pytest.raises(DatasetError, match="other"):
+        StoreDataset(filepath=str(tmp_path), kind="other").save(manifest)
+    with pytest.raises(DatasetError, match="dict"):
+        entry.save({})
+
+
+def test_an_optional_store_may_be_absent(tmp_path: Path) -> None:
+    entry = StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True)
+    entry.save(NOT_NEEDED)
+    assert entry.load() is None
+    folder = FolderDataset(filepath=str(tmp_path / "no"), optional=True, **FOLDER)
+    folder.save(NOT_NEEDED)
+    assert folder.load() is None
+    with pytest.raises(DatasetError, match="manifest"):
+        StoreDataset(filepath=str(tmp_path / "no"), kind="rows").save(NOT_NEEDED)
+    with pytest.raises(DatasetError, match="Normaliser"):
+        FolderDataset(filepath=str(tmp_path / "no"), **FOLDER).save(NOT_NEEDED)
+
+
+def test_workspaces_are_folders_that_nodes_fill(tmp_path: Path) -> None:
+    entry = WorkspaceDataset(filepath=str(tmp_path / "a/b"))
+    assert entry.load().is_dir()
+    with pytest.raises(DatasetError, match="workspace"):
+        entry.save(tmp_path)
+    features = FeaturesDataset(filepath=str(tmp_path))
+    features.save(NOT_NEEDED)
+    assert features.load() == tmp_path
+    assert not features.exists()
+
+
+def test_the_validated_dataset_names_its_stores(write_dataset: Any, tmp_path: Path) -> None:
+    made = write_dataset(tmp_path, ["w1 w2", "w3"], ["train", "test"])
+    entry = ValidatedDataset(filepath=str(tmp_path / "again"))
+    assert not entry.exists()
+    entry.save({name: tmp_path / name for name in ("records", "tokens", "index", "tokenizer")})
+    assert entry.exists()
+    assert entry.load().fingerprint == made.fingerprint
+
+
+def test_previews_are_short_json(tmp_path: Path) -> None:
+    written(tmp_path / "store")
+    store = StoreDataset(filepath=str(tmp_path / "store"), kind="rows")
+    table = TableDataset(filepath=str(tmp_path / "table.parquet"))
+    table.save(pd.DataFrame({"a": [[1.0] * 20, [2.0]], "b": [float("inf"), 1.0]}))
+    for preview in (store.preview(2), table.preview(2)):
+        assert len(json.dumps(preview, allow_nan=False)) < 400
+        assert len(preview["data"]) == 2
+    table.save(pd.DataFrame({"a": []}))
+    assert table.preview()["data"] == []
+    assert StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True).preview()["data"] == []
+
+
+def samples(texts: list[str], *, step: int, keep: bool = False) -> pd.DataFrame:
+    frame = pd.DataFrame({"text": texts, "latent": [np.ones(2, np.float32)] * len(texts)})
+    weights = {"run": "r", "checkpoint": f"step-{step}", "digest": str(step), "weights": "last"}
+    frame.attrs = {MADE_BY: made_by(weights, parameters={}, seed=0)} | ({KEEP: weights} if keep else {})
+    return frame
+
+
+def test_samples_that_were_not_requested_keep_those_of_the_same_weights_only(tmp_path: Path) -> None:
+    """Pitfall 27: samples of an earlier checkpoint are never evaluated as those of the current one."""
+    entry = SamplesDataset(filepath=str(tmp_path / "x.parquet"), vectors="latent")
+    entry.save(samples(["a"], step=1))
+    entry.save(samples([], step=1, keep=True))
+    assert entry.load()["text"].tolist() == ["a"]
+    assert np.load(tmp_path / "x.npy").shape == (1, 2)
+    entry.save(samples([], step=2, keep=True))
+    assert len(entry.load()) == 0
+    assert not (tmp_path / "x.npy").exists()
+    (tmp_path / "x.parquet").write_bytes(b"damaged")
+    entry.save(samples(["b"], step=2, keep=True))
+    assert entry.load()["text"].tolist() == ["b"]
+
+
+def test_a_run_that_is_chosen_by_its_path_is_not_saved(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run-1/checkpoints/step-00000005"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "run-1/config.json").write_text("{}")
+    (checkpoint / "COMPLETE").touch()
+    entry = RunDataset(filepath=str(tmp_path / "run.json"), chosen=str(checkpoint))
+    assert entry.exists()
+    assert (entry.load()["name"], entry.load()["step"]) == ("run-1", 5)
+    with pytest.raises(DatasetError, match="run"):
+        entry.save({})
+
+
+def test_metrics_of_other_runs_are_read_where_there_is_a_tracking_store(tmp_path: Path) -> None:
+    entry = TrackedMetricsDataset(filepath=str(tmp_path / "x.json"))
+    assert entry.load()("0" * 32) is None
+    (tmp_path / "x.json").write_text('{"tracking_uri": null, "run_id": null}')
+    assert entry.load()("0" * 32) is None
+    with pytest.raises(DatasetError):
+        entry.save({})

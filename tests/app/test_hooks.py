@@ -1,0 +1,137 @@
+"""Hooks of every run: what the nodes receive, what is refused before the first one, and what remains afterwards."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DatasetError
+from kedro.pipeline import Pipeline, node
+from tests.app.sessions import Session
+
+from mm_ldlm.app.parameters import SECTIONS
+from mm_ldlm.core.errors import ConfigurationError, StoreError, purposeful
+from mm_ldlm.core.locks import take
+from mm_ldlm.models.mmdit import MMDiTConfig
+
+Refuses = Callable[..., Any]
+seen: list[Any] = []
+
+
+def remember(*inputs: Any) -> dict[str, Any]:
+    seen[:] = inputs
+    return {"seen": len(inputs)}
+
+
+def one(*inputs: str, outputs: Any = "validation_report", tag: str = "validation", func: Any = remember) -> Pipeline:
+    return Pipeline([node(func, inputs=list(inputs) or None, outputs=outputs, name=f"{tag}.one", tags=tag)])
+
+
+def test_nodes_receive_typed_sections_and_the_folders_of_stores(tmp_path: Path) -> None:
+    names = [f"params:{name}" for name in SECTIONS]
+    Session(tmp_path).run(one(*names, "params:records_workspace", "params:features_workspace", "parameters"))
+    *sections, records, features, raw = seen
+    assert all(hasattr(section, "__dataclass_fields__") for section in sections)
+    assert isinstance(sections[list(SECTIONS).index("model")], MMDiTConfig)
+    assert records.is_dir()
+    assert features.is_dir()
+    assert raw["model"]["kind"] == "mmdit"  # the report and MLflow show the parameters as they were given
+
+
+def test_a_wrong_parameter_ends_a_run_before_its_first_node(tmp_path: Path, refuses: Refuses) -> None:
+    seen[:] = ["untouched"]
+    with refuses(ConfigurationError, "model.dimm", "dim"):
+        Session(tmp_path, model={"dimm": 3}).run(one("params:seed"))
+    assert seen == ["untouched"]
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["run", "validation_report", "samples_l2t", "plot_lengths", "timings"])
+def test_a_pipe_in_the_place_of_an_artifact_is_never_opened(tmp_path: Path, name: str) -> None:
+    session = Session(tmp_path)
+    folder = {"samples_l2t": "07_model_output/samples_l2t.parquet"}.get(name, f"08_reporting/{name}.json")
+    path = Path(session.entries.get(name, {"filepath": tmp_path / folder})["filepath"])
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.raises((StoreError, DatasetError)) as raised:
+        session.run(one(name, outputs="comparison"))
+    assert "pipe" in str(purposeful(raised.value))
+    with pytest.raises((StoreError, DatasetError)) as raised:
+        Session(tmp_path).run(one("params:seed", outputs=name))
+    assert "pipe" in str(purposeful(raised.value))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"3", b'{"validation": "long"}', b'{"a":' * 10**4])
+def test_an_artifact_that_was_edited_is_refused_by_its_path(tmp_path: Path, content: bytes) -> None:
+    session = Session(tmp_path)
+    path = Path(session.entries["timings"]["filepath"])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as raised:
+        session.run(one("params:seed"))
+    assert str(path) in str(purposeful(raised.value))
+
+
+def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    file = Path(session.entries["timings"]["filepath"])
+    session.run(one("params:seed"))
+    session.run(one("timings", outputs="comparison", tag="reporting"))
+    assert seen[0].keys() == {"validation"}  # the pipeline that is running is not finished
+    found = json.loads(file.read_text())
+    assert found.keys() == {"validation", "reporting"}
+    assert all(seconds >= 0 for seconds in found.values())
+
+
+def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:
+    writing, reading = take(tmp_path / ".results.lock", "write"), take(tmp_path / ".data.lock", "read")
+    assert writing is not None
+    assert reading is not None
+    with refuses(ConfigurationError, "results", "Wait"):
+        Session(tmp_path).run(one("params:seed"))
+    with pytest.raises(ConfigurationError, match="uses the data"):
+        Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion"))
+    writing.release()
+    Session(tmp_path).run(one("params:seed"))  # others may read the data meanwhile
+
+
+def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:
+    def fail(_: Any) -> None:
+        raise KeyError("x")
+
+    session = Session(tmp_path)
+    with pytest.raises(KeyError):
+        session.run(one("params:seed", func=fail))
+    again = take(tmp_path / ".results.lock", "write")
+    assert again is not None
+
+
+def test_a_part_is_shared_once_everything_in_it_is_saved(tmp_path: Path) -> None:
+    def ask(_: Any) -> dict[str, Any]:
+        held = {part: take(tmp_path / f".{part}.lock", use) for part, use in (("data", "read"), ("results", "read"))}
+        return {part: lock is not None and (lock.release() or True) for part, lock in held.items()}
+
+    pipeline = Pipeline(
+        [
+            node(remember, "params:seed", "preparation_report", name="ingestion.one", tags="ingestion"),
+            node(ask, "preparation_report", "validation_report", name="validation.one", tags="validation"),
+        ]
+    )
+    found = Session(tmp_path).run(pipeline).load("validation_report")
+    assert found == {"data": True, "results": False}
+
+
+def test_another_host_runs_only_what_hosts_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", "1")
+    with pytest.raises(ConfigurationError, match="validation"):
+        Session(tmp_path).run(one("params:seed"))
+    Session(tmp_path).run(one("params:seed", outputs="comparison", tag="embedding"))
+    assert not (tmp_path / "08_reporting/timings.json").exists()  # the first host records the run
+
+
+def test_a_run_by_its_path_is_only_used(tmp_path: Path, refuses: Refuses) -> None:
+    with refuses(ConfigurationError, "validation", "sampling"):
+        Session(tmp_path, run=str(tmp_path / "runs/x")).run(one("params:seed"))

@@ -1,0 +1,271 @@
+"""Tracking: what a run leaves in MLflow and on the terminal, and that it never waits for a store that does not answer."""
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kedro.pipeline import Pipeline, node
+from tests.app.sessions import Session
+
+from mm_ldlm.app.tracking import mlflow as module
+from mm_ldlm.app.tracking.config import TrackingConfig
+from mm_ldlm.app.tracking.hooks import NOTE
+from mm_ldlm.app.tracking.mlflow import HEADLINE, MlflowRun, key_of, name_of, open_somewhere, within
+from mm_ldlm.app.tracking.progress import Follower, MlflowSink, ProgressSink, estimate, progress_line, sentence
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError, TrackingError
+from mm_ldlm.training.jsonl import Tracker
+
+SPEC = {"name": "run-1", "training": {"max_steps": 2}}
+METRICS = {"l2t.exact_match": 0.5, "nll.per_token": 2.0, "x.nan": float("nan"), "made_by": {"run": "run-1"}}
+
+
+def _pipeline(root: Path) -> Pipeline:
+    """Nodes that load and save what a run does, with names of the catalog."""
+
+    def plan() -> dict[str, Any]:
+        return SPEC
+
+    def train(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
+        log = Tracker(runs / spec["name"] / "training_log.jsonl")
+        log.event(1, "start")
+        for step in (1, 2):
+            log.metrics(step, {"loss": 2.0 / step, "lr": 0.1, "grad_norm": 1.0, "validation/loss": float("inf")})
+        log.event(2, "preview", text="b", original="a")
+        log.event(2, "skip", reason="spike")
+        log.close()
+        (runs / spec["name"] / "config.json").write_text(json.dumps({"model": {"kind": "mmdit"}, "path": f"{root}/x"}))
+        return {"name": "run-1", "step": 2, "checkpoint": "step-00000002", "fingerprint": "f00d"}
+
+    def report(run: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        return METRICS, "<html>"
+
+    return Pipeline(
+        [
+            node(plan, None, "training_spec", name="training.plan_training", tags="training"),
+            node(train, ["training_spec", "runs"], "run", name="training.run_training", tags="training"),
+            node(report, "run", ["metrics", "report"], name="reporting.write_report", tags="reporting"),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """The MLflow run of these nodes, and a client of its store."""
+    root = tmp_path_factory.mktemp("tracked")
+    uri = f"sqlite:///{root}/mlflow.db"
+    Session(root, tracking={"enabled": True, "uri": uri}).run(_pipeline(root))
+    client = MlflowRun(uri, "")._client
+    reference = json.loads((root / "06_models/tracking_reference.json").read_text())
+    return client.get_run(reference["run_id"]), client
+
+
+def test_one_run_holds_parameters_curves_headlines_and_report(tracked: tuple[Any, Any]) -> None:
+    run, client = tracked
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.kind"] == "mmdit"
+    assert [point.value for point in client.get_metric_history(run.info.run_id, f"{HEADLINE}/loss")] == [2.0, 1.0]
+    assert run.data.metrics[f"{HEADLINE}/l2t.exact_match"] == 0.5
+    assert not any("nan" in name or "validation" in name for name in run.data.metrics)  # MLflow has no such numbers
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
+        "config.json",
+        "metrics.json",
+        "report.html",
+    }
+
+
+def test_its_page_leads_back_to_the_run_without_paths_of_this_machine(tracked: tuple[Any, Any]) -> None:
+    run, client = tracked
+    tags = run.data.tags
+    assert (tags["run_folder"], tags["run_fingerprint"], tags["checkpoint"]) == ("run-1", "f00d", "step-00000002")
+    assert tags["trained_here"] == "true"
+    assert tags["preview"] == "a → b"
+    assert "spike" in tags["last_event"]
+    assert tags["mlflow.runName"].endswith("@test run-1")
+    assert "run-1" in tags[NOTE]
+    assert "0.5" in tags[NOTE]
+    assert json.loads(client._tracking_client.store and json.dumps(tags))
+    assert not re.search(r"/(tmp|root|home|work)/\w+/", json.dumps(tags))
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+    def fail(_: Any) -> None:
+        raise ConfigurationError(f"no {tmp_path}/folder/x")
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    pipeline = Pipeline([node(fail, "params:seed", None, name="validation.one", tags="validation")])
+    with pytest.raises(ConfigurationError):
+        Session(tmp_path, tracking={"enabled": True, "uri": uri}).run(pipeline)
+    client = MlflowRun(uri, "")._client
+    (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert run.info.status == "FAILED"
+    assert run.data.tags["reason"] == "no …/x" or str(tmp_path) not in run.data.tags["reason"]
+
+
+# --- stores that do not answer ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_exchange_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST", 0.2)
+    with pytest.raises(TrackingError, match="no answer"):
+        within(lambda: time.sleep(5), "http://x")
+    with pytest.raises(TrackingError, match="KeyError"):
+        within(lambda: {}["x"], "http://x")  # type: ignore[index]
+    assert within(lambda: 3, "http://x") == 3
+
+
+def test_a_run_is_recorded_locally_or_not_at_all_where_its_store_is_away(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LONGEST", 0.5)
+    about: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {}, "parent": "of the server"}
+    run = open_somewhere(silent, root=tmp_path, **about)
+    assert run is not None
+    assert (tmp_path / "data/mlflow_local.db").is_file()
+    assert "mlflow ui" in caplog.text
+    (tmp_path / "other/data").mkdir(parents=True)
+    os.mkfifo(tmp_path / "other/data/mlflow_local.db")  # opening it would wait for a writer
+    assert open_somewhere(silent, root=tmp_path / "other", **about) is None
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "file/x.db"])
+def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(TrackingError):
+        module._resolved(f"sqlite:///{place}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["user:S3cret@host", "http://user:S3cret@host/", "http://user:a S3cret@host/", "http://S3cret@host", "ftp://S3cret",
+     "http://h/?token=S3cretS3cret", "sqlite:// S3cret", "S3cret S3cret", "", "http://", "a?S3cret"],
+)  # fmt: skip
+def test_an_address_that_is_none_or_has_a_secret_is_refused_unseen(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"tracking\.uri") as raised:
+        parse(TrackingConfig, {"enabled": True, "uri": uri, "experiment": "e"}, at="tracking")
+    assert "S3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///data/mlflow.db", "sqlite:////abs/x.db", "http://host:5000", "https://host/path", "databricks",
+            "postgresql+psycopg2://host/db", "file:///folder", "mlruns"],
+)  # fmt: skip
+def test_addresses_of_mlflow_are_accepted(uri: str) -> None:
+    assert parse(TrackingConfig, {"enabled": True, "uri": uri, "experiment": "e"}, at="tracking").uri == uri
+
+
+# --- names and lines --------------------------------------------------------------------------------------------------
+
+
+@given(st.from_regex(r"[a-z_]+(/[a-z_.]+)?", fullmatch=True))
+def test_every_number_of_the_log_has_one_name_in_mlflow(key: str) -> None:
+    assert key_of(name_of(key)) == key
+
+
+class Away:
+    """A store that is away for some calls."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.received = failures, list[Any]()
+
+    def add_lines(self, lines: Any) -> None:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise ConnectionError("away")
+        self.received += lines
+
+
+def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Away(1)
+    sink = MlflowSink(store)
+    sink([{"step": 1}])
+    sink([{"step": 2}])  # rests
+    assert store.received == []
+    monkeypatch.setattr(MlflowSink, "PAUSE", 0.0)
+    sink([])
+    assert store.received == [{"step": 1}, {"step": 2}]
+
+
+def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    received: list[int] = []
+
+    def sink(lines: Any) -> None:
+        received.extend(line["step"] for line in lines)
+
+    def broken(lines: Any) -> None:
+        raise RuntimeError("a" * 10**5)
+
+    log = Tracker(tmp_path / "log.jsonl")
+    log.metrics(0, {})  # of an earlier session
+    follower = Follower(tmp_path / "log.jsonl", [broken, sink])
+    writers = [threading.Thread(target=log.metrics, args=(step, {"loss": 1.0})) for step in range(1, 20)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    follower.stop()
+    log.close()
+    assert sorted(received) == list(range(1, 20))
+    assert follower.lines == 19
+    assert len(caplog.text) < 2000
+
+
+def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sink = ProgressSink(3, quiet_seconds=0.0)
+    sink([{"step": 1, "loss": "nan", "lr": 0.1}, {"step": 2, "loss": 2.0, "lr": 0.1, "seconds_left": 3700.0}])
+    sink(
+        [
+            {"event": "rollback", "step": 2, "reason": "loss grew"},
+            {"event": "start", "step": 0, "resumed_from": "step-1"},
+        ]
+    )
+    sink([])
+    assert "step 2/3" in caplog.text
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        "step 2: rollback loss grew"
+    ]
+    assert "step-1" in caplog.text
+
+
+@given(st.dictionaries(st.sampled_from(["loss", "lr", "grad_norm", "tokens_per_second", "seconds_left", "skipped"]),
+                       st.one_of(st.floats(), st.sampled_from(["nan", "inf", "x", None]))))  # fmt: skip
+def test_any_line_of_the_log_can_be_shown(line: dict[str, Any]) -> None:
+    line = {
+        **line,
+        "seconds_left": None if line.get("seconds_left") in (float("inf"), "inf") else line.get("seconds_left"),
+    }
+    if isinstance(line["seconds_left"], float) and not 0 <= line["seconds_left"] < 1e9:
+        line["seconds_left"] = 5.0
+    if line["seconds_left"] == "nan":
+        line["seconds_left"] = None
+    assert progress_line({"step": 1, **line}, max_steps=2, smoothed=None).isprintable()
+
+
+def test_sentences_and_estimates_are_one_line() -> None:
+    line = {"time": 0, "seconds_left": 600.0, "seconds_per_step": 0.5, "measured_steps": 20}
+    assert "about 10 min" in estimate(line)
+    shown = sentence({"step": 1, "text": "a\nb" * 1000, "original": "a"})
+    assert shown.isprintable()
+    assert len(shown) < 500
+    assert "exact" in sentence({"step": 1, "text": "a", "original": "a"})
+    assert "noise" in sentence({"step": 1, "text": "a"})

@@ -1,0 +1,163 @@
+"""The graph and the catalog: every node is named and documented, every dataset is declared, used and drawn in its layer."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import CatalogConfigResolver, DataCatalog
+from tests.environments import CONF
+
+import mm_ldlm
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.parameters import SECTIONS
+from mm_ldlm.pipeline_registry import register_pipelines
+from mm_ldlm.pipelines import MAIN, PIPELINES
+from mm_ldlm.settings import CONFIG_LOADER_ARGS
+
+FOUND = register_pipelines()
+LAYERS = {
+    "02_intermediate": "intermediate", "03_primary": "primary", "04_feature": "feature", "05_model_input": "model_input",
+    "06_models": "models", "07_model_output": "model_output", "08_reporting": "reporting",
+}  # fmt: skip
+OTHER_THAN_ITS_FOLDER = {"quarantine_ingestion": "intermediate", "validation_report": "model_input"}
+"""Entries that decide about a later layer, or are written next to an earlier one, are drawn with it."""
+PARTS = {
+    "data": "/D",
+    "features": "/F",
+    "results": "/R",
+    "starter": {"num_train": 1, "num_validation": 1, "num_test": 1},
+}
+"""What each part of the paths of the catalog becomes here"""
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Any]:
+    """The configuration of every entry, and of every dataset of a pipeline that a factory makes."""
+    loader = LayeredConfigLoader(CONF, env="base", **CONFIG_LOADER_ARGS)
+    loader["globals"] = PARTS
+    declared = loader["catalog"]
+    resolver = CatalogConfigResolver(declared)
+    used = set().union(*(pipeline.datasets() for pipeline in FOUND.values()))
+    names = {name for name in declared if not resolver.is_pattern(name)}
+    return {
+        name: resolver.resolve_pattern(name) for name in names | {x for x in used if resolver.match_dataset_pattern(x)}
+    }
+
+
+def datasets(name: str) -> set[str]:
+    return {each for each in FOUND[name].datasets() if not each.startswith("params:") and each != "parameters"}
+
+
+def test_the_main_job_is_every_main_pipeline_in_order() -> None:
+    assert FOUND.keys() == {"__default__", *PIPELINES}
+    nodes = [node.name for node in FOUND["__default__"].nodes]
+    assert {*nodes} == {node.name for name in MAIN for node in FOUND[name].nodes}
+    assert nodes[0].startswith(MAIN[0])
+    assert nodes[-1].startswith(MAIN[-1])
+
+
+def test_the_graph_is_small_enough_to_be_read() -> None:
+    assert len(datasets("__default__")) <= 50, sorted(datasets("__default__"))
+
+
+@pytest.mark.parametrize("name", list(PIPELINES))
+def test_every_node_is_named_by_its_pipeline_and_says_what_it_does(name: str) -> None:
+    for node in FOUND[name].nodes:
+        assert name in node.tags
+        assert re.fullmatch(rf"{name}\.[a-z][a-z0-9_]*", node.name)
+        assert inspect.getdoc(node.func)
+        assert all(not parameter.startswith("params:") or parameter.removeprefix("params:").partition("_workspace")[0]
+                   for parameter in node.inputs)  # fmt: skip
+
+
+def test_every_dataset_is_declared_and_every_entry_is_used(entries: dict[str, Any]) -> None:
+    used = set().union(*(datasets(name) for name in FOUND))
+    assert used == entries.keys()
+
+
+def test_every_parameter_of_a_node_is_a_section_a_seed_or_a_workspace(entries: dict[str, Any]) -> None:
+    named = {each.removeprefix("params:") for pipeline in FOUND.values() for each in pipeline.inputs() if ":" in each}
+    workspaces = {f"{name}_workspace" for name in entries}
+    assert named <= {*SECTIONS, "seed", *workspaces}
+
+
+def test_every_entry_becomes_a_dataset_in_the_layer_of_its_folder(entries: dict[str, Any]) -> None:
+    catalog = DataCatalog.from_config(entries)
+    for name, entry in entries.items():
+        assert catalog.get(name) is not None
+        assert "pickle" not in entry["type"].lower()
+        folder = next((LAYERS[part] for part in Path(str(entry.get("filepath", ""))).parts if part in LAYERS), None)
+        layer = entry["metadata"]["kedro-viz"]["layer"]
+        assert layer == OTHER_THAN_ITS_FOLDER.get(name, folder or layer), name
+
+
+def test_environments_share_the_outputs_that_do_not_depend_on_them(entries: dict[str, Any]) -> None:
+    start = {"ingestion": "/D/0", "embedding": "/D/F/0"}
+    for name in MAIN:
+        for dataset in FOUND[name].all_outputs():
+            if path := entries[dataset].get("filepath"):
+                assert path.startswith(start.get(name, "/D/F/R/0")), dataset
+
+
+def test_paths_of_different_entries_differ(entries: dict[str, Any]) -> None:
+    paths = [(entry["filepath"], entry["type"]) for entry in entries.values() if "filepath" in entry]
+    shared = {path for path, _ in paths if [each for each, _ in paths].count(path) > 1}
+    assert all(kind.endswith(("JsonDataset", "TrackedMetricsDataset")) for path, kind in paths if path in shared)
+
+
+def test_the_registry_imports_nothing_heavy() -> None:
+    program = """
+import sys
+from mm_ldlm.pipeline_registry import register_pipelines
+import mm_ldlm.settings
+register_pipelines()
+found = {"torch", "mlflow", "transformers", "datasets", "plotly", "scipy", "sklearn"} & sys.modules.keys()
+assert not found, found
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_telemetry_is_off_and_values_of_the_user_stay() -> None:
+    program = """
+import os
+os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "77"
+import mm_ldlm.settings
+assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+for name in ("KEDRO_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"):
+    assert os.environ[name] in ("1", "true")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_lists_its_api_without_importing_torch() -> None:
+    assert "MMLDLM" in dir(mm_ldlm)
+    with pytest.raises(AttributeError):
+        mm_ldlm.nothing  # noqa: B018
+    program = "import sys, mm_ldlm; assert 'torch' not in sys.modules; mm_ldlm.MMLDLM; assert 'torch' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_no_import_cycles_between_files() -> None:
+    """Imports under TYPE_CHECKING and inside functions count too."""
+    root = Path(mm_ldlm.__path__[0])
+    imports: dict[str, set[str]] = {}
+    for file in root.rglob("*.py"):
+        name = ".".join(("mm_ldlm", *file.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        imports[name] = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mm_ldlm") and node.level == 0:
+                imports[name] |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    imports = {name: {each for each in found if each in imports and each != name} for name, found in imports.items()}
+    inside = {name: {each for each in found if not name.startswith(f"{each}.")} for name, found in imports.items()}
+    while leaves := [name for name, found in inside.items() if not found & inside.keys()]:
+        for name in leaves:
+            del inside[name]
+    assert not {name: sorted(found & inside.keys()) for name, found in inside.items()}
