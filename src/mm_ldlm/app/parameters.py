@@ -53,7 +53,7 @@ CHECKS = Registry(
     {
         "tasks": "mm_ldlm.pipelines.sampling.tasks:problems",
         "sweep": "mm_ldlm.evaluation.config:problems",
-        "features": "mm_ldlm.data.features:problems",
+        "features": "mm_ldlm.pipelines.embedding.nodes:problems",
     },
     group="checks",
 )

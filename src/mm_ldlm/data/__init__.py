@@ -6,6 +6,17 @@ quarantine (`index`), the labels (`labels`), sentences of a split (`sentences`),
 score. Training workers import it, so it imports neither Kedro, MLflow, `datasets` nor transformers.
 """
 
-from mm_ldlm.data.dataset import Dataset, commit
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.dataset import Dataset, commit
 
 __all__ = ["Dataset", "commit"]
+
+
+def __getattr__(name: str) -> Any:  # the graph of Kedro is built without torch, which the reader imports
+    if name in __all__:
+        from mm_ldlm.data import dataset
+
+        return getattr(dataset, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

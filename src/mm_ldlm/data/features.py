@@ -182,21 +182,6 @@ def from_encoder(*, objective: Any, model: Any) -> list[str]:
     return [name for name in needed(objective=objective, model=model) if feature_of(name).from_encoder]
 
 
-def problems(sections: Mapping[str, Any]) -> list[str]:
-    """List features that an encoder has to compute, where the encoder of the parameters cannot embed new texts."""
-    from mm_ldlm.data.encoders.base import no_encoder
-
-    reason = no_encoder(sections["encoder"])
-    computed = from_encoder(objective=sections["objective"], model=sections["model"])
-    names = ", ".join(name for name in computed if name != LATENTS)
-    if reason is None or not names:
-        return []
-    return [
-        f"parameter 'encoder.for_new_texts': the model or the objective reads {names}, which an encoder computes, but "
-        f"{reason} Otherwise set model.token_vectors to random, or choose another objective."
-    ]
-
-
 def planned(typed: Mapping[str, Any]) -> dict[str, Feature]:
     """Return the features that objective and model read, with their parameters.
 

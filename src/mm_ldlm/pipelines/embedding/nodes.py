@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,3 +58,19 @@ def make_features(
     if hosts().is_first:
         make_all(planned(sections), Inputs(records, tokens, tokenizer, {}), folder=workspace)
     return NOT_NEEDED
+
+
+def problems(sections: Mapping[str, Any]) -> list[str]:
+    """List features that an encoder has to compute, where the encoder of the parameters cannot embed new texts."""
+    from mm_ldlm.data.encoders.base import no_encoder
+    from mm_ldlm.data.features import LATENTS, from_encoder
+
+    reason = no_encoder(sections["encoder"])
+    computed = from_encoder(objective=sections["objective"], model=sections["model"])
+    names = ", ".join(name for name in computed if name != LATENTS)
+    if reason is None or not names:
+        return []
+    return [
+        f"parameter 'encoder.for_new_texts': the model or the objective reads {names}, which an encoder computes, but "
+        f"{reason} Otherwise set model.token_vectors to random, or choose another objective."
+    ]
