@@ -19,11 +19,11 @@ from tests.training.test_loop import EVERY_STEP, faulty
 from mm_ldlm.core.errors import ConfigurationError, TrainingDiverged, WorkerFailed
 from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import failure
-from mm_ldlm.training import status
+from mm_ldlm.training import session as status
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.jsonl import read_events, read_metrics
+from mm_ldlm.training.session import read_status, sole_writer
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import read_status, sole_writer
 from mm_ldlm.training.worker import train
 
 LOSS, WEIGHT = 1e-4, 1e-4

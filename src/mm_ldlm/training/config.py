@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from mm_ldlm.core.config import (
@@ -31,6 +32,7 @@ Decay = Annotated[float, bounded(ge=0, lt=1)]
 """Factor of an exponential moving average; with 1 it would never change."""
 
 
+FOLDER_NAME = re.compile(r"(?!\.|(logs|training_spec\.json)$)[^/\\\x00-\x1f\x7f]{1,60}")
 _SIZES = ("tokens", "examples", "tokens_per_device", "examples_per_device")
 
 
@@ -243,7 +245,7 @@ class TrainingConfig:
     collective_timeout_minutes: Duration = 10
     resume: str = "auto"
     seed: Seed | None = None
-    init_from: str | None = None
+    init_from: Annotated[str, bounded(min_length=1)] | None = None
     init_vocabulary: Literal["same", "by_token"] = "same"
     run_name: str | None = None
     preflight: bool = True
@@ -280,15 +282,15 @@ class TrainingConfig:
                 "parameter_gradients",
                 "diagnose_every",
             )
-        if self.init_from == "":
-            raise InvalidValue("init_from is empty: name a run or a checkpoint, or set it to null", "init_from")
         if self.init_vocabulary != "same" and self.init_from is None:
             raise InvalidValue(
                 "init_vocabulary is read only with init_from: set init_from, or leave it out", "init_vocabulary"
             )
-        if self.run_name is not None and (reason := _no_folder_name(self.run_name)):
+        if self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name):
             raise InvalidValue(
-                f"run_name must be a single folder name, found {show(self.run_name)}, which {reason}", "run_name"
+                "run_name must be the name of a folder: 1 to 60 letters, no separators, no dot in front, and none of "
+                f"the other names in the folder of the runs (logs, training_spec.json), found {show(self.run_name)}",
+                "run_name",
             )
 
     @property
@@ -296,14 +298,3 @@ class TrainingConfig:
         """Number of optimizer steps of a planned run."""
         assert self.max_steps is not None, "the plan of a run sets max_steps"
         return self.max_steps
-
-
-def _no_folder_name(name: str) -> str | None:
-    """Return why a text cannot name a run beside the other files in the folder of the runs; None if it can."""
-    if name in ("", ".", "..") or name.startswith("."):
-        return "is empty or begins with a dot"
-    if any(letter in "/\\" or not letter.isprintable() for letter in name):
-        return "contains a separator or a letter that cannot be printed"
-    if name in ("logs", "training_spec.json"):
-        return "is the name of another file in the folder of the runs"
-    return "is longer than 200 bytes" if len(name.encode()) > 200 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -101,14 +102,16 @@ def follow(path: Path, *, stop: Callable[[], bool], interval: float = 0.5) -> It
 
     The iterator ends when `stop()` is true and all lines written until then were yielded. The file need not exist yet.
     """
-    position = path.stat().st_size if path.exists() else 0
+    inode, position = (path.stat().st_ino, path.stat().st_size) if path.exists() else (0, 0)
     while True:
         stopping = stop()
         data = b""
         if path.exists():
             with open(path, "rb") as file:
-                file.seek(min(position, file.seek(0, 2)))  # a new run of the same name begins a shorter file
-                position, data = file.tell(), file.read()
+                if (found := os.fstat(file.fileno()).st_ino) != inode:  # a new run of the same name has a new file
+                    inode, position = found, 0
+                file.seek(position)
+                data = file.read()
         data = data[: data.rfind(b"\n") + 1]
         position += len(data)
         lines = [json.loads(line) for line in data.splitlines() if line.strip()]

@@ -1,23 +1,31 @@
-"""Session of a run in the launching process: start the workers and return the result."""
+"""Session of a run in the launching process: start the workers and return the result; status and lock of the run."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import TrainingDiverged, WorkerFailed
-from mm_ldlm.core.files import write_json
+from mm_ldlm.core.errors import CheckpointError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
 from mm_ldlm.training.resuming import back_to
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import LOG, read_status
 
 log = logging.getLogger(__name__)
 SPEC = "training_spec.json"
+LOG = "training_log.jsonl"
+STATUS = "status.json"
+LOCK_SECONDS = 20.0
+"""Longest time to wait for the lock of a run"""
 
 
 def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
@@ -86,3 +94,53 @@ def _readable(path: Path) -> str:
         if (parent / "pyproject.toml").is_file():
             return path.resolve().relative_to(parent).as_posix()
     return path.as_posix()
+
+
+# -- status and lock: small files that other processes can read at any time -----------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """State of a run: running, finished, stopped (the same command resumes it), failed or absent.
+
+    Attributes:
+        metrics: those of the newest checkpoint.
+        reason: text of the error of a failed run.
+        launch: the launch that failed by an error that would recur; "" for others.
+    """
+
+    status: str = "absent"
+    step: int = 0
+    time: float = 0.0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    reason: str = ""
+    launch: str = ""
+
+
+def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
+    found = Status(status, step, round(time.time(), 3), **more)
+    write_json(directory / STATUS, dataclasses.asdict(found))
+
+
+def read_status(directory: Path) -> Status:
+    if not os.path.lexists(directory / STATUS):
+        return Status()
+    remedy = "Remove it: the run then continues from its newest checkpoint."
+    found: Status = InputFile(directory / STATUS, error=CheckpointError, remedy=remedy).json(Status)
+    return found
+
+
+@contextmanager
+def sole_writer(root: Path, name: str) -> Iterator[str | None]:
+    """Lock run `name` until the block ends, or with this process; yield who else holds the lock, or None.
+
+    The function waits up to `LOCK_SECONDS`, because the workers of a killed launcher save before they end.
+    """
+    path, give_up = root / f".{name}.lock", time.monotonic() + LOCK_SECONDS
+    while (lock := take(path, "write")) is None and time.monotonic() < give_up:
+        time.sleep(0.2)
+    try:
+        yield holder(path) if lock is None else None
+    finally:
+        if lock is not None:
+            lock.release()

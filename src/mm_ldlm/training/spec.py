@@ -1,4 +1,4 @@
-"""Training spec: one JSON file with everything that a worker needs, written by the pipeline and read by every rank.
+"""Training spec: one JSON file with everything that a worker needs, planned by the pipeline and read by every rank.
 
 Its paths are relative to the folder that contains it (the folder of all runs), so that it can be moved with its data.
 """
@@ -26,17 +26,6 @@ _FREE = frozenset(
      "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed",
      "parameter_gradients", "show_every_seconds"}
 )  # fmt: skip
-# Section, key and default of parameters that earlier versions lacked: runs with the default keep their names.
-_ADDED: tuple[tuple[str, str, Any], ...] = (
-    ("", "init_vocabulary", "same"),
-    ("", "validation_batch", None),
-    ("batch", "tokens_per_device", None),
-    ("batch", "examples_per_device", None),
-)
-# The same of the parameters of models, by their key.
-_ADDED_TO_MODELS = {"mlp_bias": False, "mlp_activation": "gelu", "time_factor": 1000.0}
-# The same of the parameters of a text process, by its kind and their key.
-_ADDED_TO_PROCESSES = {("absorbing", "loss_weighting"): "elbo"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,30 +49,14 @@ class TrainingSpec:
     objective: Any
     training: TrainingConfig
     encoder: dict[str, Any] = dataclasses.field(default_factory=dict)
-    tracking: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
         training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
-        for place, key, default in _ADDED:
-            if (settings := training[place] if place else training)[key] == default:
-                settings.pop(key)
         training["batch"].pop("prefetch")
-        model = {
-            key: value
-            for key, value in to_dict(self.model).items()
-            if key not in _ADDED_TO_MODELS or _ADDED_TO_MODELS[key] != value
-        }
-        objective = to_dict(self.objective)
-        process = objective.get("process")
-        for (kind, key), default in _ADDED_TO_PROCESSES.items():
-            if isinstance(process, dict) and process.get("kind") == kind and process.get(key) == default:
-                process.pop(key)
-        return fingerprint(
-            {"seed": self.seed, "fingerprints": self.fingerprints, "model": model, "objective": objective,
-             "training": training}
-        )  # fmt: skip
+        parts = {"model": to_dict(self.model), "objective": to_dict(self.objective), "training": training}
+        return fingerprint({"seed": self.seed, "fingerprints": self.fingerprints, **parts})
 
     @property
     def name(self) -> str:
@@ -114,9 +87,8 @@ class TrainingSpec:
                 shape=parse(DataShape, found["shape"], at="shape"),
                 model=parse_kind(MODELS, found["model"], at="model"),
                 objective=parse_kind(OBJECTIVES, found["objective"], at="objective"),
-                training=parse(TrainingConfig, _current(found["training"]), at="training"),
+                training=parse(TrainingConfig, found["training"], at="training"),
                 encoder=dict(found.get("encoder") or {}),
-                tracking=dict(found.get("tracking") or {}),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
@@ -125,13 +97,6 @@ class TrainingSpec:
 
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:
-        remedy = "Write one by `kedro run --to-nodes=plan_training`."
-        return cls.from_dict(InputFile(path, remedy=remedy, error=ConfigurationError).json(dict))
-
-
-def _current(training: Any) -> Any:
-    """Return the parameters of training without those that earlier versions had besides."""
-    if not isinstance(training, dict) or not isinstance(training.get("launch"), dict):
-        return training
-    launch = {key: value for key, value in training["launch"].items() if key != "node_rank"}
-    return {**training, "launch": launch}
+        """Read the file of a spec."""
+        remedy = "Write it by `kedro run --to-nodes=plan_training`."
+        return cls.from_dict(InputFile(path, error=ConfigurationError, remedy=remedy).json(dict))

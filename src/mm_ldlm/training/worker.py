@@ -34,8 +34,8 @@ from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.resuming import start
+from mm_ldlm.training.session import LOG, read_status, sole_writer, write_status
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.status import LOG, read_status, sole_writer, write_status
 
 
 @dataclasses.dataclass(frozen=True)

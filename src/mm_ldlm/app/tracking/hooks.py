@@ -116,7 +116,7 @@ class TrackingHooks:
         """Show the progress of a training, and send its log to MLflow, while the node runs."""
         if {"training_spec", "runs"} <= inputs.keys():
             from mm_ldlm.app.tracking.progress import Follower, MlflowSink, ProgressSink
-            from mm_ldlm.training.status import LOG
+            from mm_ldlm.training.session import LOG
 
             spec = inputs["training_spec"]
             self._send("tag", {"run_folder": str(spec["name"])})  # so that a run that fails leads to it as well

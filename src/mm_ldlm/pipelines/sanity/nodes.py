@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
+    from mm_ldlm.data.encoders import EncoderConfig
+    from mm_ldlm.models.base import ModelConfig
+    from mm_ldlm.objectives.base import ObjectiveConfig
+    from mm_ldlm.training.config import TrainingConfig
+    from mm_ldlm.training.sanity import SanityConfig
 
 log = logging.getLogger(__name__)
-Parameters = Any  # a section of the parameters, parsed by the hook
 
 
 def check_configuration(
     dataset: Dataset,
     runs: Path,
-    model: Parameters,
-    objective: Parameters,
-    training: Parameters,
-    encoder: Parameters,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    training: TrainingConfig,
+    encoder: EncoderConfig,
     seed: int,
-    sanity: Parameters,
+    sanity: SanityConfig,
 ) -> list[dict[str, Any]]:
     """Run the checks; return a table of name, finding and remedy (empty if the check passed)."""
     import dataclasses
@@ -29,23 +33,14 @@ def check_configuration(
     from mm_ldlm.training.plan import plan
     from mm_ldlm.training.sanity import check_sanity
 
-    spec = plan(
-        dataset,
-        runs=runs,
-        model=model,
-        objective=objective,
-        training=training,
-        encoder=encoder,
-        seed=seed,
-        tracking={},
-    )
+    spec = plan(dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed)
     checks = check_sanity(spec, root=runs, config=sanity)
     log.info("sanity checks of this configuration:\n%s", "\n".join(map(str, checks)))
     return [dataclasses.asdict(check) for check in checks]
 
 
 def judge_configuration(report: list[dict[str, Any]]) -> None:
-    """Raise PreflightError with the failed checks, after the whole table was saved."""
+    """Raise PreflightError with the failed checks, after the table was saved."""
     from mm_ldlm.core.errors import PreflightError
     from mm_ldlm.training.preflight import Check
 

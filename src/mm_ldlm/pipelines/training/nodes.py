@@ -7,32 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
-
-Parameters = Any  # a section of the parameters, parsed by the hook
+    from mm_ldlm.data.encoders import EncoderConfig
+    from mm_ldlm.models.base import ModelConfig
+    from mm_ldlm.objectives.base import ObjectiveConfig
+    from mm_ldlm.training.config import TrainingConfig
 
 
 def plan_training(
     dataset: Dataset,
     runs: Path,
-    model: Parameters,
-    objective: Parameters,
-    training: Parameters,
-    encoder: Parameters,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    training: TrainingConfig,
+    encoder: EncoderConfig,
     seed: int,
-    tracking: dict[str, Any],
 ) -> dict[str, Any]:
     """Make the spec: parameters and fingerprints in one JSON document, the only one that a worker reads."""
     from mm_ldlm.training.plan import plan
 
     return plan(
-        dataset,
-        runs=runs,
-        model=model,
-        objective=objective,
-        training=training,
-        encoder=encoder,
-        seed=seed,
-        tracking=tracking,
+        dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed
     ).to_dict()
 
 

@@ -20,7 +20,6 @@ def create_pipeline() -> Pipeline:
                     "params:training",
                     "params:encoder",
                     "params:seed",
-                    "tracking_reference",
                 ],
                 outputs="training_spec",
                 name="plan_training",

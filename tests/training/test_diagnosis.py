@@ -1,0 +1,82 @@
+"""The diagnosis of a step that is not finite names the first cause, and changes nothing."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+from tests.training.test_loop import faulty
+
+from mm_ldlm.training import loop
+from mm_ldlm.training.diagnosis import diagnose
+
+
+def diagnosis(run: loop.Run, root: Path) -> str:
+    planned = next(run.loader.plan.first(1))
+    before = {name: p.detach().clone() for name, p in run.learner.root.named_parameters()}
+    text = diagnose(
+        run.stepper, run.learner.optimization, run.loader.make(planned), kind=run.stepper.objective.kinds[0], step=0,
+        draw=0, reason="why", directory=root, tracker=run.tracker,
+    )  # fmt: skip
+    assert all(torch.equal(p, before[name], ) or not bool(torch.isfinite(before[name]).all())
+               for name, p in run.learner.root.named_parameters())  # fmt: skip
+    assert all(p.grad is None for p in run.learner.root.parameters())
+    document = json.loads((root / "diagnosis-step-00000000.json").read_text())
+    assert (document["reason"], document["diagnosis"], len(document["ranks"])) == ("why", text, 1)
+    assert run.tracker.of("diagnosis")[-1]["reason"] == text
+    return text
+
+
+def built(root: Path, objective: Any = "multimodal") -> loop.Run:
+    return task.built(task.spec(objective), root)
+
+
+def test_poisoned_examples_are_named_by_their_numbers(tmp_path: Path) -> None:
+    spec = task.spec("multimodal")
+    data = task.data(spec)
+    data.train.fields["latents"][[3, 5], 1] = math.inf  # type: ignore[attr-defined]
+    run = task.built(spec, tmp_path, data=data)
+    run.loader.plan.epoch = lambda number: [(torch.arange(8).numpy(), 12)]  # type: ignore[method-assign,assignment]
+    text = diagnosis(run, tmp_path)
+    assert "latents of examples [3, 5]" in text
+
+
+def test_a_parameter_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    run = built(tmp_path)
+    name, parameter = next(iter(run.learner.root.named_parameters()))
+    parameter.data.view(-1)[0] = math.nan
+    assert name in diagnosis(run, tmp_path)
+
+
+def test_the_first_module_with_a_bad_output_is_named(tmp_path: Path) -> None:
+    run = built(tmp_path)
+    layer = run.learner.root.model.blocks[1]
+    inner = layer.forward
+    layer.forward = lambda *given, **more: tuple(x * math.inf for x in inner(*given, **more))
+    assert "blocks.1" in diagnosis(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("nan_loss", "not the loss"), ("inf_gradient", "loss is finite, but grad")]
+)
+def test_a_loss_and_a_gradient_are_told_apart(fault: str, words: str, tmp_path: Path) -> None:
+    assert words in diagnosis(built(tmp_path, faulty({"kind": fault, "step": 0})), tmp_path)
+
+
+def test_gradients_too_large_for_float32_are_named(tmp_path: Path) -> None:
+    run = built(tmp_path)
+    inner = run.stepper.objective.forward
+    run.stepper.objective.forward = lambda *given, **more: {
+        name: (value * 1e21, count) for name, (value, count) in inner(*given, **more).items()
+    }
+    assert "too large for float32" in diagnosis(run, tmp_path)
+
+
+def test_a_step_that_cannot_be_repeated_or_is_sound_says_so(tmp_path: Path) -> None:
+    assert "all values were finite on every rank" in diagnosis(built(tmp_path), tmp_path)
+    assert "ZeroDivisionError: planted" in diagnosis(
+        built(tmp_path, faulty({"kind": "raise", "step": 0})), tmp_path
+    )  # fmt: skip

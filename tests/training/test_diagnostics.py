@@ -1,0 +1,83 @@
+"""Diagnostics: every number by an independent computation, and none of them changes the training."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+
+from mm_ldlm.training import loop
+from mm_ldlm.training.diagnostics import GRADIENTS, STATISTICS, gradient_statistics, underflow
+
+
+def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
+    runs = []
+    for every in (0, 2):
+        spec = task.spec(diagnose_every=every, parameter_gradients=every > 0)
+        runs.append(task.built(spec, tmp_path / str(every)))
+        loop.train(runs[-1])
+    assert task.largest_difference(task.held(runs[0]), task.held(runs[1])) == 0
+    steps = [line["step"] for line in runs[1].tracker.lines if "param_norm/text_head" in line]
+    assert steps == [1, 2, 4, 6, 8, 10]
+    lines = [json.loads(line) for line in (tmp_path / "2/run" / GRADIENTS).read_text().splitlines()]
+    assert [line["step"] for line in lines] == steps
+    names = {name for name, p in runs[1].learner.root.named_parameters() if p.requires_grad}
+    assert lines[-1]["parameters"].keys() <= names
+    assert all(list(each) == list(STATISTICS) for each in lines[-1]["parameters"].values())
+
+
+def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
+    run = task.built(task.spec(diagnose_every=1), tmp_path)
+    batch = run.loader.make(next(run.loader.plan.first(1)))
+    run.diagnostics.before_step(run.stepper, batch[0])
+    run.learner.optimization.set_lr(5, scale=1.0)
+    run.stepper.forward_backward(batch, draw=0, step=0)
+    before = {name: p.detach().clone() for name, p in run.learner.root.named_parameters()}
+    grads = {name: p.grad.clone() for name, p in run.learner.root.named_parameters() if p.grad is not None}
+    run.diagnostics.before_update()
+    run.learner.optimization.step()
+    run.diagnostics.after_update(1, applied=True)
+    line = run.diagnostics.take()
+    after = dict(run.learner.root.named_parameters())
+    head = [name for name in grads if name.startswith("model.text_head")]
+
+    def norm(tensors: Any) -> float:
+        return math.sqrt(sum(float(x.double().square().sum()) for x in tensors))
+
+    assert line["grad_norm/text_head"] == pytest.approx(norm(grads[name] for name in head), rel=1e-5)
+    assert line["param_norm/text_head"] == pytest.approx(norm(before[name] for name in head), rel=1e-5, abs=1e-9)
+    block = [name for name in grads if name.startswith("model.blocks.0.streams.1")]
+    moved = norm(after[name].detach() - before[name] for name in block)
+    ratio = moved / norm(before[name] for name in before if name.startswith("model.blocks.0.streams.1"))
+    assert line["update_ratio/block0.stream1"] == pytest.approx(ratio, rel=1e-4)
+    assert line["grad_nonfinite/text_head"] == 0
+    zeros = sum(int((grads[name] == 0).sum()) for name in head) / sum(grads[name].numel() for name in head)
+    assert line["grad_zeros/text_head"] == pytest.approx(zeros)
+    assert line["activation_rms/block1"] > 0
+    assert line["attention_logit_max/block0"] > 0
+    assert run.diagnostics.take() == {}
+    assert run.diagnostics.flops_per_token > 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters()) / 4
+
+
+def test_statistics_of_a_gradient() -> None:
+    layer = torch.nn.Linear(3, 2)
+    layer.weight.grad = torch.tensor([[0.0, 2.0, -4.0], [0.0, 0.0, math.inf]])
+    found = dict(zip(STATISTICS, gradient_statistics(layer, scale=2.0)["weight"].tolist(), strict=True))
+    assert (found["zeros"], found["nonfinite"], found["largest"]) == (0.5, pytest.approx(1 / 6), math.inf)
+    layer.weight.grad = torch.tensor([[0.0, 2.0, -4.0], [0.0, 0.0, 6.0]])
+    found = dict(zip(STATISTICS, gradient_statistics(layer, scale=2.0)["weight"].tolist(), strict=True))
+    values = layer.weight.grad / 2
+    assert found["mean"] == pytest.approx(float(values.mean()))
+    assert found["std"] == pytest.approx(float(values.std(correction=0)))
+    assert (found["norm"], found["largest"]) == (pytest.approx(float(values.norm())), 3)
+
+
+def test_underflow_ignores_the_rows_of_tokens_that_did_not_occur() -> None:
+    table = torch.zeros(5, 4)
+    table[1] = torch.tensor([0.0, 1, 0, 2])
+    assert float(underflow([table])) == 0.5
+    assert float(underflow([torch.zeros(3, 2)])) == 0
+    assert float(underflow([torch.tensor(0.0), torch.tensor([0.0, 1.0])])) == 0

@@ -1,0 +1,109 @@
+"""Initial weights of another run: the same vocabulary, or its rows moved to the ids of this run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+from tests.training.test_checkpointer import rewrite
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from mm_ldlm.core.errors import CheckpointError, FreezingError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.models.base import DataShape
+from mm_ldlm.training import loop
+from mm_ldlm.training.checkpoints import folder
+
+WORDS = [f"word{i}" for i in range(20)]
+
+
+def tokenizer(place: Path, words: list[str]) -> tuple[Path, DataShape]:
+    """Save a tokenizer with these words in this order; return its folder and the shape of its data."""
+    vocabulary = {word: i for i, word in enumerate([*words, "[UNK]", "[PAD]", "[MASK]"])}
+    base = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = TextTokenizer(complete_specials(base), max_length=12)
+    made.save(place)
+    fields = task.SHAPE.fields
+    sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
+    return place, DataShape(**sizes, max_length=12, fields=fields)
+
+
+def run_on(words: list[str], root: Path, name: str, kind: str = "text_diffusion", **training: Any) -> loop.Run:
+    place, shape = tokenizer(root / f"tokenizer-{name}", words)
+    spec = task.spec(kind, shape=shape, run_name=name, **training)
+    spec.fingerprints["tokenizer"] = TextTokenizer.load(place).fingerprint
+    return task.built(spec, root, data=task.data(spec, tokenizer=place))
+
+
+def row(run: loop.Run, word: str, words: list[str]) -> torch.Tensor:
+    embedding = run.learner.root.model.text_embedding
+    return next(p for p in embedding.parameters() if len(p) >= len(words))[words.index(word)]
+
+
+def test_pitfall_28_another_vocabulary_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    loop.train(run_on(WORDS, tmp_path, "first", max_steps=2))
+    same = run_on(WORDS, tmp_path, "same", init_from="first")
+    assert torch.equal(row(same, "word3", WORDS), task.saved(tmp_path, 2, name="first")[
+        "ema.safetensors/model.text_embedding.weight"][3])  # fmt: skip
+    with refuses(CheckpointError, "first", "by_token", 23):
+        run_on(WORDS[::-1], tmp_path, "other", init_from="first")
+
+
+@pytest.mark.parametrize("kind", ["text_diffusion", "autoregressive", "multimodal"])
+def test_by_token_moves_every_row_to_the_id_of_its_word(kind: str, tmp_path: Path) -> None:
+    first = run_on(WORDS, tmp_path, "first", kind, max_steps=2, ema={"enabled": False})
+    loop.train(first)
+    words = [*WORDS[::-1][:15], "new", "words"]
+    fresh = run_on(words, tmp_path, "fresh", kind)
+    other = run_on(words, tmp_path, "other", kind, init_from="first", init_vocabulary="by_token")
+    for word in words[:15]:
+        assert torch.equal(row(other, word, words), row(first, word, WORDS)), word
+    for word in words[15:]:
+        assert torch.equal(row(other, word, words), row(fresh, word, words)), word
+    (event,) = other.tracker.of("init_vocabulary")
+    assert (event["kept"], event["new"]) == (18, 2)
+    unmoved = {name: p for name, p in first.learner.root.named_parameters() if "blocks" in name}
+    again = dict(other.learner.root.named_parameters())
+    assert all(torch.equal(p, again[name]) for name, p in unmoved.items())
+
+
+def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_path: Path) -> None:
+    l2t = {"kind": "multimodal", "mode": "l2t"}
+    run = task.built(task.spec(l2t, run_name="first", max_steps=2), tmp_path)
+    frozen = run.stepper.objective.frozen_parts(trained=True) - run.stepper.objective.frozen_parts(trained=False)
+    loop.train(run)
+    again = task.built(task.spec(l2t, init_from="first"), tmp_path)
+    assert frozen
+    assert {name for name, p in again.learner.root.named_parameters() if not p.requires_grad}
+    from mm_ldlm.models.freezing import freeze
+
+    with pytest.raises(FreezingError):
+        freeze(run.learner.root, frozen, trained=False)
+
+
+@pytest.mark.parametrize("case", ["nothing", "another model", "poison", "no tokenizer", "no common token"])
+def test_a_checkpoint_that_does_not_fit_is_refused(case: str, tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    loop.train(run_on(WORDS, tmp_path, "first", max_steps=2))
+    path = folder.find(tmp_path / "first")
+    words, more = WORDS, {"init_vocabulary": "by_token"}
+    if case == "nothing":
+        path, more = tmp_path / "nowhere", {}
+    elif case == "another model":
+        more = {"kind": "autoregressive"}
+    elif case == "poison":
+        rewrite(path / "ema.safetensors", lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
+    elif case == "no tokenizer":
+        marker = json.loads((path / "COMPLETE").read_text())
+        marker["files"] = {name: about for name, about in marker["files"].items() if "tokenizer" not in name}
+        (path / "COMPLETE").write_text(json.dumps(marker))
+        for file in [*(path / "tokenizer").iterdir()]:
+            file.unlink()
+        (path / "tokenizer").rmdir()
+    else:
+        words = ["other", "words"]
+    with refuses(CheckpointError, path.name):
+        run_on(words, tmp_path, "other", init_from=str(path), **more)

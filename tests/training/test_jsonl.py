@@ -1,0 +1,103 @@
+"""The log: every written line can be read, whatever was killed, repeated or is not finite."""
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_ldlm.core.errors import StoreError
+from mm_ldlm.training.jsonl import Tracker, follow, number, read_events, read_lines, read_metrics
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+@given(values=st.dictionaries(st.sampled_from("abc"), VALUES))
+def test_a_line_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
+    file = tmp_path_factory.mktemp("log") / "log.jsonl"
+    log = Tracker(file)
+    log.metrics(3, values)
+    log.close()
+    (line,) = read_lines(file)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    assert line == {"step": 3, **plain(values)}
+
+
+def test_numbers_that_are_not_finite_come_back() -> None:
+    for value in (math.inf, -math.inf, 2.5, 3):
+        assert number(json.loads(json.dumps(str(value) if not math.isfinite(value) else value))) == value
+    assert math.isnan(number("nan") or 0)
+    assert [number(value) for value in ("x", None, [1])] == [None] * 3
+
+
+@pytest.mark.parametrize("left", [b'{"step": 2, "lo', b"", b"\xff"])
+def test_half_a_line_of_a_killed_writer_is_removed(left: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(b'{"step": 1}\n' + left)
+    assert read_lines(file) == [{"step": 1}]
+    log = Tracker(file)
+    log.metrics(2, {})
+    log.close()
+    assert read_lines(file) == [{"step": 1}, {"step": 2}]
+
+
+def test_repeated_steps_count_once_and_left_behind_ones_not_at_all(tmp_path: Path) -> None:
+    log = Tracker(tmp_path / "log.jsonl")
+    for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5)):
+        log.metrics(step, {"loss": loss})
+    assert [line["loss"] for line in read_metrics(tmp_path / "log.jsonl")] == [1.0, 2.5, 3.0]
+    log.event(1, "went_back")
+    log.metrics(2, {"loss": 9.0})
+    assert [line["loss"] for line in read_metrics(tmp_path / "log.jsonl")] == [1.0, 9.0]
+    assert [event["event"] for event in read_events(tmp_path / "log.jsonl")] == ["went_back"]
+    log.close()
+
+
+def test_a_damaged_line_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    for text in ("[1]\n", "{\n", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + "\n"):
+        (tmp_path / "log.jsonl").write_text('{"step": 1}\n' + text)
+        with refuses(StoreError, "log.jsonl", 2):
+            read_lines(tmp_path / "log.jsonl")
+    with refuses(StoreError, tmp_path.name):
+        Tracker(tmp_path)
+
+
+def test_a_follower_sees_every_line_once_also_of_a_new_run(tmp_path: Path) -> None:
+    file, done = tmp_path / "log.jsonl", threading.Event()
+    old = Tracker(file)
+    old.metrics(0, {"text": "x" * 1000})
+    lines = follow(file, stop=done.is_set, interval=0.01)
+    assert next(lines) == []
+    seen = []
+    for step in range(1, 50):
+        if step == 20:  # a new run of the same name
+            old.close()
+            file.rename(tmp_path / "old.jsonl")
+            old = Tracker(file)
+        old.metrics(step, {})
+        seen += [line["step"] for line in next(lines)]
+    done.set()
+    seen += [line["step"] for batch in lines for line in batch]
+    assert seen == list(range(1, 50))
+
+
+def test_a_tracker_without_a_file_records_nothing() -> None:
+    log = Tracker()
+    log.metrics(1, {"a": 1})
+    log.event(1, "x")
+    log.close()

@@ -1,0 +1,76 @@
+"""Preflight: all ranks see one table; a machine that cannot execute the run is refused with the remedy."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+
+from mm_ldlm.core.errors import PreflightError
+from mm_ldlm.training import preflight as checks
+from mm_ldlm.training.preflight import Check, preflight
+
+
+def test_a_run_that_can_start_passes_and_nothing_moves(tmp_path: Path) -> None:
+    run = task.built(task.spec(), tmp_path)
+    run.checkpointer.directory.mkdir(parents=True)
+    before = task.held(run)
+    found = preflight(run)
+    assert all(check.ok for check in found)
+    assert [check.name for check in found][-1] == "dry step"
+    assert task.largest_difference(before, task.held(run)) == 0
+    assert all(p.grad is None for p in run.learner.root.parameters())
+    (event,) = run.tracker.of("preflight")
+    assert event["checks"] == [str(check) for check in found]
+    assert not list(tmp_path.rglob(".preflight"))
+
+
+@pytest.mark.parametrize(
+    ("training", "named"),
+    [
+        ({"precision": {"autocast": "fp16"}}, "autocast"),
+        ({"batch": {"examples": 2, "accumulation": 4}}, "accumulation"),
+        ({"checkpoint": {"every_steps": 1, "keep_every": 1}, "max_steps": 10**9}, "keep_every"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    training: dict[str, Any], named: str, tmp_path: Path, refuses: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
+    run = task.built(task.spec(**training), tmp_path)
+    run.checkpointer.directory.mkdir(parents=True)
+    run.checkpointer.directory = Path(run.checkpointer.directory)
+    with refuses(PreflightError, named):
+        preflight(run)
+
+
+@pytest.mark.parametrize("most", [0, 4, 11, 16])
+def test_the_dry_step_finds_the_size_that_fits(most: int, tmp_path: Path) -> None:
+    run = task.built(task.spec(batch={"examples": 16}), tmp_path)
+    total, tried = run.stepper.total, []
+
+    def limited(batch: Any, **more: Any) -> torch.Tensor:
+        tried.append(len(batch.examples_B))
+        if len(batch.examples_B) > most:
+            raise torch.OutOfMemoryError
+        return total(batch, **more)
+
+    run.stepper.total = limited  # type: ignore[method-assign]
+    check = checks.dry_step(run)
+    assert check.ok is (most >= 16)
+    assert tried[0] == 16
+    if 0 < most < 16:
+        fits = max(size for size in (1, 2, 4, 8) if size <= most)
+        assert f"{fits} examples" in check.remedy
+        assert f"accumulation to {16 // fits}" in check.remedy
+    if most == 0:
+        assert "not even one" in check.remedy
+
+
+def test_a_check_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = [Check("a", "1"), Check("b", "2")], [Check("a", "1"), Check("b", "3", "do this")]
+    monkeypatch.setattr(checks.collectives, "gather", lambda mine: [good, bad, bad])
+    assert checks._agreed(good) == [good[0], dataclasses.replace(bad[1], name="b (rank 1)")]

@@ -1,0 +1,84 @@
+"""The sentence that is written while training: at an interval, without any change of the training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+
+from mm_ldlm.data import Dataset
+from mm_ldlm.training import loop, preview
+from mm_ldlm.training.build import build
+from mm_ldlm.training.data import open_data
+from mm_ldlm.training.spec import TrainingSpec
+
+L2T = {"kind": "multimodal", "mode": "l2t"}
+
+
+@pytest.fixture
+def run_of(planned: Callable[..., TrainingSpec], tmp_path: Path) -> Callable[..., loop.Run]:
+    def made(objective: Any = None, model: Any = None, **training: Any) -> loop.Run:
+        spec = planned(objective=objective or L2T, model=model, **{"show_every_seconds": 1e-9, **training})
+        root = tmp_path / "runs"
+        data = open_data(spec, root)
+        return build(spec, root=root, data=data, process=task.ALONE, tracker=task.Recorder())
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "rebuilds"),
+    [(L2T, None, True), ({"kind": "multimodal", "mode": "unconditional"}, None, False),
+     ({"kind": "text_diffusion"}, {"kind": "dit"}, False)],
+)  # fmt: skip
+def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
+    run_of: Callable[..., loop.Run], dataset: Dataset, objective: Any, model: Any, rebuilds: bool
+) -> None:
+    run = run_of(objective, model)
+    loop.train(run)
+    events = run.tracker.of("preview")
+    assert events[0]["step"] == 1
+    assert events[-1]["step"] == 4
+    held_out = set(dataset.records.take(dataset.rows("validation")).column("text").to_pylist())
+    assert all((event["original"] in held_out) is rebuilds for event in events)
+    assert all(isinstance(event["text"], str) for event in events)
+
+
+def test_a_preview_changes_nothing_of_the_training(run_of: Callable[..., loop.Run]) -> None:
+    shown, silent = run_of(run_name="shown"), run_of(run_name="silent", show_every_seconds=None)
+    assert silent.preview is None
+    for run in (shown, silent):
+        loop.train(run)
+    assert task.largest_difference(task.held(shown), task.held(silent)) == 0
+
+
+def test_an_error_ends_the_previews_only(run_of: Callable[..., loop.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of()
+    monkeypatch.setattr(preview.TextTokenizer, "load", lambda path: 1 / 0)
+    assert loop.train(run) == "finished"
+    (event,) = run.tracker.of("preview_failed")
+    assert event["reason"].startswith("ZeroDivisionError")
+    assert run.learner.root.training
+    assert torch.is_grad_enabled()
+
+
+def test_slow_sentences_are_shown_less_often(run_of: Callable[..., loop.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = run_of(show_every_seconds=10), [100.0]
+    assert run.preview is not None
+    write = run.preview._write
+
+    def slow(length: int) -> list[int]:
+        now[0] += 5.0
+        return write(length)
+
+    monkeypatch.setattr(preview.time, "monotonic", lambda: now[0])
+    run.preview._write = slow  # type: ignore[method-assign]
+    shown = []
+    for step in range(1, 3000):
+        now[0] += 1.0
+        run.preview(step, last=False)
+        shown.append(len(run.tracker.of("preview")))
+    assert shown[0] == 1
+    assert shown[-1] == pytest.approx(3000 * preview.MOST / 5, abs=2)

@@ -1,0 +1,80 @@
+"""Sanity checks: a sound configuration passes, and each planted fault is found by its check."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import task
+from torch import nn
+
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.training import loop
+from mm_ldlm.training.sanity import SanityConfig, _batch, check_sanity, checks_of
+
+QUICK = SanityConfig(examples=8, max_steps=60, fall=0.9, lr=1e-2)
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES.known)
+def test_every_kind_of_objective_passes(kind: str, tmp_path: Path) -> None:
+    spec = task.spec(kind, batch={"accumulation": 1})
+    found = check_sanity(spec, root=tmp_path, config=QUICK, data=task.data(spec))
+    assert [str(check) for check in found if not check.ok] == []
+
+
+def detach(run: loop.Run) -> None:
+    inner = run.learner.root.objective.forward
+    run.learner.root.objective.forward = lambda *given, **more: {
+        name: (value.detach(), count) for name, (value, count) in inner(*given, **more).items()
+    }
+
+
+def overwrite(run: loop.Run) -> None:
+    """A layer changes in place what its backward pass needs."""
+    layer = next(m for m in run.learner.root.model.blocks.modules() if isinstance(m, nn.Linear))
+    inner = layer.forward
+
+    def spoiled(x: torch.Tensor) -> torch.Tensor:
+        made = inner(x).exp()
+        result = made.square()
+        made.add_(1)
+        return result
+
+    layer.forward = spoiled  # type: ignore[method-assign]
+
+
+def set_rates(run: loop.Run, rate: float) -> None:
+    for group in run.learner.optimization.optimizers["adamw"].param_groups:
+        group["lr"] = rate
+
+
+def double(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.double()
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
+    "no graph": ("loss", lambda run, model, adamw: detach(run)),
+    "a module in evaluation mode": ("train mode", lambda run, model, adamw: model.blocks[0].eval()),
+    "a parameter in float64": ("precision", lambda run, model, adamw: double(model.length_prior.logits_N)),
+    "overwritten values": ("in place", lambda run, model, adamw: overwrite(run)),
+    "a parameter without a group": ("optimizer groups", lambda run, *_: run.learner.optimization.parameters.pop()),
+    "a parameter that is not updated": ("movement", lambda run, model, adamw: adamw.param_groups[0]["params"].pop()),
+    "a first loss that is wrong": (
+        "first loss",
+        lambda run, model, adamw: model.text_head.linear.weight.data.normal_(),
+    ),
+    "no learning": ("overfit one batch", lambda run, model, adamw: set_rates(run, 0.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_by_its_check(fault: str, tmp_path: Path) -> None:
+    name, plant = FAULTS[fault]
+    run = task.built(task.spec({"kind": "text_diffusion"}, optimizer={"lr": 1e-2, "warmup_steps": 0}), tmp_path)
+    run.learner.optimization.set_lr(0, scale=1.0)
+    run.stepper.parallel.module.train()
+    plant(run, run.learner.root.model, run.learner.optimization.optimizers["adamw"])
+    failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if not check.ok}
+    assert name in failed, failed

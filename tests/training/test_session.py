@@ -1,0 +1,74 @@
+"""Sessions of a run in the launching process, on a dataset of files."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.core.errors import CheckpointError, FingerprintError, StoreError, WorkerFailed
+from mm_ldlm.data import Dataset
+from mm_ldlm.training import session
+from mm_ldlm.training.data import open_data, token_counts
+from mm_ldlm.training.session import read_status, run_session, write_status
+from mm_ldlm.training.spec import TrainingSpec
+
+Plan = Callable[..., TrainingSpec]
+
+
+def test_a_session_trains_once_and_names_the_run(
+    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, runs = planned(show_every_seconds=1, validate_every=2), tmp_path / "runs"
+    found = run_session(spec.to_dict(), runs)
+    assert (found["name"], found["step"], found["checkpoint"]) == (spec.name, 4, "step-00000004")
+    assert found["metrics"]["validation/loss"] > 0
+    assert {"tokenizer", "normaliser"} <= {path.name for path in (runs / spec.name).glob("checkpoints/step-*/*")}
+    events = [json.loads(line).get("event") for line in (runs / spec.name / session.LOG).read_text().splitlines()]
+    assert {"preflight", "start", "trains", "preview", "checkpoint", "end"} <= set(events)
+    monkeypatch.setattr(session, "launch", None)
+    assert run_session(spec.to_dict(), runs) == found
+
+
+def test_a_failure_is_that_of_the_rank(planned: Plan, tmp_path: Path) -> None:
+    spec = dataclasses.replace(planned(), dataset="../nothing")
+    with pytest.raises(WorkerFailed, match=r"rank 0 on \S+ failed before the first step: .*nothing") as raised:
+        run_session(spec.to_dict(), tmp_path / "runs")
+    assert raised.value.error_class == StoreError.__name__
+    assert read_status(tmp_path / "runs" / spec.name).status == "failed"
+
+
+def test_pitfall_25_data_that_changed_after_the_plan_are_refused(
+    planned: Plan, tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    spec = planned()
+    changed = dataclasses.replace(spec, fingerprints={**spec.fingerprints, "latents": "f" * 32})
+    with refuses(FingerprintError, "latents", "f" * 32):
+        open_data(changed, tmp_path / "runs")
+
+
+def test_the_data_of_a_run_are_those_of_the_dataset(planned: Plan, dataset: Dataset, tmp_path: Path) -> None:
+    spec = planned(model={"token_vectors": "encoder"})
+    data = open_data(spec, tmp_path / "runs")
+    rows = dataset.rows("train")
+    assert data.train.lengths.tolist() == dataset.lengths("train").tolist()
+    assert data.train.field("latents", rows[:7]).mean() == pytest.approx(0, abs=0.7)  # standardised
+    assert data.token_vectors is not None
+    assert data.token_vectors.shape == (spec.shape.vocab_size, 8)
+    counts = token_counts(data.train, spec.shape)
+    assert int(counts.sum()) == int(data.train.lengths.sum())
+    assert counts[spec.shape.pad_id] == 0
+    tokens = data.train.tokens(rows, length=spec.shape.max_length)
+    assert all(int((tokens == index).sum()) == count for index, count in enumerate(counts.tolist()) if count)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"status": 3}', '{"status": "running", "step": "x"}', "{"])
+def test_a_damaged_status_is_refused(text: str, tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    assert read_status(tmp_path).status == "absent"
+    write_status(tmp_path, "running", 3)
+    assert (read_status(tmp_path).status, read_status(tmp_path).step) == ("running", 3)
+    (tmp_path / "status.json").write_text(text)
+    with refuses(CheckpointError, "status.json"):
+        read_status(tmp_path)

@@ -1,0 +1,73 @@
+"""Rates, the remaining time and the limit of minutes, on a clock that the test moves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training import task
+
+from mm_ldlm.training import throughput as module
+from mm_ldlm.training.throughput import Throughput
+
+
+class Clock:
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_the_estimate_is_that_of_ordinary_steps(clock: Clock, tmp_path: Path) -> None:
+    """Steps take 2 ms for each padded token, except for some that also compile, validate or save."""
+    run = task.built(task.spec(max_steps=400), tmp_path)
+    found: Any = None
+    measured = Throughput(run.loader, run.learner.state, run.config)
+    for number, planned in enumerate(run.loader.plan.first(60)):
+        padded = len(planned.examples) * planned.length
+        clock.now += 0.002 * padded + (5.0 if number % 7 == 0 else 0.0)
+        run.learner.state.drawn(planned)
+        measured.stepped(planned)
+        if found is None and (found := measured.estimate()) is not None:
+            assert number >= 5
+            batches = run.loader.plan.epoch(0)
+            mean = sum(len(examples) * length for examples, length in batches) / len(batches)
+            assert found["seconds_per_step"] == pytest.approx(0.002 * mean, rel=1e-3)
+            assert found["seconds_left"] == pytest.approx((400 - number - 1) * 0.002 * mean, rel=1e-3)
+    assert found is not None
+    assert measured.estimate() is None, "once"
+
+
+def test_a_line_counts_what_happened_since_the_last_one(clock: Clock, tmp_path: Path) -> None:
+    run = task.built(task.spec(), tmp_path)
+    measured = Throughput(run.loader, run.learner.state, run.config)
+    for _ in range(2):
+        tokens = padded = 0
+        for planned in run.loader.plan.first(4):
+            clock.now += 0.5
+            measured.stepped(planned)
+            measured.applied(2.0, True)
+            tokens, padded = tokens + planned.tokens, padded + len(planned.examples) * planned.length
+        line = measured.line(0.1, flops_per_token=1e6)
+        assert line["tokens_per_second"] == pytest.approx(tokens / 2)
+        assert line["seconds_per_step"] == pytest.approx(0.5)
+        assert line["padding_fraction"] == pytest.approx(1 - tokens / padded)
+        assert line["tflops_per_second"] == pytest.approx(padded / 2 * 1e-6)
+        assert (line["grad_norm"], line["grad_norm_max"], line["clipped"], line["lr"]) == (2.0, 2.0, 1.0, 0.1)
+    assert line["seconds"] == pytest.approx(4.0)
+
+
+def test_minutes_count_over_sessions(clock: Clock, tmp_path: Path) -> None:
+    run = task.built(task.spec(max_minutes=2), tmp_path)
+    run.learner.state.seconds = 90.0
+    measured = Throughput(run.loader, run.learner.state, run.config)
+    clock.now += 29
+    assert not measured.out_of_time()
+    clock.now += 2
+    assert measured.out_of_time()

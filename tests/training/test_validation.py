@@ -1,0 +1,66 @@
+"""Validation: the mean over held-out examples with the averaged weights and always the same noise."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training import task
+
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.training import loop
+from mm_ldlm.training.validation import Subset, Validation
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES.known)
+def test_every_kind_is_validated_the_same_way_each_time_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+    spec = task.spec(kind, validate_every=1, validation_examples=20)
+    run = task.built(spec, tmp_path)
+    task.train_until(run, 2)
+    before, mode = task.held(run), run.learner.root.training
+    assert run.validate is not None
+    first, again = run.validate(2), run.validate(2)
+    assert first == again
+    assert all(math.isfinite(value) for value in first.values())
+    assert (task.largest_difference(before, task.held(run)), run.learner.root.training) == (0, mode)
+    weights = run.stepper.objective.weights
+    totals = [sum(weights.get(name, 0) * first.get(f"{kind}/{name}", 0) for name in weights)
+              for kind in run.stepper.objective.kinds]  # fmt: skip
+    assert first["loss"] == pytest.approx(sum(totals) / len(totals))
+    if "nll" in first:
+        assert first["perplexity"] == pytest.approx(math.exp(first["nll"]))
+
+
+def test_pitfall_20_the_averages_are_validated(tmp_path: Path) -> None:
+    run = task.built(task.spec(validate_every=1), tmp_path)
+    loop.train(run)
+    assert run.validate is not None
+    averaged = run.validate(10)
+    with run.learner.ema.swapped():
+        run.learner.ema.values = {}
+        assert run.validate(10) == averaged
+    assert run.validate(10) != averaged
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(size: int, tmp_path: Path) -> None:
+    """An autoregressive model has no noise, so that its losses are equal to rounding."""
+    spec = task.spec("autoregressive", validate_every=1, validation_examples=20, validation_batch=size)
+    run = task.built(spec, tmp_path)
+    task.train_until(run, 2)
+    whole = Validation(
+        task.data(spec).train, run.learner, task.spec("autoregressive", validation_examples=20), task.ALONE
+    )
+    assert run.validate is not None
+    assert run.validate(2)["loss"] == pytest.approx(whole(2)["loss"], rel=1e-5)
+
+
+def test_a_subset_is_a_fixed_part_of_the_examples() -> None:
+    source = task.Examples(task.SHAPE, task.Example(), 40)
+    first, again, other = Subset(source, 10, seed=1), Subset(source, 10, seed=1), Subset(source, 10, seed=2)
+    assert first.examples.tolist() == again.examples.tolist() != other.examples.tolist()
+    assert len(set(first.examples.tolist())) == 10
+    rows = torch.arange(10).numpy()
+    assert (first.field("latents", rows) == source.field("latents", first.examples)).all()
+    assert (first.tokens(rows, length=12) == source.tokens(first.examples, length=12)).all()
+    assert len(Subset(source, 1000, seed=0).examples) == 40
