@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks import training
 
-FAMILIES = {
+CONF = Path(__file__).resolve().parents[1] / "conf"
+_ENVIRONMENTS = {
     "mdlm": ("mdlm", {}),
     "ar": ("ar", {}),
     "d3pm": ("d3pm", {}),
@@ -27,7 +28,9 @@ FAMILIES = {
     "atat": ("atat", {}),
 }
 """Name → environment, and what differs in its process"""
-VOCAB, CLUSTERS = 600, 64
+FAMILIES = {name: about for name, about in _ENVIRONMENTS.items() if (CONF / about[0]).is_dir()}
+"""Those of the installed families"""
+VOCAB, GROUPS = 600, 64
 STEPS, ROUNDS = 10, 5
 
 
@@ -74,15 +77,14 @@ def _build(name: str, root: Path) -> Any:
     from mm_ldlm.training.spec import TrainingSpec
 
     environment, process = FAMILIES[name]
-    conf = Path(__file__).resolve().parents[1] / "conf"
-    loader = LayeredConfigLoader(str(conf), env=environment, **CONFIG_LOADER_ARGS)
+    loader = LayeredConfigLoader(str(CONF), env=environment, **CONFIG_LOADER_ARGS)
     parameters = loader["parameters"]
     if process:
         parameters["objective"]["process"] |= process
     typed = check_parameters(parameters)
     shape = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=training.LONGEST)
-    clusters = np.where(np.arange(VOCAB) > 1, np.arange(VOCAB) % CLUSTERS, -1)[:, None]
-    stores = {"token_clusters": clusters} if "token_clusters" in typed["objective"].stores else {}
+    groups = np.where(np.arange(VOCAB) > 1, np.arange(VOCAB) % GROUPS, -1)[:, None]
+    stores = dict.fromkeys(typed["objective"].stores, groups)
     tensors = {name: torch.from_numpy(values) for name, values in stores.items()}
     shape = dataclasses.replace(shape, noise_ids=typed["objective"].noise_ids(shape, **tensors))
     spec = TrainingSpec(

@@ -1,8 +1,7 @@
 """Labels of the records: the features that a classification objective reads.
 
-A label is the value of one key of a record's `meta`, or a function of its text, as the objective's option `label` says.
-The classes are the labels of the training split, sorted; the `answers` of an objective that compares pairs are its
-classes instead.
+A label is the value of one key of a record's `meta`, or a function of its text, as `objective.label` says. The classes
+are the labels of the training split, sorted, or `objective.answers` where they are not None (`objective.HeadConfig`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.data.corpus.filters import describe_function, load_function
-from mm_ldlm.data.corpus.record import LABEL, PAIR, label_text, meta_value
+from mm_ldlm.data.corpus.record import PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -44,11 +43,11 @@ class Labels(Feature):
 
     @property
     def variant(self) -> str:
-        return fingerprint([_origin(self.objective), _answers(self.objective)])[:12]
+        return fingerprint([_origin(self.objective.label), self.objective.answers])[:12]
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
         """Write the class of every record; the manifest has the classes by name."""
-        key, answers, records = _key(self.objective), _answers(self.objective), inputs.records
+        key, answers, records = self.objective.label, self.objective.answers, inputs.records
         made_by = {"records": records.manifest.fingerprint, "label": self.variant}
         if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
@@ -70,7 +69,7 @@ class Labels(Feature):
             values = [[numbers.get(label, UNKNOWN_LABEL) if paired else NO_PAIR] for label, paired, _ in part]
             writer.append({"id": table.column("id").to_pylist(), "value": values})
             start += len(table)
-        about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective)}
+        about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective.label)}
         return writer.finish(fingerprints=made_by, meta=about)
 
     def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
@@ -79,7 +78,7 @@ class Labels(Feature):
         for reason, (value, words) in UNUSABLE.items():
             rows = np.flatnonzero(number_n == value)
             if len(rows):
-                remedy = f"They are in quarantine. Their label is '{_key(self.objective)}' (objective.label)."
+                remedy = f"They are in quarantine. Their label is '{self.objective.label}' (objective.label)."
                 yield Finding("warning", reason, f"{len(rows)} records have {words}.", remedy, failing=rows)
         counts = np.bincount(number_n[number_n >= 0], minlength=len(about["classes"])).tolist()
         classes = [f"{name}: {count}" for name, count in zip(about["classes"], counts, strict=True)]
@@ -97,8 +96,8 @@ class Labels(Feature):
         Raises:
             ConfigurationError: the store was made from other labels than the objective's.
         """
-        key, made_from = _key(objective), store.manifest.meta["key"]
-        if made_from == _origin(objective):
+        key, made_from = objective.label, store.manifest.meta["key"]
+        if made_from == _origin(key):
             return
         found = made_from["name"] if isinstance(made_from, dict) else made_from
         changed = ", but the code of its module has changed" if found == key else ""
@@ -156,15 +155,6 @@ class PairTokens(Feature):
         return writer.finish(fingerprints=made_by, meta={"max_length": length})
 
 
-def _key(objective: Any) -> str:
-    return str(getattr(objective, "label", LABEL))
-
-
-def _answers(objective: Any) -> tuple[str, ...] | None:
-    return getattr(objective, "answers", None)
-
-
-def _origin(objective: Any) -> str | dict[str, str]:
-    """Describe the origin of the labels: a key of `meta`, or the name and the digest of a function."""
-    key = _key(objective)
+def _origin(key: str) -> str | dict[str, str]:
+    """Describe the origin of labels: a key of `meta`, or the name and the digest of a function."""
     return describe_function(key) if ":" in key else key

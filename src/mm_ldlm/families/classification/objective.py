@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,79 +28,6 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 
 Features = Literal["latents", "trunk", "frozen_trunk"]
-TRUNKS = (TextModel, TextAndLatentModel)
-"""Interfaces of the text models that give features."""
-
-
-@config
-class HeadConfig(ObjectiveConfig):
-    """Keys and queries of all objectives that train a head on the features of a model.
-
-    Attributes:
-        label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
-            write `label_column` under "label"; the starter corpus has "shape".
-        label_smoothing: fraction of the target that is divided equally among all classes.
-    """
-
-    label: str = "label"
-    label_smoothing: Fraction = 0.05
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        return ("label_names",)
-
-
-@config
-class ClassificationConfig(HeadConfig):
-    """Kind `classification`: the class of a text or of a latent.
-
-    Attributes:
-        features: latents: those of a model over stored latents (`latent_mlp`); trunk: the mean hidden state of a text
-            model on the clean text, fine-tuned; frozen_trunk: the same with the weights of `training.init_from`, of
-            which only the head is trained.
-        with_latents: keep the latents in the dataset even if the features do not need them. A text model that has
-            latents (`mmdit`) needs them to be built, and the evaluation compares with logistic regression on them.
-    """
-
-    kind: str = "classification"
-    features: Features = "latents"
-    with_latents: bool = False
-
-    def __post_init__(self) -> None:
-        if self.with_latents and self.features == "latents":
-            raise InvalidValue(
-                "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
-                "latents. Remove it",
-                "with_latents",
-                "features",
-            )
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ("labels", "latents") if self.with_latents or self.features == "latents" else ("labels",)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"features": "latents" if self.features == "latents" else "trunk", "label": self.label}
-
-    def capabilities(self, model: Any) -> Capabilities:
-        """See `objectives.base.ObjectiveConfig.capabilities`."""
-        require_interface(self, model, *((LatentFeatures,) if self.features == "latents" else TRUNKS))
-        if model.interface is TextAndLatentModel and not self.with_latents:
-            raise ConfigurationError(
-                f"parameter 'objective.with_latents' is false, but 'model.kind' {model.kind!r} is built for latents. "
-                "Set objective.with_latents to true, or choose a text-only model (model.kind: dit)."
-            )
-        return Capabilities(
-            uses=frozenset({"classify"}),
-            fields=self.fields,
-            trained_as=f"objective classification, features {self.features}",
-        )
-
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Classification:
-        """Build the objective; a compiled text model is refused, because its features are not its forward pass."""
-        refuse_compiled(fixed_shapes and self.features != "latents")
-        return Classification(self, shape, label_names=stores["label_names"])
 
 
 class HeadObjective(Objective):
@@ -111,11 +38,10 @@ class HeadObjective(Objective):
     classifies: str
     """What an item is: texts, latents or pairs"""
 
-    def __init__(self, config: Any, shape: DataShape, *, label_names: Tensor) -> None:
+    def __init__(self, config: Any, shape: DataShape, classes: tuple[str, ...]) -> None:
         super().__init__(config, shape)
         self.weights, self.units = {"class_loss": 1.0}, {"class_loss": "examples"}
-        self.classes = decode_names(label_names)
-        self.frozen_trunk = config.features == "frozen_trunk"
+        self.classes, self.frozen_trunk = classes, config.features == "frozen_trunk"
         self._frozen_parts: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -123,12 +49,12 @@ class HeadObjective(Objective):
         """Make the head on features of `feature_dim` dimensions."""
 
     @abstractmethod
-    def logits(self, model: Any, *inputs: Tensor, valid_BL: Tensor | None = None) -> Tensor:
-        """Compute the logits (B, K) of texts (B, L), of two texts each (B, L), or of latents (B, d)."""
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Choose what `logits` receives of a batch."""
 
     @abstractmethod
-    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
-        """Compute the logits (B, K) of a batch."""
+    def logits(self, model: Any, *inputs: Tensor) -> Tensor:
+        """Compute the logits (B, K) of texts (B, L), of two texts each (B, L), or of latents (B, d)."""
 
     def attach(self, model: nn.Module) -> None:
         """Make the head for the features of the model, and choose the parts to freeze."""
@@ -149,7 +75,7 @@ class HeadObjective(Objective):
         return Classifier(model, self.shape, self)
 
     def forward(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
-        logits_BK, real_B = self.batch_logits(model, batch), batch.real_B
+        logits_BK, real_B = self.logits(model, *self.inputs(batch)), batch.real_B
         target_B = torch.where(real_B, batch.fields["labels"][:, 0], 0)
         smoothing = self.config.label_smoothing
         loss_B = F.cross_entropy(logits_BK, target_B, label_smoothing=smoothing, reduction="none")
@@ -162,11 +88,10 @@ class HeadObjective(Objective):
             "accuracy": ((correct_B & real_B).sum().float(), count),
         }
 
-    def text_features(self, model: Any, tokens_BL: Tensor, valid_BL: Tensor | None = None) -> Tensor:
+    def text_features(self, model: Any, tokens_BL: Tensor) -> Tensor:
         """Compute the features of clean texts; without a gradient if the trunk is frozen."""
-        valid_BL = tokens_BL != self.shape.pad_id if valid_BL is None else valid_BL
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
-            features_BD: Tensor = model.features(tokens_BL, valid_BL=valid_BL)
+            features_BD: Tensor = model.features(tokens_BL, valid_BL=tokens_BL != self.shape.pad_id)
         return features_BD
 
 
@@ -180,16 +105,13 @@ class Classification(HeadObjective):
     def make_head(self, feature_dim: int) -> ClassHead:
         return ClassHead(feature_dim, len(self.classes))
 
-    def logits(self, model: Any, *inputs: Tensor, valid_BL: Tensor | None = None) -> Tensor:
-        (given,) = inputs
-        features_BD = model(given) if self.config.features == "latents" else self.text_features(model, given, valid_BL)
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch.fields["latents"] if self.classifies == "latents" else batch.tokens_BL,)
+
+    def logits(self, model: Any, *inputs: Tensor) -> Tensor:
+        features_BD = model(*inputs) if self.classifies == "latents" else self.text_features(model, *inputs)
         logits_BK: Tensor = self.head(features_BD)
         return logits_BK
-
-    def batch_logits(self, model: Any, batch: Batch) -> Tensor:
-        if self.config.features == "latents":
-            return self.logits(model, batch.fields["latents"])
-        return self.logits(model, batch.tokens_BL, valid_BL=batch.valid_BL)
 
 
 class Classifier(GenerativeModel):
@@ -209,15 +131,97 @@ class Classifier(GenerativeModel):
         return self.objective.logits(self.model, *inputs)
 
 
+@config
+class HeadConfig(ObjectiveConfig):
+    """Keys and queries of all objectives that train a head on the features of a model.
+
+    Attributes:
+        label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
+            write `label_column` under "label"; the starter corpus has "shape".
+        label_smoothing: fraction of the target that is divided equally among all classes.
+        features: latents: those of a model over stored latents (`latent_mlp`); trunk: the mean hidden state of a text
+            model on the clean text, fine-tuned; frozen_trunk: the same with the weights of `training.init_from`, of
+            which only the head is trained.
+    """
+
+    label: str = "label"
+    label_smoothing: Fraction = 0.05
+    features: Features = "trunk"
+
+    objective: ClassVar[type[HeadObjective]]
+    answers: ClassVar[tuple[str, ...] | None] = None
+    """The only classes; None: the labels of the training split"""
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return ("label_names",)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"features": "latents" if self.features == "latents" else "trunk", "label": self.label}
+
+    @property
+    @abstractmethod
+    def interfaces(self) -> tuple[type, ...]:
+        """Interfaces of the models that give the features."""
+
+    def capabilities(self, model: Any) -> Capabilities:
+        """See `objectives.base.ObjectiveConfig.capabilities`."""
+        require_interface(self, model, *self.interfaces)
+        trained_as = f"objective {self.kind}, features {self.features}"
+        return Capabilities(uses=frozenset({"classify"}), fields=self.fields, trained_as=trained_as)
+
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> HeadObjective:
+        """Build the objective; a compiled text model is refused, because its features are not its forward pass."""
+        if fixed_shapes and self.features != "latents":
+            raise ConfigurationError(
+                "parameter 'training.precision.compile' is true, which compiles the forward pass of the model; found "
+                "an objective that reads the features of a text model instead. Set training.precision.compile to false."
+            )
+        return self.objective(self, shape, decode_names(stores["label_names"]))
+
+
+@config
+class ClassificationConfig(HeadConfig):
+    """Kind `classification`: the class of a text or of a latent.
+
+    Attributes:
+        with_latents: keep the latents in the dataset even if the features do not need them. A text model that has
+            latents (`mmdit`) needs them to be built, and the evaluation compares with logistic regression on them.
+    """
+
+    objective: ClassVar[type[HeadObjective]] = Classification
+    kind: str = "classification"
+    features: Features = "latents"
+    with_latents: bool = False
+
+    def __post_init__(self) -> None:
+        if self.with_latents and self.features == "latents":
+            raise InvalidValue(
+                "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
+                "latents. Remove it",
+                "with_latents",
+                "features",
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("labels", "latents") if self.with_latents or self.features == "latents" else ("labels",)
+
+    @property
+    def interfaces(self) -> tuple[type, ...]:
+        return (LatentFeatures,) if self.features == "latents" else (TextModel, TextAndLatentModel)
+
+    def capabilities(self, model: Any) -> Capabilities:
+        found = super().capabilities(model)
+        if model.interface is TextAndLatentModel and not self.with_latents:
+            raise ConfigurationError(
+                f"parameter 'objective.with_latents' is false, but 'model.kind' {model.kind!r} is built for latents. "
+                "Set objective.with_latents to true, or choose a text-only model (model.kind: dit)."
+            )
+        return found
+
+
 def decode_names(label_names: Tensor) -> tuple[str, ...]:
     """Read the names of the classes from the store `label_names`: (K, bytes) uint8, padded with 0."""
     return tuple(bytes(row).rstrip(b"\0").decode("utf-8") for row in label_names.tolist())
-
-
-def refuse_compiled(compiled: bool) -> None:
-    """Raise ConfigurationError if a text model is to be compiled, whose features are not its forward pass."""
-    if compiled:
-        raise ConfigurationError(
-            "parameter 'training.precision.compile' is true, which compiles the forward pass of the model; found an "
-            "objective that reads the features of a text model instead. Set training.precision.compile to false."
-        )
