@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mm_ldlm.core.config import config
 from mm_ldlm.diffusion.distributions import categorical
-from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TextProcess, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
@@ -25,7 +25,7 @@ under `elbo`"""
 
 
 @config
-class AbsorbingConfig:
+class AbsorbingConfig(TextProcessConfig):
     """Parameters of absorbing diffusion.
 
     Attributes:
@@ -37,17 +37,13 @@ class AbsorbingConfig:
             NELBO.
     """
 
-    stores: ClassVar[tuple[str, ...]] = ()
+    only_masks: ClassVar[bool] = True
     kind: str = "absorbing"
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     t_min: SmallestTime = 1e-3
     loss_weighting: Literal["elbo", "constant"] = "elbo"
 
-    @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(kind=self.kind, only_masks=True)
-
-    def build(self, vocabulary: Vocabulary) -> Absorbing:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Absorbing:
         """Build the process for a tokenizer's ids."""
         return Absorbing(self, vocabulary)
 

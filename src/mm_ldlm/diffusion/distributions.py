@@ -6,8 +6,6 @@ cache, and write into them instead of allocating copies.
 M positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

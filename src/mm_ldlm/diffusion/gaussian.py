@@ -10,8 +10,6 @@ s = signal(t), n = noise(t), both (B,); x_t = s·x_0 + n·ε. With a = s² + n²
 All pairs are exact inverses while s and n are above `FLOOR`, and finite at both ends.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

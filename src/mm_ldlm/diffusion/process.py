@@ -84,39 +84,33 @@ class Likelihood:
     """nats: sum of −log x_θ(target) over the scored positions, without the weight of the NELBO"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessTraits:
-    """Properties of a process that decide which samplers fit it."""
+class TextProcessConfig(Protocol):
+    """A text process as parameters; see `diffusion.registry.TEXT_PROCESSES`. The defaults are those of most processes.
+
+    Its properties decide which samplers fit the process, before there are data.
+    """
 
     kind: str
     """Name of the process, as in the parameters"""
-    only_masks: bool = False
+    stores: ClassVar[tuple[str, ...]] = ()
+    """Stores of the dataset that the process is made from"""
+    only_masks: ClassVar[bool] = False
     """Whether [MASK] is the only noise and unmasked tokens are final; such a process has a `mask_schedule`."""
-    revises: bool = False
+    revises: ClassVar[bool] = False
     """Whether noise includes words, so that a written token may change again"""
-    predicts_scores: bool = False
+    predicts_scores: ClassVar[bool] = False
     """Whether the model's output is log-scores instead of logits of x_0, which `x0_logits` and `score_step` read"""
 
-
-class TextProcessConfig(Protocol):
-    """A text process as parameters; see `diffusion.registry.TEXT_PROCESSES`."""
-
-    kind: str
-    stores: ClassVar[tuple[str, ...]] = ()
-    """Stores of the dataset that the process is made from; () for most processes"""
-
-    @property
-    def traits(self) -> ProcessTraits:
-        """Traits of the process that `build` makes, for checks before there are data."""
-        ...
-
+    @abstractmethod
     def build(self, vocabulary: Vocabulary, **stores: Any) -> TextProcess:
         """Build the process for a tokenizer's ids. Each store comes as an argument of its name: (rows, d), all rows.
 
         Raises:
             ConfigurationError: a store does not fit the tokenizer.
         """
-        ...
+
+
+ProcessTraits = TextProcessConfig
 
 
 class TextProcess(nn.Module, ABC):
@@ -134,7 +128,8 @@ class TextProcess(nn.Module, ABC):
     def __init__(self, config: Any, vocabulary: Vocabulary) -> None:
         """`config` is a `TextProcessConfig`."""
         super().__init__()
-        self.traits, self.vocabulary = config.traits, vocabulary
+        self.traits: TextProcessConfig = config
+        self.vocabulary = vocabulary
         self.vocab_size, self.pad_id, self.mask_id = vocabulary.vocab_size, vocabulary.pad_id, vocabulary.mask_id
         self.first_noise_id, self.any_word = vocabulary.first_noise_id, vocabulary.word_ids[0]
 

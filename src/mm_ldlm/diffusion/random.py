@@ -70,8 +70,6 @@ class RowGenerator:
     __slots__ = ("_draws", "_key", "_rows_mixed", "rows", "seed")
 
     def __init__(self, seed: int, rows: Tensor) -> None:
-        if rows.dtype != torch.int64 or rows.dim() != 1:
-            raise ValueError(f"rows must be a 1-D int64 tensor, found {rows.dtype} of shape {tuple(rows.shape)}.")
         self.seed = int(seed)
         self.rows = rows
         self._key = _mix(_mix(self.seed) + _GAMMA)
@@ -108,10 +106,6 @@ class RowGenerator:
         """Return the same stream, at the same draw, for `rows[index]` (indices or a boolean mask)."""
         return self._like(self.rows[index], self._key, self._draws)
 
-    def to(self, device: torch.device | str) -> RowGenerator:
-        """Return the same stream with its rows on `device`."""
-        return self._like(self.rows.to(device), self._key, self._draws)
-
     # -- internals --------------------------------------------------------------------------------------------------
 
     def _like(self, rows: Tensor, key: int, draws: int) -> RowGenerator:
@@ -124,8 +118,6 @@ class RowGenerator:
         return _mix(self._key + self._draws * _GAMMA)
 
     def _bits(self, shape: tuple[int, ...]) -> Tensor:
-        if len(shape) > len(_AXES):
-            raise ValueError(f"expected at most {len(_AXES)} axes after the rows, found {len(shape)}.")
         if self._rows_mixed is None:
             self._rows_mixed = _mix_(self.rows * _signed(_GAMMA) + _signed(_mix(self.seed ^ 0x526F7773)))
         key = self._next_key()

@@ -1,10 +1,8 @@
 """Registries of the text processes and of the noise schedules by kind."""
 
-from __future__ import annotations
-
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.diffusion.process import TextProcessConfig
-from mm_ldlm.diffusion.schedules import GaussianScheduleConfig, MaskScheduleConfig
+from mm_ldlm.diffusion.schedules import ScheduleConfig
 
 TEXT_PROCESSES = Kinds(
     "text process",
@@ -20,7 +18,7 @@ MASK_SCHEDULES = Kinds(
         "geometric": "mm_ldlm.diffusion.schedules:Geometric",
     },
     group="mask_schedules",
-    interface=MaskScheduleConfig,
+    interface=ScheduleConfig,
 )
 GAUSSIAN_SCHEDULES = Kinds(
     "Gaussian schedule",
@@ -31,5 +29,5 @@ GAUSSIAN_SCHEDULES = Kinds(
         "flow": "mm_ldlm.diffusion.schedules:Flow",
     },
     group="gaussian_schedules",
-    interface=GaussianScheduleConfig,
+    interface=ScheduleConfig,
 )

@@ -11,15 +11,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import InvalidValue, bounded, config
+from mm_ldlm.core.config import InvalidValue, PositiveFloat, bounded, config
 
 SmallestTime = Annotated[float, bounded(gt=0, lt=1)]
 """Smallest time that training draws, where the weight of the loss is infinite at t = 0"""
+
+
+class ScheduleConfig(Protocol):
+    """Configuration of a schedule; a Gaussian one also has `variance_preserving`. See `diffusion.registry`."""
+
+    kind: str
+
+    def build(self) -> Any:
+        """Make the schedule, a module with initial values if it learns."""
 
 
 def device_of(schedule: MaskSchedule | GaussianSchedule) -> torch.device:
@@ -66,16 +75,6 @@ class MaskSchedule(ABC):
     def time_of_mask_ratio(self, mask_ratio: Tensor) -> Tensor:
         """Return the float64 time at which a fraction `mask_ratio` of tokens is masked; 1 for ratios above 1 − α_1."""
         return self.inverse(1 - mask_ratio.double()).clamp(0.0, 1.0)
-
-
-class MaskScheduleConfig(Protocol):
-    """Configuration of a schedule of text; see `diffusion.registry.MASK_SCHEDULES`."""
-
-    kind: str
-
-    def build(self) -> MaskSchedule:
-        """Make the schedule, a module with initial values if it learns."""
-        ...
 
 
 _Epsilon = Annotated[float, bounded(ge=0, lt=1)]
@@ -203,17 +202,6 @@ class GaussianSchedule(ABC):
         """Return the factors of x_0 and of ε at t, each in [0, 1]."""
 
 
-class GaussianScheduleConfig(Protocol):
-    """Configuration of a schedule of latents; see `diffusion.registry.GAUSSIAN_SCHEDULES`."""
-
-    kind: str
-    variance_preserving: ClassVar[bool]
-
-    def build(self) -> GaussianSchedule:
-        """Make the schedule, a module with initial values if it learns."""
-        ...
-
-
 @config
 class CosineLatents(GaussianSchedule):
     """Kind `cosine`: signal = cos((t+s)/(1+s)·π/2), with s = `offset` (arXiv:2102.09672)."""
@@ -231,14 +219,8 @@ class LinearLatents(GaussianSchedule):
     """Kind `linear`: log signal² = −∫β, β from `beta_min` to `beta_max` a step over 1000 steps (DDPM)."""
 
     kind: str = "linear"
-    beta_min: float = 1e-4
-    beta_max: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta_min < self.beta_max:
-            raise InvalidValue(
-                f"expected 0 < beta_min < beta_max, found {self.beta_min} and {self.beta_max}", "beta_min", "beta_max"
-            )
+    beta_min: PositiveFloat = 1e-4
+    beta_max: PositiveFloat = 0.02
 
     def scales(self, t: Tensor) -> Scales:
         log_alpha_bar = -1000 * (self.beta_min * t + (self.beta_max - self.beta_min) * t.square() / 2)

@@ -1,7 +1,5 @@
 """Low-discrepancy draws of times: over the global batch in training, over the draws of a likelihood bound."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Data that a model is built for, the interface of its configuration, and reproducible initial values."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -61,7 +59,6 @@ class ModelConfig(Protocol):
     @property
     def stores(self) -> tuple[str, ...]:
         """Stores of the dataset that the initial weights are made from, such as "token_vectors"."""
-        ...
 
     def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> nn.Module:
         """Build the model on the CPU in float32; its initial values depend on `generator` and `token_vectors` only.
@@ -72,7 +69,6 @@ class ModelConfig(Protocol):
         Raises:
             ConfigurationError: the data do not fit the model; for example, they have no latents.
         """
-        ...
 
 
 def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:

@@ -1,7 +1,5 @@
 """float32 and the CPU as the defaults of new tensors, whatever the program around has set."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -75,29 +75,10 @@ class TextTransformer(nn.Module):
     def init_weights(self, generator: torch.Generator) -> None:
         self.rope_L2e.copy_(rope_table(self.shape.max_length, self.config.head_dim, self.config.rope_theta))
 
-    def embed_time(self, t_B: Tensor) -> Tensor:
-        """(B, C): the conditioning vector of the timestep alone."""
-        c_BC: Tensor = self.time(self.time_features(t_B))
-        return c_BC
-
     def time_features(self, t_B: Tensor) -> Tensor:
-        """(B, 256) float32: the sinusoidal embedding of the timestep, or of 0 without conditioning on it."""
+        """Compute the sinusoidal embedding (B, 256) float32 of a timestep, or of 0 without conditioning on it."""
         t_B = t_B if self.config.time_conditioning else torch.zeros_like(t_B)
         return sinusoid(t_B, factor=self.config.time_factor)
-
-    def logits(
-        self,
-        tokens_BL: Tensor,
-        *,
-        valid_BL: Tensor | None,
-        c_BC: Tensor,
-        logits_at: Tensor | None,
-        latent_BKD: Tensor | None = None,
-    ) -> Tensor:
-        """(B, L, V), or (M, V) at the chosen positions; the blocks are modulated by c, and read latent tokens where
-        they have cross-attention."""
-        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, latent_BKD=latent_BKD)
-        return self.head(x_BLD, c_BC=c_BC, logits_at=logits_at)
 
     def hidden(
         self,
@@ -145,12 +126,13 @@ class DiT(TextTransformer):
             t_B: timestep, from 0 (clean) to 1 (all noise).
             logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
         """
-        logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=self.embed_time(t_B), logits_at=logits_at)
-        return TextOutput(logits, self.length_logits())
+        c_BC = self.time(self.time_features(t_B))
+        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC)
+        return TextOutput(self.head(x_BLD, c_BC=c_BC, logits_at=logits_at), self.length_logits())
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.interfaces.FeatureModel`."""
-        c_BC = self.embed_time(torch.zeros(len(inputs), device=inputs.device))
+        c_BC = self.time(self.time_features(torch.zeros(len(inputs), device=inputs.device)))
         return mean_features(self.hidden(inputs, valid_BL=valid_BL, c_BC=c_BC), valid_BL)
 
     def length_logits(self) -> Tensor:

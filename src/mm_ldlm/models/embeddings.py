@@ -3,8 +3,6 @@
 B batch, D model dimension, d latent dimension, K latent tokens.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,9 +1,6 @@
 """Freezing of parts, and the check that frozen parameters stay as they are and all others are trained."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +33,6 @@ def freeze(root: nn.Module, frozen: Collection[str], *, trained: bool = False) -
 
 
 # -- the check ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FreezingRow:
-    """Line of the freezing table: whether a parameter is trained, whether it moved, and whether it had a gradient."""
-
-    name: str
-    part: str
-    shape: tuple[int, ...]
-    trains: bool
-    moved: bool
-    had_gradient: bool
-
-
-@dataclass(frozen=True)
-class FreezingTable:
-    rows: tuple[FreezingRow, ...]
 
 
 class FreezingSnapshot:
@@ -90,8 +70,8 @@ def verify_parameter_freezing(
     *,
     check_gradients: bool = True,
     idle_parts: Collection[str] = frozenset(),
-) -> FreezingTable:
-    """List what is trained and what is frozen, and compare it with a snapshot taken before the first step.
+) -> None:
+    """Compare what is trained and what is frozen with a snapshot taken before the first step.
 
     `idle_parts` have no loss by configuration (a weight of 0) and need no gradient. With `check_gradients=False`
     (before the first step) only frozen parameters are checked. At the start adaLN-Zero makes the gradients inside the
@@ -100,12 +80,11 @@ def verify_parameter_freezing(
     Raises:
         FreezingError: a frozen parameter moved, became trainable or had a gradient; a trainable one had none.
     """
-    rows, faults = [], []
+    faults = []
     for name, part, parameter in tagged_parameters(root):
         before = snapshot.values.get(name)
         moved = before is not None and not torch.equal(before.to(parameter.device), parameter.detach())
         seen = name in snapshot.had_gradient
-        rows.append(FreezingRow(name, part.name, tuple(parameter.shape), parameter.requires_grad, moved, seen))
         if moved:
             faults.append(f"{name} ({part}) is frozen and has moved")
         if before is not None and parameter.requires_grad:
@@ -120,4 +99,3 @@ def verify_parameter_freezing(
     if faults:
         shown = "\n  ".join(faults[:10]) + (f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else "")
         raise FreezingError(f"{len(faults)} faults: parameters are not trained or frozen as configured:\n  {shown}")
-    return FreezingTable(tuple(rows))

@@ -5,8 +5,6 @@ CPU at small dimensions these passes cost as much as the matrix products. Compil
 itself), GPUs and fp16 use the plain path; a test checks that both have the same values and gradients.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

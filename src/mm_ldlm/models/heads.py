@@ -3,8 +3,6 @@
 B batch, L text length, V vocabulary, D model dimension, d latent dimension, K latent tokens, N longest length.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

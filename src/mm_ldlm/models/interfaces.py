@@ -4,8 +4,6 @@ B batch, L text length, M chosen positions, V vocabulary, D dimension of the fea
 length. Families define further protocols beside their models.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -41,7 +39,6 @@ class FeatureModel(Protocol):
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute features (B, D) float32 of clean texts (B, L), or of standardised latents (B, d)."""
-        ...
 
 
 class TextModel(FeatureModel, Protocol):
@@ -51,11 +48,9 @@ class TextModel(FeatureModel, Protocol):
         self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, logits_at: Tensor | None = None
     ) -> TextOutput:
         """Predict the token of every position, or of the M positions in `logits_at` (B, L), at the times `t_B`."""
-        ...
 
     def length_logits(self) -> Tensor:
         """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N."""
-        ...
 
 
 class TextAndLatentModel(FeatureModel, Protocol):
@@ -79,8 +74,6 @@ class TextAndLatentModel(FeatureModel, Protocol):
         **text: Tensor,
     ) -> TextAndLatentOutput:
         """Predict from both modalities at their own times; see `models.mmdit.MMDiT.forward`."""
-        ...
 
     def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
         """Return unnormalised log-probabilities (B, N) float32 of the lengths 1..N, given latents or a null latent."""
-        ...

@@ -6,8 +6,6 @@ B batch, L positions of one stream, S positions of all streams, K latent tokens,
 E dimension of a head, C dimension of the conditioning.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal

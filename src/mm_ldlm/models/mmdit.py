@@ -358,8 +358,7 @@ class MMDiT(nn.Module):
             tokens_B1, valid_BL=None, t_text_B=zero_B, latents_Bd=latents_Bd, t_latent_B=zero_B,
             null_latent_B=null_latent_B, heads=("length",),
         )  # fmt: skip
-        length_logits_BN: Tensor = out.length_logits
-        return length_logits_BN
+        return out.length_logits
 
     # -- the parts of forward -----------------------------------------------------------------------------------------
 

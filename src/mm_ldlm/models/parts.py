@@ -5,8 +5,6 @@ matched, because wrappers change them. Tags survive DDP, FSDP2, `torch.compile` 
 chooses its own parts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import TypeVar

@@ -4,33 +4,39 @@ An objective's configuration makes the record (`ObjectiveConfig.capabilities`). 
 from the names of models, objectives or modes. Every caller refuses an unsupported use with the message of `refusal`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.core.kinds import Registry
-from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import unfit
 from mm_ldlm.sampling.guidance import no_condition
 
-L2T = "write texts from latents"
-T2L = "embed texts"
-UNCONDITIONAL = "generate texts from noise"
-INFILL = "fill masked positions of a text without a latent"
-INFILL_GIVEN_LATENT = "fill masked positions of a text given a latent"
-EDIT = "edit texts under a target latent"
-INTERPOLATE = "interpolate between latents"
-SEARCH = "search for the text nearest to a latent"
-SCORE = "score texts without a latent"
-SCORE_GIVEN_LATENT = "score texts given their latents"
+_WORDS = {
+    "l2t": "write texts from latents",
+    "t2l": "embed texts",
+    "unconditional": "generate texts from noise",
+    "infill": "fill masked positions of a text without a latent",
+    "infill_given_latent": "fill masked positions of a text given a latent",
+    "edit": "edit texts under a target latent",
+    "interpolate": "interpolate between latents",
+    "search": "search for the text nearest to a latent",
+    "score": "score texts without a latent",
+    "score_given_latent": "score texts given their latents",
+}
 
-_NAMES = ("l2t", "t2l", "unconditional", "infill", "infill_given_latent", "edit", "interpolate", "search", "score",
-          "score_given_latent")  # fmt: skip
-USES = Registry("use", {name: f"{__name__}:{name.upper()}" for name in _NAMES}, group="uses")
-"""Every use → words that complete "this run cannot …"; families add theirs."""
+
+class Uses(Registry):
+    """Names of everything that a run can do; each is loaded as words that complete "this run cannot …"."""
+
+    def load(self, name: str) -> str:
+        return _WORDS.get(name) or str(super().load(name))
+
+
+USES = Uses("use", dict.fromkeys(_WORDS, ""), group="uses")
+"""The uses of the core; families add theirs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +51,8 @@ class Capabilities:
             where it can. The caller gives the number of tokens there.
         joint_orders: orders in which a text and its latent can be generated together; () for a run that generates no
             latents.
-        process: traits of the text process, which decide the samplers that fit; None if the model is not a diffusion
-            model.
+        process: configuration of the text process, whose properties decide the samplers that fit; None if the model is
+            not a diffusion model.
         guided: the uses whose text samplers accept a guidance other than 1, given a condition.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
@@ -56,7 +62,7 @@ class Capabilities:
     likelihood: Literal["exact", "bound"] = "bound"
     untrained_lengths: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     joint_orders: tuple[str, ...] = ()
-    process: ProcessTraits | None = None
+    process: TextProcessConfig | None = None
     guided: frozenset[str] = frozenset()
     trained_as: str
 
@@ -124,3 +130,23 @@ class Capabilities:
         """Raise SamplingError with `order_refusal(order)` unless the run supports this order."""
         if (reason := self.order_refusal(order)) is not None:
             raise SamplingError(reason)
+
+
+def untrained_lengths(objective: Any, *, given: bool | None) -> str | None:
+    """Explain why the distribution of lengths was not trained; None if it was.
+
+    Args:
+        objective: a configuration with `length_weight`, and with `condition_dropout` if lengths depend on a condition.
+        given: whether the condition is given or dropped; None if lengths depend on none.
+    """
+    untrained = {"length_weight": 0.0}
+    if given is not None:
+        untrained["condition_dropout"] = 1.0 if given else 0.0
+    for name, value in untrained.items():
+        if getattr(objective, name) == value:
+            words = "" if name == "length_weight" else " given a latent" if given else " without a latent"
+            return (
+                f"this run has not learned the distribution of lengths{words}: it was trained with objective.{name} "
+                f"{value:g}. Give the length as a number of tokens."
+            )
+    return None

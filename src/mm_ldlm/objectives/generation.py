@@ -4,8 +4,6 @@ B examples, L length of the canvas, M positions whose logits are needed, V vocab
 N longest text.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from mm_ldlm.diffusion.process import Likelihood, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
+from mm_ldlm.objectives.capabilities import untrained_lengths
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
@@ -126,6 +125,8 @@ class DenoiserGeneration(GenerativeModel, ABC):
     """
 
     process: TextProcess
+    lengths_given_latents = True
+    """Whether the distribution over lengths depends on the latent, or on whether it is dropped"""
 
     def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any) -> None:
         super().__init__(model, shape)
@@ -137,26 +138,29 @@ class DenoiserGeneration(GenerativeModel, ABC):
 
     @abstractmethod
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """Compute unnormalised log-probabilities (N,) or (B, N) of the lengths.
-
-        Raises:
-            SamplingError: the distribution was not trained.
-        """
+        """Compute unnormalised log-probabilities (N,) or (B, N) of the lengths."""
 
     def default_sampler(self, *, conditional: bool) -> Any:
         return default_text_sampler(self.process, conditional=conditional)
 
     def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
+        """See `GenerativeModel.length_log_probs`.
+
+        Raises:
+            SamplingError: the distribution was not trained.
+        """
+        given = latents_Bd is not None if self.lengths_given_latents else None
+        if (reason := untrained_lengths(self.config, given=given)) is not None:
+            raise SamplingError(reason)
         return torch.log_softmax(self.length_logits(latents_Bd, rows=rows), dim=-1).expand(rows, -1)
 
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        sample: TextSample = sampler.sample(
+        return sampler.sample(
             self.text_denoiser(latents_Bd, generator), canvas_BL, process=self.process, open_BL=open_BL,
             generator=generator, window=self.shape.max_length,
         )  # fmt: skip
-        return sample
 
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator

@@ -6,8 +6,6 @@ modality is given (UniDiffuser, arXiv:2303.06555). An objective of a modality sa
 B examples, L positions, M scored positions, V vocabulary, d dimensions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -47,32 +45,20 @@ class NoisyValues(NamedTuple):
 
 
 class GaussianModality(nn.Module):
-    """Noise and loss of a modality; it holds the schedule, whose parameters are trained, if it has any.
-
-    Args:
-        name: prefix of its losses and statistics, "latent".
-        field: field of a batch with the standardised values (B, d).
-        schedule: configuration of a Gaussian schedule.
-        parameterisation: what the model predicts.
-        weight: weight of the loss as a function of the SNR; `gamma` is γ of min_snr.
-        t_min: smallest timestep drawn.
-    """
+    """Noise and loss of a modality; it holds the schedule, whose parameters are trained, if it has any."""
 
     schedule: GaussianSchedule
 
-    def __init__(
-        self, *, name: str, field: str, schedule: Any, parameterisation: gaussian.Parameterisation,
-        weight: gaussian.LossWeight, gamma: float, t_min: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: "ModalityOptions") -> None:
         super().__init__()
-        self.name, self.field, self.parameterisation = name, field, parameterisation
-        self.weight, self.gamma, self.t_min = weight, gamma, t_min
-        self.schedule = schedule.build()
+        self.config, self.name, self.field = config, config.modality, config.field
+        self.parameterisation = config.parameterisation
+        self.schedule = getattr(config, f"{self.name}_schedule").build()
 
     def corrupt(self, batch: Batch, generator: RowGenerator) -> NoisyValues:
         """Noise the values of a batch, each at its own timestep."""
         x0_Bd = batch.fields[self.field]
-        t_B = value_times(batch, generator.fork(f"{self.name}_time"), t_min=self.t_min)
+        t_B = value_times(batch, generator.fork(f"{self.name}_time"), t_min=self.config.t_min)
         noise_Bd = generator.fork(f"{self.name}_noise").normal(x0_Bd.shape[1], dtype=torch.float32)
         scales = self.schedule.scales(t_B)
         return NoisyValues(x0_Bd, gaussian.add_noise(x0_Bd, noise_Bd, scales), noise_Bd, t_B, scales)
@@ -88,7 +74,9 @@ class GaussianModality(nn.Module):
         """
         kind, scales, name = self.parameterisation, noisy.scales, self.name
         want_Bd = gaussian.target(kind, noisy.x0_Bd, noisy.noise_Bd, scales)
-        w_B = gaussian.loss_weight(self.weight, scales.snr_B, parameterisation=kind, gamma=self.gamma)
+        w_B = gaussian.loss_weight(
+            getattr(self.config, f"{name}_loss"), scales.snr_B, parameterisation=kind, gamma=self.config.min_snr_gamma
+        )
         error_B = torch.where(real_B, (prediction_Bd.float() - want_Bd).square().mean(1), 0.0)
         count = real_B.sum()
         losses: Losses = {f"{name}_loss": ((w_B * error_B).sum(), count)}
@@ -226,11 +214,7 @@ class ModalityObjective(Objective):
         super().__init__(config, shape, fixed_shapes=fixed_shapes)
         name = config.modality
         self.process = process
-        self.modality = GaussianModality(
-            name=name, field=config.field, schedule=getattr(config, f"{name}_schedule"),
-            parameterisation=config.parameterisation, weight=getattr(config, f"{name}_loss"),
-            gamma=config.min_snr_gamma, t_min=config.t_min,
-        )  # fmt: skip
+        self.modality = GaussianModality(config)
         self.weights: dict[str, float] = {
             "text_loss": config.text_weight, f"{name}_loss": getattr(config, f"{name}_weight"),
             "length_loss": config.length_weight, "z_loss": config.z_loss,

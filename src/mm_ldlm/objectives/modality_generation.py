@@ -8,20 +8,16 @@ B examples, L positions of the canvas, A examples of one model call, M positions
 d dimension of the modality.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.modality import GaussianModality, ModalityOptions
-from mm_ldlm.objectives.text_loss import untrained_lengths
 from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.denoising import Logits, TextDenoiser
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
@@ -44,12 +40,9 @@ class ModalityGeneration(DenoiserGeneration):
     # -- texts --------------------------------------------------------------------------------------------------------
 
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        if (reason := untrained_lengths(self.config, given=latents_Bd is not None)) is not None:
-            raise SamplingError(reason)
         null_B = torch.full((rows,), latents_Bd is None, device=self.device)
         latents_Bd = torch.zeros(rows, self.dim, device=self.device) if latents_Bd is None else latents_Bd
-        length_logits_BN: Tensor = self.model.length_logits(latents_Bd, null_B)
-        return length_logits_BN
+        return self.model.length_logits(latents_Bd, null_B)
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
@@ -64,7 +57,7 @@ class ModalityGeneration(DenoiserGeneration):
         null = latents_Bd is None
 
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
-            found: Tensor = self.model(
+            return self.model(
                 tokens_AL,
                 valid_BL=tokens_AL != self.shape.pad_id,
                 t_text_B=t_A,
@@ -74,7 +67,6 @@ class ModalityGeneration(DenoiserGeneration):
                 logits_at=asked_AL,
                 heads=("text",),
             ).logits
-            return found
 
         return logits
 
@@ -83,8 +75,7 @@ class ModalityGeneration(DenoiserGeneration):
     def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
         unconditional = self._latent(tokens_BL, t_text=0.0, null=True) if self.config.trains_null_text else None
         denoiser = self._latent_denoiser(self._latent(tokens_BL, t_text=0.0), unconditional)
-        sample: LatentSample = sampler.sample(denoiser, dim=self.dim, generator=generator)
-        return sample
+        return sampler.sample(denoiser, dim=self.dim, generator=generator)
 
     def latents_given_lengths(self, canvas_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
         """Draw latents of unknown texts; a learned null text replaces the texts, and the lengths are then unused."""
@@ -93,8 +84,7 @@ class ModalityGeneration(DenoiserGeneration):
         else:
             open_BL = canvas_BL != self.shape.pad_id
             predict = self._latent(self.process.prior(canvas_BL, open_BL, generator.fork("prior")), t_text=1.0)
-        sample: LatentSample = sampler.sample(self._latent_denoiser(predict), dim=self.dim, generator=generator)
-        return sample
+        return sampler.sample(self._latent_denoiser(predict), dim=self.dim, generator=generator)
 
     def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
         return joint.together(
@@ -112,7 +102,7 @@ class ModalityGeneration(DenoiserGeneration):
 
     def _latent(self, tokens_BL: Tensor, *, t_text: float, null: bool = False) -> Predict:
         def predict(z_Bd: Tensor, t_B: Tensor, x0_Bd: Tensor | None) -> Tensor:
-            found: Tensor = self.model(
+            return self.model(
                 tokens_BL,
                 valid_BL=tokens_BL != self.shape.pad_id,
                 t_text_B=torch.full_like(t_B, t_text),
@@ -122,7 +112,6 @@ class ModalityGeneration(DenoiserGeneration):
                 self_condition_Bd=x0_Bd,
                 heads=("latent",),
             ).latent_Bd
-            return found
 
         return predict
 

@@ -19,11 +19,11 @@ from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.interfaces import TextAndLatentModel
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.cycle import CycleConfig, latent_cycle, text_cycle
 from mm_ldlm.objectives.modality import ModalityObjective, ModalityOptions, Roles, positive_weights
 from mm_ldlm.objectives.modality_generation import ModalityGeneration
-from mm_ldlm.objectives.text_loss import NoisyTexts, untrained_lengths
+from mm_ldlm.objectives.text_loss import NoisyTexts
 
 _GUIDED = ("l2t", "unconditional", "infill_given_latent", "edit", "interpolate")
 """Uses whose texts can be guided, where the null latent is learned and a latent is given"""
@@ -91,7 +91,7 @@ class MultimodalConfig(ModalityOptions):
                 "cycle",
                 "parameterisation",
             )
-        if self.cycle.latent_weight > 0 and self.process.traits.predicts_scores:
+        if self.cycle.latent_weight > 0 and self.process.predicts_scores:
             raise InvalidValue(
                 "the cycle needs a process whose model predicts the tokens, found "
                 f"{self.process.kind!r}, whose model predicts scores; set it to 0, or choose 'absorbing'",
@@ -157,7 +157,7 @@ class MultimodalConfig(ModalityOptions):
                 "latent_first": no_lengths_given if self.trains_null_text else no_lengths,
             },
             joint_orders=tuple(name for name, able in orders.items() if able),
-            process=self.process.traits,
+            process=self.process,
             guided=frozenset(_GUIDED if self.trains_null_value else ()),
             trained_as=f"objective multimodal, modes {', '.join(self.modes)}",
         )

@@ -1,7 +1,5 @@
 """Registry of the objectives by kind."""
 
-from __future__ import annotations
-
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.objectives.base import ObjectiveConfig
 

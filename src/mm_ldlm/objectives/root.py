@@ -1,7 +1,5 @@
 """Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any

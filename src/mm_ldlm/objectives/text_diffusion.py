@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import NonNegativeFloat, PositiveFloat, config
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
@@ -21,17 +20,9 @@ from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.interfaces import TextModel
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, Unit, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration, GenerativeModel
-from mm_ldlm.objectives.text_loss import (
-    NoisyTexts,
-    ScoredTokens,
-    corrupt,
-    length_loss,
-    score_tokens,
-    sum_tokens,
-    untrained_lengths,
-)
+from mm_ldlm.objectives.text_loss import NoisyTexts, ScoredTokens, corrupt, length_loss, score_tokens, sum_tokens
 from mm_ldlm.sampling.denoising import TextDenoiser
 
 
@@ -70,7 +61,7 @@ class TextDiffusionConfig(ObjectiveConfig):
             uses=frozenset(uses if no_lengths is None else uses - {"score"}),  # a score contains -log p(length)
             likelihood="bound",
             untrained_lengths={"unconditional": no_lengths},
-            process=self.process.traits,
+            process=self.process,
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
@@ -121,20 +112,18 @@ class TextDiffusion(Objective):
 class TextGeneration(DenoiserGeneration):
     """Sampling and likelihoods of texts with a text-only denoiser."""
 
+    lengths_given_latents = False
+
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        if (reason := untrained_lengths(self.config, given=None)) is not None:
-            raise SamplingError(reason)
-        length_logits_N: Tensor = self.model.length_logits()
-        return length_logits_N
+        return self.model.length_logits()
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         if latents_Bd is not None:
             raise self._missing("texts given latents")
 
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
-            found: Tensor = self.model(
+            return self.model(
                 tokens_AL, valid_BL=tokens_AL != self.shape.pad_id, t_B=t_A, logits_at=asked_AL
             ).logits  # fmt: skip
-            return found
 
         return TextDenoiser(logits=logits)

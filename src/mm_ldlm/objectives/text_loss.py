@@ -3,8 +3,6 @@
 B examples, L positions, M scored positions, V vocabulary, N longest text.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -129,23 +127,3 @@ def length_loss(length_logits: Tensor, batch: Batch) -> Losses:
         right_B = (logits_BN.argmax(-1) + 1 == length_B) & real_B
     count = real_B.sum()
     return {"length_loss": (ce_B.sum(), count), "length_accuracy": (right_B.sum(), count)}
-
-
-def untrained_lengths(objective: Any, *, given: bool | None) -> str | None:
-    """Explain why the distribution of lengths was not trained; None if it was.
-
-    Args:
-        objective: a configuration with `length_weight`, and with `condition_dropout` if lengths depend on a condition.
-        given: whether the condition is given or dropped; None if lengths depend on none.
-    """
-    untrained = {"length_weight": 0.0}
-    if given is not None:
-        untrained["condition_dropout"] = 1.0 if given else 0.0
-    for name, value in untrained.items():
-        if getattr(objective, name) == value:
-            words = "" if name == "length_weight" else " given a latent" if given else " without a latent"
-            return (
-                f"this run has not learned the distribution of lengths{words}: it was trained with objective.{name} "
-                f"{value:g}. Give the length as a number of tokens."
-            )
-    return None

@@ -6,8 +6,6 @@ over the tokens of each text and multiply the loss. They never change a mask pro
 B examples, L positions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal

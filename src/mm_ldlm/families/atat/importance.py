@@ -3,8 +3,6 @@
 B batch, L text length, E dimension of the estimator, H heads, e dimension of a head.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 from mm_ldlm.core.config import InvalidValue, Layers, Size, config
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.layers import EPSILON, Attention, Linear
+from mm_ldlm.models.layers import EPSILON, Attention, Linear, key_mask
 from mm_ldlm.models.parts import tag
 
 
@@ -35,38 +33,24 @@ class ImportanceConfig:
             )
 
 
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm with a learned scale and shift, in float32."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=EPSILON)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
-
-
 class ImportanceBlock(nn.Module):
     """Attention over all tokens, then the MLP, each on a normalised input and added to the residual."""
 
     def __init__(self, config: ImportanceConfig) -> None:
         super().__init__()
         self.heads, dim = config.heads, config.dim
-        self.attention_norm = LayerNorm(dim)
+        self.attention_norm = nn.LayerNorm(dim, eps=EPSILON)
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.attention = Attention(softcap=None)
         self.out = Linear(dim, dim, bias=False)
-        self.mlp_norm = LayerNorm(dim)
+        self.mlp_norm = nn.LayerNorm(dim, eps=EPSILON)
         self.up, self.down = Linear(dim, 4 * dim), Linear(4 * dim, dim)
 
-    def forward(self, x_BLE: Tensor, key_mask: Tensor) -> Tensor:
-        """(B, L, E) float32. `key_mask` (B, 1, 1, L) is true at positions that may be read."""
+    def forward(self, x_BLE: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, L, E) float32. `mask` (B, 1, 1, L) is true at positions that may be read."""
         qkv_BL3He = self.qkv(self.attention_norm(x_BLE)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv_BL3He.permute(2, 0, 3, 1, 4).unbind(0)
-        attended_BLE = self.attention(q, k, v, key_mask).transpose(1, 2).flatten(2)
+        attended_BLE = self.attention(q, k, v, mask).transpose(1, 2).flatten(2)
         x_BLE = x_BLE + self.out(attended_BLE).float()
         return x_BLE + self.down(F.gelu(self.up(self.mlp_norm(x_BLE)))).float()
 
@@ -79,15 +63,14 @@ class ImportanceEstimator(nn.Module):
         self.tokens = TokenTable(shape.first_noise_id, config.dim)
         self.positions = TokenTable(shape.max_length, config.dim)
         self.blocks = nn.ModuleList(ImportanceBlock(config) for _ in range(config.depth))
-        self.norm = LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim, eps=EPSILON)
         self.hidden, self.output = Linear(config.dim, config.dim), Linear(config.dim, 1, gain=0.0)
         tag(self, "importance")
 
     def forward(self, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
         """Estimate the importance (B, L) float32 of every token from its whole text; pads are not read."""
         x_BLE = (self.tokens(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]).float()
-        first_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == 0
-        read_BL = valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True))  # a row of pads has to read something
+        mask = key_mask(valid_BL)
         for block in self.blocks:
-            x_BLE = block(x_BLE, read_BL[:, None, None, :])
+            x_BLE = block(x_BLE, mask)
         return torch.sigmoid(self.output(F.gelu(self.hidden(self.norm(x_BLE)))).float().squeeze(-1))

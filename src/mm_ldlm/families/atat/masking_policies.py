@@ -12,8 +12,6 @@ it for the two that do not (`importance`, `inverse`).
 B examples, L positions; r(t), its derivative and everything here in float64.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

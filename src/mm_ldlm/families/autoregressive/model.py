@@ -32,16 +32,10 @@ from mm_ldlm.models.parts import tag
 
 
 class NextTokenModel(Protocol):
-    """Model that predicts each token from the tokens before it; see `CausalTransformer`."""
+    """Model that predicts each token from the tokens before it, in parallel or step by step."""
 
-    begin_id: int
-    end_id: int
-
-    def __call__(self, tokens_BL: Tensor, *, logits_at: Tensor | None = None) -> Tensor: ...
-
-    def start(self) -> KeyValueCache: ...
-
-    def step(self, cache: KeyValueCache, token_B: Tensor) -> Tensor: ...
+    def __call__(self, tokens_BL: Tensor, *, logits_at: Tensor | None = None) -> Tensor:
+        """See `CausalTransformer.forward`; `start` and `step` are the sampler's."""
 
 
 @config

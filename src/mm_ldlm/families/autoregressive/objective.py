@@ -133,10 +133,9 @@ class AutoregressiveGeneration(GenerativeModel):
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
         """Write texts of at most L tokens. Latents and given tokens do not exist for this model."""
-        sample: TextSample = sampler.sample(
+        return sampler.sample(
             self.model, canvas_BL, process=None, generator=generator, window=self.shape.max_length, open_BL=open_BL
         )
-        return sample
 
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator

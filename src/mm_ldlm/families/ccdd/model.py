@@ -42,9 +42,8 @@ class TextAndStatesModel(Protocol):
     def __call__(
         self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor,
         null_state_B: Tensor | None = None, logits_at: Tensor | None = None, heads: Container[str] = ("text", "state"),
-    ) -> Output: ...  # fmt: skip
-
-    def length_logits(self) -> Tensor: ...
+    ) -> Output:  # fmt: skip
+        """See `Ccdd.forward`."""
 
 
 @config
@@ -61,8 +60,7 @@ class CcddConfig(DiTOptions):
             ConfigurationError: the data have no token states.
         """
         (state_dim,) = shape.require("token_states", kind=self.kind)
-        model: Ccdd = build_on_meta(lambda: Ccdd(self, shape, state_dim), generator)
-        return model
+        return build_on_meta(lambda: Ccdd(self, shape, state_dim), generator)
 
 
 class Ccdd(TextTransformer):
@@ -101,17 +99,13 @@ class Ccdd(TextTransformer):
             heads: the predictions to compute, "text" and "state"; the others are None.
         """
         z_BLd = self.null_state.replace(states_BLd.float(), null_state_B)
-        c_BC = self.embed_time(t_text_B) + self._embed_state_time(t_state_B)
+        c_BC = self.time(self.time_features(t_text_B)) + self.state_time(self.time_features(t_state_B))
         x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, added_BLD=self.state_encoder(z_BLd).float())
         logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None
         found_BLd: Tensor | None = None
         if "state" in heads:
             found_BLd = self.state_head(x_BLD, F.silu(c_BC))
         return Output(logits, found_BLd, self.length_logits())
-
-    def _embed_state_time(self, t_B: Tensor) -> Tensor:
-        c_BC: Tensor = self.state_time(self.time_features(t_B))
-        return c_BC
 
     def length_logits(self) -> Tensor:
         """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N; column i is length i + 1."""

@@ -27,11 +27,11 @@ from mm_ldlm.families.ccdd.model import TextAndStatesModel
 from mm_ldlm.families.ccdd.sampler import StatesDenoiser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses, untrained_lengths
+from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses
 from mm_ldlm.sampling.registry import text_sampler
 
 T_MIN = 1e-3
@@ -78,7 +78,7 @@ class CcddObjectiveConfig(TextDiffusionConfig):
             fields=self.fields,
             likelihood="bound",
             untrained_lengths={"unconditional": no_lengths},
-            process=self.process.traits,
+            process=self.process,
             guided=frozenset({"unconditional"} if drops else ()),
             trained_as=f"objective {self.kind}, process {self.process.kind}, "
             f"condition_dropout {self.condition_dropout}",
@@ -147,6 +147,7 @@ class CcddGeneration(DenoiserGeneration):
     """Joint samples of texts and states; samples and NELBO of the text alone, with dropped states."""
 
     field = "token_states"
+    lengths_given_latents = False
 
     def __init__(self, *args: Any, schedule: GaussianSchedule) -> None:
         super().__init__(*args)
@@ -159,10 +160,7 @@ class CcddGeneration(DenoiserGeneration):
         return text_sampler("joint_states", steps=32)
 
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        if (reason := untrained_lengths(self.config, given=None)) is not None:
-            raise SamplingError(reason)
-        length_logits_N: Tensor = self.model.length_logits()
-        return length_logits_N
+        return self.model.length_logits()
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> StatesDenoiser:
         """Make the denoiser of the text alone, whose states are dropped; `predict` is the joint prediction.
@@ -194,9 +192,8 @@ class CcddGeneration(DenoiserGeneration):
                 "objective.condition_dropout 0. Choose the sampler 'joint_states'."
             )
         zeros_ALd = torch.zeros((*tokens_AL.shape, self.dim), device=tokens_AL.device)
-        found: Tensor = self.model(
+        return self.model(
             tokens_AL, valid_BL=tokens_AL != self.shape.pad_id, t_text_B=t_A, states_BLd=zeros_ALd,
             t_state_B=torch.ones_like(t_A), null_state_B=torch.ones_like(rows_A, dtype=torch.bool),
             logits_at=asked_AL, heads=("text",),
         ).logits  # fmt: skip
-        return found

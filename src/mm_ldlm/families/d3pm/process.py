@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mm_ldlm.core.config import Repeats, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
-from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear
@@ -24,7 +24,7 @@ from mm_ldlm.diffusion.timesteps import antithetic, stratified
 
 
 @config
-class D3pmConfig:
+class D3pmConfig(TextProcessConfig):
     """Parameters of absorbing diffusion in discrete time.
 
     Attributes:
@@ -32,16 +32,12 @@ class D3pmConfig:
         steps: T, the number of steps of training and of the bound. A sampler may take another number.
     """
 
-    stores: ClassVar[tuple[str, ...]] = ()
+    only_masks: ClassVar[bool] = True
     kind: str = "d3pm"
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     steps: Repeats = 1000
 
-    @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(kind=self.kind, only_masks=True)
-
-    def build(self, vocabulary: Vocabulary) -> D3pm:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> D3pm:
         """Build the process for a tokenizer's ids."""
         return D3pm(self, vocabulary)
 

@@ -9,7 +9,7 @@ The clusters are an artifact of the data, the store "token_clusters". C clusters
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from mm_ldlm.core.config import bounded, config
 from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.diffusion.absorbing import copy_tokens
 from mm_ldlm.diffusion.distributions import categorical, normalise_
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.timesteps import antithetic
 
 
 @config
-class HdlmConfig:
+class HdlmConfig(TextProcessConfig):
     """Parameters of hierarchical diffusion.
 
     Attributes:
@@ -39,17 +39,14 @@ class HdlmConfig:
     gamma: Annotated[float, bounded(ge=0.5, le=16)] = 1.0
     t_min: Annotated[float, bounded(gt=0, lt=0.5)] = 1e-3
 
-    @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(kind=self.kind)
-
-    def build(self, vocabulary: Vocabulary, *, token_clusters: Tensor) -> Hdlm:
-        """Build the process for a tokenizer's ids. `token_clusters` (V, 1) is the cluster of each id, −1 for no word.
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Hdlm:
+        """Build the process for a tokenizer's ids. The store `token_clusters` (V, 1) has the cluster
+        of each id, −1 for no word.
 
         Raises:
             ConfigurationError: the clusters belong to another vocabulary.
         """
-        return Hdlm(self, vocabulary, cluster_of_V=token_clusters.reshape(-1).long())
+        return Hdlm(self, vocabulary, cluster_of_V=stores["token_clusters"].reshape(-1).long())
 
 
 class Hdlm(TextProcess):

@@ -99,12 +99,11 @@ class ContinuousImageTextGeneration(ModalityGeneration):
             images_BP = torch.zeros(len(canvas_BL), self.dim, device=canvas_BL.device)
 
         def logits(caption_Bd: Tensor, t_B: Tensor) -> Tensor:
-            found: Tensor = self.model(
+            return self.model(
                 canvas_BL, valid_BL=canvas_BL != self.shape.pad_id, t_text_B=t_B, latents_Bd=images_BP,
                 t_latent_B=torch.zeros_like(t_B), null_latent_B=null_B, captions_BLe=self._unflat(caption_Bd),
                 heads=("text",),
             ).logits  # fmt: skip
-            return found
 
         return logits
 

@@ -72,8 +72,7 @@ class ImageMMDiTOptions(MMDiTOptions):
                 f"parameter 'model.patch' is {self.patch}, which does not divide the {height} × {width} pixels of the "
                 "images. Choose a divisor of both, or change images.height and images.width and embed again."
             )
-        model: ImageMMDiT = build_on_meta(lambda: ImageMMDiT(self, shape), generator)
-        return model
+        return build_on_meta(lambda: ImageMMDiT(self, shape), generator)
 
 
 @config

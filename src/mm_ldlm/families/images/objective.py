@@ -27,11 +27,11 @@ from mm_ldlm.families.images.generation import ContinuousImageTextGeneration
 from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.modality import ModalityObjective, ModalityOptions, Roles, positive_weights
 from mm_ldlm.objectives.modality_generation import ModalityGeneration
 from mm_ldlm.objectives.multimodal import require_no_stores
-from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, untrained_lengths
+from mm_ldlm.objectives.text_loss import NoisyTexts, by_time
 
 
 @config
@@ -119,7 +119,7 @@ class ImageTextConfig(ImageTextOptions):
         texts = {"infill": null, "score": null and untrained_lengths(self, given=False) is None}
         return self.image_capabilities(
             uses=frozenset(use for use, able in texts.items() if able),
-            process=self.process.traits,
+            process=self.process,
             guided=frozenset({"image_to_caption"} if null else ()),
         )
 

@@ -30,9 +30,8 @@ class TextGivenLatentModel(Protocol):
     def __call__(
         self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, latents_Bd: Tensor,
         null_latent_B: Tensor | None = None, logits_at: Tensor | None = None,
-    ) -> TextOutput: ...  # fmt: skip
-
-    def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor: ...
+    ) -> TextOutput:  # fmt: skip
+        """See `LatentTextTransformer.forward`."""
 
 
 @config
@@ -57,8 +56,7 @@ class LatentDiTConfig(DiTOptions):
             ConfigurationError: the data have no latents.
         """
         (latent_dim,) = shape.require("latents", kind=self.kind)
-        model: LatentTextTransformer = build_on_meta(lambda: self.make(shape, latent_dim), generator)
-        return model
+        return build_on_meta(lambda: self.make(shape, latent_dim), generator)
 
     def make(self, shape: DataShape, latent_dim: int) -> LatentTextTransformer:
         """Make the module of this kind."""
@@ -124,13 +122,12 @@ class LatentTextTransformer(TextTransformer):
         """
         given_Bd = self.null_latent.replace(latents_Bd.float(), null_latent_B)
         c_BC, latent_BKD = self.condition(given_Bd, t_B)
-        logits = self.logits(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, logits_at=logits_at, latent_BKD=latent_BKD)
-        return TextOutput(logits, self.length_head(given_Bd))
+        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, latent_BKD=latent_BKD)
+        return TextOutput(self.head(x_BLD, c_BC=c_BC, logits_at=logits_at), self.length_head(given_Bd))
 
     def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
         """(B, N) float32 unnormalised log-probabilities of the lengths 1..N given the latent, or given none."""
-        length_logits_BN: Tensor = self.length_head(self.null_latent.replace(latents_Bd.float(), null_latent_B))
-        return length_logits_BN
+        return self.length_head(self.null_latent.replace(latents_Bd.float(), null_latent_B))
 
 
 class LatentDiT(LatentTextTransformer):
@@ -141,7 +138,7 @@ class LatentDiT(LatentTextTransformer):
         self.latent_encoder = tag(Conditioner(latent_dim, config.condition_dim), "latent_encoder", input=True)
 
     def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embed_time(t_B) + self.latent_encoder(latents_Bd), None
+        return self.time(self.time_features(t_B)) + self.latent_encoder(latents_Bd), None
 
 
 class LatentDiTCross(LatentTextTransformer):
@@ -153,4 +150,4 @@ class LatentDiTCross(LatentTextTransformer):
         self.latent_encoder = tag(encoder, "latent_encoder", input=True)
 
     def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embed_time(t_B), self.latent_encoder(latents_Bd)
+        return self.time(self.time_features(t_B)), self.latent_encoder(latents_Bd)

@@ -15,15 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import Fraction, config
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.latent_dit.model import TextGivenLatentModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, dropped, require_interface
-from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
-from mm_ldlm.objectives.text_loss import untrained_lengths
 from mm_ldlm.sampling.denoising import Logits, TextDenoiser
 
 _GUIDED = ("l2t", "infill_given_latent", "edit", "interpolate")
@@ -74,7 +72,7 @@ class LatentConditionedConfig(TextDiffusionConfig):
                 "interpolate": no_lengths_given,
                 "unconditional": no_lengths,
             },
-            process=self.process.traits,
+            process=self.process,
             guided=frozenset(_GUIDED if null else ()),
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
@@ -101,11 +99,8 @@ class LatentConditionedGeneration(DenoiserGeneration):
     """Sampling, lengths and likelihoods of texts given latents, or with the null latent."""
 
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        if (reason := untrained_lengths(self.config, given=latents_Bd is not None)) is not None:
-            raise SamplingError(reason)
         latents_Bd, null_B = self._given(latents_Bd, torch.arange(rows, device=self.device))
-        length_logits_BN: Tensor = self.model.length_logits(latents_Bd, null_B)
-        return length_logits_BN
+        return self.model.length_logits(latents_Bd, null_B)
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of texts given latents (B, d), or without latents; guidance needs a null latent."""
@@ -115,11 +110,10 @@ class LatentConditionedGeneration(DenoiserGeneration):
     def _logits(self, latents_Bd: Tensor | None) -> Logits:
         def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
             given_Ad, null_A = self._given(latents_Bd, rows_A)
-            found: Tensor = self.model(
+            return self.model(
                 tokens_AL, valid_BL=tokens_AL != self.shape.pad_id, t_B=t_A, latents_Bd=given_Ad, null_latent_B=null_A,
                 logits_at=asked_AL,
             ).logits  # fmt: skip
-            return found
 
         return logits
 

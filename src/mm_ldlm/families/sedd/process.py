@@ -25,7 +25,7 @@ from torch import Tensor
 from mm_ldlm.core.config import config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical
-from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TextProcess, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
@@ -38,7 +38,7 @@ _SMALLEST_ALPHA = 1e-12
 
 
 @config
-class SeddConfig:
+class SeddConfig(TextProcessConfig):
     """Parameters of score entropy discrete diffusion.
 
     Attributes:
@@ -47,22 +47,21 @@ class SeddConfig:
         t_min: smallest time drawn in training.
     """
 
-    stores: ClassVar[tuple[str, ...]] = ()
+    predicts_scores: ClassVar[bool] = True
     kind: str = "sedd"
     graph: Literal["absorbing", "uniform"] = "absorbing"
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     t_min: SmallestTime = 1e-3
 
     @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(
-            kind=self.kind,
-            only_masks=self.graph == "absorbing",
-            revises=self.graph == "uniform",
-            predicts_scores=True,
-        )
+    def only_masks(self) -> bool:  # type: ignore[override]
+        return self.graph == "absorbing"
 
-    def build(self, vocabulary: Vocabulary) -> Sedd:
+    @property
+    def revises(self) -> bool:  # type: ignore[override]
+        return self.graph == "uniform"
+
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Sedd:
         """Build the process for a tokenizer's ids."""
         return (AbsorbingSedd if self.graph == "absorbing" else UniformSedd)(self, vocabulary)
 

@@ -7,19 +7,19 @@ ends. The model learns to fill masks and to revise words; p_u = 0 is MDLM with Î
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import PositiveFloat, bounded, config
-from mm_ldlm.diffusion.process import ProcessTraits, Vocabulary
+from mm_ldlm.diffusion.process import TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
 from mm_ldlm.families.uniform.uniform import SMALLEST, Interpolating, Noise
 
 
 @config
-class GiddConfig:
+class GiddConfig(TextProcessConfig):
     """Parameters of GIDD.
 
     Attributes:
@@ -34,7 +34,6 @@ class GiddConfig:
         t_min: smallest time drawn in training.
     """
 
-    stores: ClassVar[tuple[str, ...]] = ()
     kind: str = "gidd"
     p_uniform: Annotated[float, bounded(ge=0, lt=1)] = 0.1
     gamma: Annotated[float, bounded(ge=1, le=2)] = 1.0
@@ -43,10 +42,14 @@ class GiddConfig:
     t_min: SmallestTime = 1e-3
 
     @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(kind=self.kind, only_masks=self.p_uniform == 0, revises=self.p_uniform > 0)
+    def only_masks(self) -> bool:  # type: ignore[override]
+        return self.p_uniform == 0
 
-    def build(self, vocabulary: Vocabulary) -> Gidd:
+    @property
+    def revises(self) -> bool:  # type: ignore[override]
+        return self.p_uniform > 0
+
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Gidd:
         """Build the process for a tokenizer's ids."""
         return Gidd(self, vocabulary)
 

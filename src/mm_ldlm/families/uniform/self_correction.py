@@ -4,8 +4,6 @@ GIDD (arXiv:2503.04482), self-correction step. It needs a process whose noise in
 learned to judge the tokens that a text already has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

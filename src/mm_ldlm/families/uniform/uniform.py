@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mm_ldlm.core.config import config
 from mm_ldlm.diffusion.distributions import categorical, forbid_
-from mm_ldlm.diffusion.process import Likelihood, Predict, ProcessTraits, TextProcess, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear, SmallestTime
@@ -184,7 +184,7 @@ class Interpolating(TextProcess):
 
 
 @config
-class UniformConfig:
+class UniformConfig(TextProcessConfig):
     """Parameters of uniform diffusion.
 
     Attributes:
@@ -192,16 +192,12 @@ class UniformConfig:
         t_min: smallest time drawn in training.
     """
 
-    stores: ClassVar[tuple[str, ...]] = ()
+    revises: ClassVar[bool] = True
     kind: str = "uniform"
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     t_min: SmallestTime = 1e-3
 
-    @property
-    def traits(self) -> ProcessTraits:
-        return ProcessTraits(kind=self.kind, revises=True)
-
-    def build(self, vocabulary: Vocabulary) -> Uniform:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Uniform:
         """Build the process for a tokenizer's ids."""
         return Uniform(self, vocabulary)
 
