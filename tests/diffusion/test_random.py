@@ -1,0 +1,119 @@
+"""Row-wise randomness: uniform, independent, and unaffected by neighbours, padding and order."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mm_ldlm.diffusion.random import RowGenerator
+
+
+def generator(seed: int = 0, rows: int = 64) -> RowGenerator:
+    return RowGenerator(seed, torch.arange(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_numbers_have_their_distribution(dtype: torch.dtype) -> None:
+    uniform = generator(1, 500).uniform(400, dtype=dtype).flatten().double().numpy()
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-3
+    assert uniform.min() > 0
+    assert uniform.max() < 1
+    normal = generator(3, 500).normal(400, dtype=dtype).flatten().double().numpy()
+    assert stats.kstest(normal, "norm").pvalue > 1e-3
+    assert generator(3).normal(5).dtype == torch.float32
+
+
+def test_uniform_bits_are_all_alive() -> None:
+    """Each of the top 16 bits is a fair coin: a weak mixer fails here first."""
+    uniform = generator(2, 256).uniform(256).flatten()
+    for bit in range(1, 17):
+        ones = float(torch.floor(uniform * 2**bit).remainder(2).mean())
+        assert abs(ones - 0.5) < 5 * 0.5 / np.sqrt(uniform.numel()), (bit, ones)
+
+
+def _pairs() -> dict[str, tuple[Any, Any]]:
+    u, parent, draws, axes = (generator(4, 1000) for _ in range(4))
+    rows, axis = u.uniform(200), axes.uniform(20, 10)
+    return {
+        "seeds": (rows, generator(5, 1000).uniform(200)),
+        "neighbouring rows": (rows[:-1], rows[1:]),
+        "neighbouring positions": (rows[:, :-1], rows[:, 1:]),
+        "the diagonal": (rows[:-1, 1:], rows[1:, :-1]),
+        "draws": (draws.uniform(200), draws.uniform(200)),
+        "a fork and its parent": (rows, parent.fork("a").uniform(200)),
+        "forks": (parent.fork("a").uniform(200), parent.fork("b").uniform(200)),
+        "numbered forks": (parent.fork(1).uniform(200), parent.fork(2).uniform(200)),
+        "axes": (axis[:, :-1], axis[:, 1:]),
+    }
+
+
+@pytest.mark.parametrize("name", _pairs())
+def test_streams_are_uncorrelated(name: str) -> None:
+    a, b = (x.flatten().numpy() for x in _pairs()[name])
+    assert abs(stats.pearsonr(a, b).statistic) < 5 / np.sqrt(a.size)
+    assert (a == b).mean() < 1e-3
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(-(2**63), 2**63 - 1),
+    rows=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=6),
+    short=st.integers(1, 9),
+    longer=st.integers(0, 9),
+)
+def test_pitfall_05_a_row_depends_on_nothing_but_itself(seed: int, rows: list[int], short: int, longer: int) -> None:
+    """Rows get the same numbers alone or in a batch, padded or not, in any order and in every draw."""
+    together = RowGenerator(seed, torch.tensor(rows))
+    draws = [together.uniform(short + longer), together.normal(3, short + longer)]
+    for i, row in enumerate(rows):
+        alone = RowGenerator(seed, torch.tensor([row]))
+        assert torch.equal(alone.uniform(short)[0], draws[0][i, :short])
+        assert torch.equal(alone.normal(3, short)[0], draws[1][i, :, :short])
+
+
+def test_select_and_fork_keep_rows_and_draws() -> None:
+    whole = generator(7)
+    whole.uniform(3)
+    part = whole.select(torch.tensor([5, 2]))
+    assert torch.equal(part.uniform(4), whole.uniform(4)[[5, 2]])
+    used = generator(7)
+    used.normal(100)
+    expected = generator(7).fork("noise").uniform(4)
+    assert torch.equal(used.fork("noise").uniform(4), expected)
+    assert torch.equal(generator(7).fork("noise").select(torch.tensor([3])).uniform(4)[0], expected[3])
+
+
+def test_pitfall_06_shared_numbers_are_the_same_on_all_ranks_and_differ_by_draw() -> None:
+    a, b = RowGenerator(9, torch.tensor([0, 1])), RowGenerator(9, torch.tensor([70, 3, 4]))
+    first = a.shared_uniform(2)
+    assert torch.equal(first, b.shared_uniform(2))
+    assert not torch.equal(first, a.shared_uniform(2))
+    assert stats.kstest(generator(1).shared_uniform(20_000).numpy(), "uniform").pvalue > 1e-3
+
+
+def test_numbers_are_pinned() -> None:
+    """The same numbers in every release: a resumed run depends on it."""
+    bits = RowGenerator(42, torch.tensor([0, 1, 2**40])).fork("mask").uniform(5, 3).numpy().tobytes()
+    assert hashlib.sha256(bits).hexdigest()[:16] == "65e4aa2562680437"
+    shared = RowGenerator(7, torch.arange(2)).shared_uniform(3).numpy().tobytes()
+    assert hashlib.sha256(shared).hexdigest()[:16] == "d5ba95dd6db66d3d"
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_a_normal_number_is_the_quantile_of_the_uniform_number_of_the_same_draw(shape: tuple[int, ...]) -> None:
+    uniform, normal = generator(9).uniform(*shape), generator(9).normal(*shape, dtype=torch.float64)
+    torch.testing.assert_close(torch.special.ndtr(normal), uniform)
+    narrow = generator(9).uniform(*shape, dtype=torch.float32)
+    assert float((uniform - narrow.double()).abs().max()) <= 2.0**-24, "the same number with fewer bits"
+
+
+def test_empty_batches_have_no_numbers_and_the_global_generator_is_not_touched() -> None:
+    before = torch.random.get_rng_state()
+    assert RowGenerator(0, torch.empty(0, dtype=torch.long)).uniform(3).shape == (0, 3)
+    assert torch.equal(generator(0, 4).uniform(), generator(0, 8).uniform()[:4])
+    assert torch.equal(before, torch.random.get_rng_state())

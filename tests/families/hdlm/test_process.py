@@ -1,0 +1,103 @@
+"""HDLM: fractions and rates of its levels, its clusters, and masked diffusion as a limit."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, V
+from tests.families.hdlm.cases import CLUSTERS
+
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.process import TextProcess, Vocabulary
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import LogLinear
+from mm_ldlm.families.hdlm.process import Hdlm, HdlmConfig, Levels, weights
+
+GAMMAS = (0.7, 1.0, 2.0, 3.5)
+
+
+def process(clusters: torch.Tensor = CLUSTERS, gamma: float = 1.0) -> Hdlm:
+    return HdlmConfig(gamma=gamma).build(VOCABULARY, token_clusters=clusters)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_the_weights_are_rates_of_the_true_reverse_process(gamma: float) -> None:
+    t = torch.linspace(0.002, 0.998, 60, dtype=torch.float64, requires_grad=True)
+    at = Levels.at(t, gamma=gamma)
+    token_prime, mask_prime = (torch.autograd.grad(x.sum(), t, retain_graph=True)[0] for x in (at.token, at.mask))
+    mask_weight, cluster_weight = weights(t.detach(), gamma=gamma)
+    torch.testing.assert_close(mask_weight, mask_prime / at.mask.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(cluster_weight, -token_prime / at.cluster.detach(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_both_ends_of_time_are_exact_and_finite(gamma: float) -> None:
+    ends = torch.stack(Levels.at(torch.tensor([0.0, 1.0]), gamma=gamma), dim=1)
+    assert ends.tolist() == [[1, 0, 0], [0, 0, 1]]
+    for found in weights(torch.tensor([1e-12, 1e-7, 1 - 1e-7, 1.0], dtype=torch.float64), gamma=gamma):
+        assert bool(((found > 0) & found.isfinite()).all())
+    below, above = Levels.at(torch.tensor([1 - 1e-9, 1 + 1e-9], dtype=torch.float64) * 1e-3, gamma=gamma).mask
+    assert float(above / below) == pytest.approx(1, rel=1e-7), "where the series begins"
+
+
+@pytest.mark.parametrize("t", [1e-5, 9.99e-4, 0.2])
+def test_the_fractions_of_the_largest_gamma_are_exact(t: float) -> None:
+    kept = 1 - Fraction(t)
+    mask = float(1 - kept**16 - 16 * (kept - kept**16) / 15)
+    assert float(Levels.at(torch.tensor(t).double(), gamma=16.0).mask) == pytest.approx(mask, rel=1e-6)
+
+
+@pytest.mark.parametrize("clusters", [[-1, 0, 1, 2, 3, -1], [-1, 0, 0, 0, 0, -1]], ids=["one token each", "one"])
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_with_one_token_per_cluster_or_one_cluster_the_bound_is_that_of_mdlm(clusters: list[int], gamma: float) -> None:
+    """For any model that reads a cluster as its only token, or as a mask."""
+    made, copies = process(torch.tensor(clusters)[:, None], gamma), 3000
+    mdlm, table = AbsorbingConfig(schedule=LogLinear(epsilon=0.0)).build(VOCABULARY), torch.randn(V, V, 2, V)
+    reads = torch.tensor([*range(V), *(range(1, 5) if made.noise_ids == 4 else [MASK])])
+    tokens_BL = TEXTS.repeat(copies, 1)
+
+    def predict(noisy_BL: torch.Tensor, t_B: torch.Tensor, scored_BL: torch.Tensor) -> torch.Tensor:
+        seen_BL = reads[noisy_BL]
+        return table[seen_BL[:, 0], seen_BL[:, 1]][scored_BL]
+
+    def mean_bound(which: TextProcess) -> tuple[torch.Tensor, torch.Tensor]:
+        found = which.nelbo(
+            predict, tokens_BL, tokens_BL > 0, draws=8, generator=RowGenerator(0, torch.arange(len(tokens_BL)))
+        )
+        each_KN = found.nll_KB.mean(0).view(copies, -1)
+        return each_KN.mean(0), each_KN.std(0) / copies**0.5
+
+    (ours_N, error_N), (theirs_N, other_N) = mean_bound(made), mean_bound(mdlm)
+    assert bool(((ours_N - theirs_N).abs() < 4.5 * (error_N.square() + other_N.square()).sqrt()).all())
+    assert float((error_N / ours_N).mean()) < 0.05
+
+
+def test_pitfall_11_x0_at_a_cluster_has_the_words_of_the_cluster_only() -> None:
+    made, logits = process(), torch.randn(3, V)
+    found = made.log_x0(logits.clone(), torch.tensor([MASK, V, V + 1])).exp()
+    members = CLUSTERS[:, 0] == torch.tensor([[0], [1]])
+    assert torch.equal(found[1:] > 0, members)
+    torch.testing.assert_close(found[0, 1:5], logits[0, 1:5].softmax(0))
+    alone = process(torch.tensor([[-1], [0], [1], [1], [1], [-1]]))
+    certain = alone.token_losses(torch.randn(1, V), torch.tensor([1]), torch.tensor([V]), torch.tensor([0.5]))
+    assert [float(certain.weighted_M), int(certain.best_M)] == [0, 1], "nothing is left to predict"
+
+
+def test_the_ids_of_clusters_follow_those_of_the_tokenizer() -> None:
+    outside = Vocabulary(vocab_size=2, pad_id=2, mask_id=3)
+    beyond = HdlmConfig().build(outside, token_clusters=torch.tensor([[4], [0]]))
+    assert (beyond.first_noise_id, beyond.noise_ids) == (4, 5), "up to the largest cluster, whether others have words"
+    times = (
+        HdlmConfig(t_min=0.1)
+        .build(outside, token_clusters=torch.tensor([[0], [0]]))
+        .times(0.37, torch.arange(1000), 1000)
+    )
+    assert (float(times.min()), float(times.max())) == pytest.approx((0.1, 0.9), abs=1e-3)
+
+
+@pytest.mark.parametrize("clusters", [[0, 1, 0, 1, -1], [0, 1, 0, 1, 0, -1], [-1, 0, 1, -1, -1, -1]])
+def test_clusters_of_another_vocabulary_are_refused(clusters: list[int], refuses: Any) -> None:
+    with refuses(ConfigurationError, 4, V):
+        process(torch.tensor(clusters)[:, None])

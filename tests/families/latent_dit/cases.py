@@ -1,0 +1,4 @@
+"""Options of texts given latents for the conformance suites."""
+
+OPTIONS = {("objectives", "latent_conditioned"): [{}, {"condition_dropout": 0.5}]}
+MODELS = {"latent_conditioned": {"kind": "latent_dit_cross"}}

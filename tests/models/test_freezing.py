@@ -1,0 +1,133 @@
+"""Parts and freezing: scope of a tag, refusals, and the check of what was trained and what was not."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.components import inputs_of, model_of, outputs_of, random_batch
+from torch import nn
+
+from mm_ldlm.core.errors import FreezingError
+from mm_ldlm.models.freezing import FreezingSnapshot, freeze, verify_parameter_freezing
+from mm_ldlm.models.parts import Part, count_by_part, tag, tagged_parameters
+
+
+def parts(root: nn.Module) -> dict[str, str]:
+    return {name: part.name for name, part, _ in tagged_parameters(root)}
+
+
+def two_layers() -> nn.Sequential:
+    """Part "outer" with a layer of its own part "inner"."""
+    return tag(nn.Sequential(nn.Linear(2, 3), tag(nn.Sequential(nn.Linear(3, 1)), "inner", input=True)), "outer")
+
+
+def test_a_tag_holds_for_everything_below_and_survives_wrapping_and_copying() -> None:
+    model = two_layers()
+    model.register_module("absent", None)
+    model.append(tag(nn.Linear(1, 1, bias=False), "last"))
+    expected = ["outer", "outer", "inner", "inner", "last"]
+    assert list(parts(model).values()) == expected
+    assert list(parts(nn.ModuleDict({"module": copy.deepcopy(model).double()})).values()) == expected
+    layer = nn.Linear(1, 1)
+    assert tag(layer, "own", input=True) is layer
+    assert next(tagged_parameters(layer))[1] == Part("own", input=True, occasional=False)
+
+
+def test_a_shared_parameter_belongs_to_the_first_layer_that_holds_it() -> None:
+    first, second = tag(nn.Linear(2, 2, bias=False), "embedding"), tag(nn.Linear(2, 2), "head")
+    second.weight = first.weight
+    assert parts(nn.ModuleList([first, second])) == {"0.weight": "embedding", "1.bias": "head"}
+    second.requires_grad_(False)
+    assert count_by_part(nn.ModuleList([first, second])) == {
+        "embedding": {"trains": 0, "frozen": 4}, "head": {"trains": 0, "frozen": 2}
+    }  # fmt: skip
+
+
+def test_a_parameter_without_a_part_is_refused_by_name(refuses: Any) -> None:
+    with refuses(FreezingError, "extra.weight"):
+        list(tagged_parameters(nn.ModuleDict({"first": two_layers(), "extra": nn.Linear(2, 2)})))
+
+
+def test_freezing_is_by_parts_and_another_mode_thaws() -> None:
+    model = two_layers()
+    freeze(nn.Sequential(model), {"outer"})
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    freeze(model, {"inner"}, trained=True)
+    assert [p.requires_grad for p in model.parameters()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("frozen", "named"), [({"outer", "inner"}, "inner"), ({"outer", "iner"}, "iner")])
+def test_pitfall_10_a_frozen_random_input_and_an_unknown_part_are_refused(
+    frozen: set[str], named: str, refuses: Any
+) -> None:
+    model = two_layers()
+    with refuses(FreezingError, named):
+        freeze(model, frozen)
+    assert all(p.requires_grad for p in model.parameters()), "nothing was changed"
+
+
+@pytest.fixture
+def watched() -> tuple[Any, FreezingSnapshot]:
+    """A model with a frozen head after three steps, and the snapshot that watched them."""
+    model = model_of("mmdit", {}).train()
+    freeze(model, {"latent_head"})
+    snapshot = FreezingSnapshot(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for seed in range(3):
+        found = outputs_of(model(**inputs_of(model, random_batch(seed=seed)), heads=("text", "length")))
+        optimizer.zero_grad()
+        torch.stack([x.square().mean() + 0.1 * x.sum() for x in found.values()]).sum().backward()
+        snapshot.observe(model)
+        optimizer.step()
+    return model, snapshot
+
+
+def move(model: Any, snapshot: FreezingSnapshot) -> None:
+    model.latent_head.linear.bias.data[0] += 1e-7
+
+
+def thaw(model: Any, snapshot: FreezingSnapshot) -> None:
+    model.latent_head.linear.bias.requires_grad_(True)
+
+
+def stop(model: Any, snapshot: FreezingSnapshot) -> None:
+    model.text_head.linear.weight.requires_grad_(False)
+
+
+def forget(model: Any, snapshot: FreezingSnapshot) -> None:
+    snapshot.had_gradient.discard("text_embedding.table.weight")
+
+
+def leak(model: Any, snapshot: FreezingSnapshot) -> None:
+    model.latent_head.linear.bias.grad = torch.ones_like(model.latent_head.linear.bias)
+    snapshot.observe(model)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [(move, "latent_head.linear.bias"), (thaw, "latent_head.linear.bias"), (stop, "text_head.linear.weight"),
+     (forget, "text_embedding.table.weight"), (leak, "latent_head.linear.bias")],
+)  # fmt: skip
+def test_pitfall_10_every_fault_of_freezing_is_found(
+    fault: Callable[..., None], named: str, watched: tuple[Any, FreezingSnapshot], refuses: Any
+) -> None:
+    model, snapshot = watched
+    verify_parameter_freezing(model, snapshot)
+    fault(model, snapshot)
+    with refuses(FreezingError, named):
+        verify_parameter_freezing(model, snapshot)
+    if fault is forget:
+        verify_parameter_freezing(model, snapshot, check_gradients=False)
+        verify_parameter_freezing(model, snapshot, idle_parts=frozenset({"text_embedding"}))
+
+
+def test_a_gradient_of_zeros_is_no_gradient() -> None:
+    """adaLN-Zero: at the start nothing inside the blocks is trained."""
+    model = model_of("dit", {}, stirred=False)
+    snapshot = FreezingSnapshot(model)
+    model(**inputs_of(model, random_batch())).logits.square().sum().backward()
+    snapshot.observe(model)
+    with pytest.raises(FreezingError):
+        verify_parameter_freezing(model, snapshot)
