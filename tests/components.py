@@ -4,7 +4,7 @@ A family adds options, the fields of its data and its stores in `tests/families/
 table take part with their default options.
 """
 
-import importlib.util
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +35,11 @@ class Cases:
     def __init__(self) -> None:
         self.options: dict[tuple[str, str], list[dict[str, Any]]] = {
             ("text_processes", "absorbing"): [{}, {"schedule": {"kind": "cosine", "epsilon": 0.2}}],
+            ("objectives", "multimodal"): [
+                *({"mode": mode} for mode in ("l2t", "t2l", "unconditional", "mixed")),
+                {"mode": "sequential", "self_condition": True, "_model": {"kind": "mmdit", "self_condition": True}},
+                {"cycle": {"text_weight": 0.5, "latent_weight": 0.5}, "parameterisation": "x0", "z_loss": 1e-3},
+            ],
             ("models", "mmdit"): [
                 {},
                 {"cross_modal_blocks": 1, "latent_tokens": 3},
@@ -57,11 +62,7 @@ class Cases:
         self.laws: dict[str, Any] = {"absorbing": Interpolation(masking)}
         self.models: dict[str, dict[str, Any]] = {"multimodal": {"kind": "mmdit"}, "text_diffusion": {"kind": "dit"}}
         for path in sorted(FAMILIES.glob("*/cases.py")):
-            spec = importlib.util.spec_from_file_location(f"cases_of_{path.parent.name}", path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = importlib.import_module(f"tests.families.{path.parent.name}.cases")
             for name in ("options", "fields", "stores", "values", "inputs", "models", "laws"):
                 getattr(self, name).update(getattr(module, name.upper(), {}))
 
@@ -97,7 +98,10 @@ def process_of(kind: str, options: Mapping[str, Any], shape: DataShape = SHAPE) 
 
 PROCESSES = list(kinds_with_options(TEXT_PROCESSES))
 MODELS_AND_OPTIONS = list(kinds_with_options(MODELS))
-OBJECTIVES_AND_OPTIONS = list(kinds_with_options(OBJECTIVES))
+OBJECTIVES_AND_OPTIONS = [
+    *kinds_with_options(OBJECTIVES),
+    *(("text_diffusion", {"process": {"kind": kind, **options}}) for kind, options in PROCESSES),
+]
 
 
 def model_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,10 +116,15 @@ def model_of(kind: str, options: Mapping[str, Any], *, stirred: bool = True, see
     draw = torch.Generator().manual_seed(7)
     stores = {name: torch.randn(SHAPE.vocab_size, SHAPE.dim("latents"), generator=draw) for name in config.stores}
     model = config.build(SHAPE, generator=torch.Generator().manual_seed(seed), **stores)
-    for name, parameter in model.named_parameters() if stirred else ():
+    return (stir(model) if stirred else model).eval()
+
+
+def stir(module: Any) -> Any:
+    """Add noise to every parameter, the same for parameters of one name; return the module."""
+    for name, parameter in module.named_parameters():
         noise = torch.Generator().manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(name)))
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=noise)
-    return model.eval()
+    return module
 
 
 def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
@@ -140,19 +149,27 @@ def outputs_of(found: Any) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def root_of(kind: str, options: Mapping[str, Any], *, seed: int = 0, fixed_shapes: bool = False) -> TrainableRoot:
+def configs_of(kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the configurations of an objective and of a small model that it trains, `_model` of the options."""
+    own = {key: value for key, value in options.items() if key != "_model"}
+    model = {**CASES.models[kind], **options.get("_model", {})}
+    config = parse_kind(OBJECTIVES, {"kind": kind, **own}, at="objective")
+    return config, parse_kind(MODELS, model_options(model.pop("kind"), model), at="model")
+
+
+def root_of(
+    kind: str, options: Mapping[str, Any], *, fixed_shapes: bool = False, stirred: bool = True
+) -> TrainableRoot:
     """Build an objective with a small model that it trains."""
-    config = parse_kind(OBJECTIVES, {"kind": kind, **options}, at="objective")
-    model_kind = dict(options.get("_model", CASES.models[kind]))
-    model = parse_kind(MODELS, model_options(model_kind.pop("kind"), model_kind), at="model")
+    config, model = configs_of(kind, options)
     shape = SHAPE.__class__(**{**vars(SHAPE), "noise_ids": config.noise_ids(SHAPE, **stores_of(config))})
     root = build_root(
-        model, config, shape, generator=torch.Generator().manual_seed(seed), stores=stores_of(config),
+        model, config, shape, generator=torch.Generator().manual_seed(0), stores=stores_of(config),
         fixed_shapes=fixed_shapes,
     )  # fmt: skip
     root.objective.set_token_counts(lambda: torch.arange(1, 1 + shape.first_noise_id))
     root.objective.set_training_length(100)
-    return root
+    return stir(root) if stirred else root
 
 
 def random_batch(shape: DataShape = SHAPE, *, examples: int = 4, filling: int = 0, seed: int = 0) -> Batch:

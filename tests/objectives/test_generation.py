@@ -1,0 +1,175 @@
+"""Generative models: every run does what its capabilities say, row by row, and nothing that it was not trained for."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
+from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
+
+each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTIVES_AND_OPTIONS))
+DDIM = latent_sampler("ddim", steps=2)
+
+
+class Requests:
+    """What can be asked of a run about the texts and values of a batch; the answers have a row for each."""
+
+    def __init__(self, made: Any, batch: Batch, rows: Tensor) -> None:
+        self.made, self.generator = made, RowGenerator(0, rows)
+        self.tokens_BL = batch.tokens_BL
+        self.values_Bd = batch.fields.get(made.field)
+        canvas_BL = torch.where(batch.valid_BL, SHAPE.mask_id, SHAPE.pad_id)
+        self.canvas_BL = canvas_BL if made.has_length else torch.full_like(canvas_BL, SHAPE.mask_id)
+
+    def written(self, *, given: bool, infill: bool = False) -> Tensor:
+        open_BL = self.canvas_BL == SHAPE.mask_id
+        canvas_BL = self.canvas_BL
+        if infill:
+            open_BL = open_BL & (torch.arange(open_BL.shape[1]) % 2 == 0)
+            canvas_BL = torch.where(open_BL, canvas_BL, self.tokens_BL)
+        sampler = self.made.default_sampler(conditional=given or infill)
+        sampler = type(sampler)(**{**vars(sampler), "steps": 2}) if "steps" in vars(sampler) else sampler
+        found: Tensor = self.made.write(
+            canvas_BL, open_BL, latents_Bd=self.values_Bd if given else None, sampler=sampler, generator=self.generator
+        ).tokens
+        if self.made.has_length:
+            assert torch.equal(found[~open_BL], canvas_BL[~open_BL])
+            assert bool(torch.isin(found[open_BL], torch.tensor(SHAPE.word_ids)).all())
+        return found
+
+    def likelihood(self, *, given: bool) -> Tensor:
+        found = self.made.likelihood(
+            self.tokens_BL, latents_Bd=self.values_Bd if given else None, draws=2, generator=self.generator
+        )
+        assert found.nll_KB.dtype == torch.float64
+        assert bool((found.nll_KB > -1e-6).all())
+        return found.nll_KB.T
+
+    def values(self) -> Tensor:
+        drawn = self.made.latents_given_texts(self.tokens_BL, sampler=DDIM, generator=self.generator)
+        assert drawn.latents.shape == (len(self.tokens_BL), self.made.dim)
+        return drawn.latents
+
+    def generated(self, orders: tuple[str, ...]) -> list[Tensor]:
+        found = []
+        if "together" in orders:
+            both = self.made.both(
+                self.canvas_BL, text=text_sampler("ancestral", steps=2), latent=DDIM, generator=self.generator
+            )
+            found += [both.text.tokens, both.latent.latents]
+        if "latent_first" in orders:
+            drawn = self.made.latents_given_lengths(self.canvas_BL, sampler=DDIM, generator=self.generator)
+            found.append(drawn.latents)
+        if "text_first" in orders or not orders:
+            found.append(self.written(given=False))
+        return found
+
+    def answers(self, capabilities: Any) -> dict[str, list[Tensor]]:
+        """The answer to every use of the core that the run has."""
+        requests = {
+            "l2t": lambda: [self.written(given=True)],
+            "t2l": lambda: [self.values()],
+            "unconditional": lambda: self.generated(capabilities.joint_orders),
+            "infill": lambda: [self.written(given=False, infill=True)],
+            "infill_given_latent": lambda: [self.written(given=True, infill=True)],
+            "score": lambda: [self.likelihood(given=False)],
+            "score_given_latent": lambda: [self.likelihood(given=True)],
+            "edit": lambda: [self.made.token_log_probs(
+                self.tokens_BL, latents_Bd=self.values_Bd, generator=self.generator
+            )[0]],
+        }  # fmt: skip
+        return {use: ask() for use, ask in requests.items() if use in capabilities}
+
+
+@each_objective
+def test_a_run_answers_every_use_that_it_promises_and_each_row_alone(kind: str, options: dict[str, Any]) -> None:
+    root, batch = root_of(kind, options), random_batch()
+    config, model = configs_of(kind, options)
+    capabilities, made = config.capabilities(model), root.objective.generative_model(root.model)
+    rows = torch.arange(4)
+    with made.evaluating():
+        whole = Requests(made, batch, rows).answers(capabilities)
+        row = int(batch.valid_BL.sum(1).argmin())
+        one, length = slice(row, row + 1), int(batch.valid_BL[row].sum())
+        single = Batch(
+            batch.tokens_BL[one, :length], batch.valid_BL[one, :length],
+            {name: value[one, :length] if name in ("token_states", "pair_tokens") else value[one]
+             for name, value in batch.fields.items()},
+            rows[one], rows[one], global_size=1, global_tokens=length,
+        )  # fmt: skip
+        alone = Requests(made, single, rows[one]).answers(capabilities)
+    for use, answers in alone.items():
+        for mine, all_rows in zip(answers, whole[use], strict=True):
+            expected = all_rows[one, : mine.shape[1]]
+            torch.testing.assert_close(mine.double(), expected.double(), atol=1e-4, rtol=1e-4, msg=use)
+
+
+@each_objective
+def test_lengths_are_distributions_where_they_were_trained(kind: str, options: dict[str, Any]) -> None:
+    root, batch = root_of(kind, options), random_batch()
+    config, model = configs_of(kind, options)
+    made = root.objective.generative_model(root.model)
+    refusals = config.capabilities(model).untrained_lengths
+    for use, given in (("l2t", True), ("unconditional", False)):
+        if made.has_length and use in config.capabilities(model) and not refusals.get(use, "no distribution"):
+            values_Bd = batch.fields[made.field] if given else None
+            found = made.length_log_probs(values_Bd, rows=4)
+            assert found.shape == (4, SHAPE.max_length)
+            torch.testing.assert_close(found.exp().sum(-1), torch.ones(4))
+
+
+def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5)).train()
+    made = GenerativeModel(model, SHAPE)
+    with pytest.raises(ZeroDivisionError), made.evaluating():
+        assert not model[1].training
+        assert not model(torch.ones(1, 2)).requires_grad
+        raise ZeroDivisionError
+    assert model[1].training
+
+
+def test_what_a_model_does_not_provide_is_refused() -> None:
+    made = GenerativeModel(torch.nn.Linear(1, 1), SHAPE)
+    tokens, draw = torch.ones(1, 2, dtype=torch.long), RowGenerator(0, torch.arange(1))
+    for request in (
+        lambda: made.default_sampler(conditional=True),
+        lambda: made.likelihood(tokens, latents_Bd=None, draws=1, generator=draw),
+        lambda: made.length_log_probs(None, rows=1),
+        lambda: made.latents_given_texts(tokens, sampler=DDIM, generator=draw),
+    ):
+        with pytest.raises(SamplingError):
+            request()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_lengths_that_were_never_trained_are_refused(given: bool, refuses: Any) -> None:
+    options = {"length_weight": 0.0} if given else {"condition_dropout": 0.0}
+    made_of = root_of("multimodal", options)
+    made = made_of.objective.generative_model(made_of.model)
+    with refuses(SamplingError, *options):
+        made.length_log_probs(torch.zeros(1, made.dim) if given else None, rows=1)
+
+
+def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
+    root, batch, seen = root_of("multimodal", {}), random_batch(), []
+    made = root.objective.generative_model(root.model)
+    root.model.register_forward_pre_hook(
+        lambda module, given, options: seen.append((given[0], options["logits_at"])), with_kwargs=True
+    )
+    with made.evaluating():
+        found_BL, calls = made.token_log_probs(
+            batch.tokens_BL, latents_Bd=batch.fields["latents"], generator=RowGenerator(0, torch.arange(4))
+        )
+    assert calls == len(seen)
+    asked = torch.stack([asked_BL.int() for _, asked_BL in seen]).sum(0)
+    assert torch.equal(asked, batch.valid_BL.int() * calls // 2), "every token as often as the others"
+    assert all(bool((noisy_BL[asked_BL] == SHAPE.mask_id).all()) for noisy_BL, asked_BL in seen)
+    assert all(torch.equal(noisy_BL[~asked_BL], batch.tokens_BL[~asked_BL]) for noisy_BL, asked_BL in seen)
+    assert not torch.equal(seen[0][1], seen[2][1]), "by several divisions"
+    assert bool((found_BL[batch.valid_BL] < 0).all())
