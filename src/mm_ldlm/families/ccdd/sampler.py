@@ -71,7 +71,7 @@ class JointStatesConfig(DiffusionSampler):
         """
         process = require_process(self, process)
         if not isinstance(denoise, StatesDenoiser):
-            raise SamplingError(unfit(self.kind, "a model with a state for each token", process.traits))
+            raise SamplingError(unfit(self.kind, f"a model of the field '{self.denoises}'", process.traits))
         if self.guidance != 1.0 and not denoise.dropped:
             raise no_condition(self.guidance)
         B, L = tokens_BL.shape

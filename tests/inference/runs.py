@@ -1,0 +1,132 @@
+"""Small runs with everything that a run has: model, tokenizer, normaliser and encoder; in memory or in a folder."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.files import write_json
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.models.base import DataShape, init_weights
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.root import TrainableRoot
+from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.identity import identity_of
+
+DIM, LENGTH, WORDS = 6, 12, 20
+MMDIT = {"kind": "mmdit", "dim": 32, "depth": 2, "heads": 2, "latent_tokens": 2}
+DIT = {"kind": "dit", "dim": 32, "depth": 2, "heads": 2}
+MULTIMODAL, TEXT = {"kind": "multimodal"}, {"kind": "text_diffusion"}
+LATENTS = np.eye(4, DIM, dtype=np.float32)
+
+
+@functools.cache
+def tokenizer() -> TextTokenizer:
+    """Make the tokenizer of the words w0 … w19; every other word is [UNK]."""
+    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": WORDS}, unk_token="[UNK]"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer(complete_specials(base), max_length=LENGTH)
+
+
+def normaliser(*, typical: tuple[float, float] | None = None) -> Normaliser:
+    """Make the normaliser of vectors of norm 1."""
+    return Normaliser("standard", np.full(DIM, 0.1), np.full(DIM, 0.5), True, rows=10, typical=typical)
+
+
+class BagEncoder:
+    """A unit vector for each text: the sum of a fixed random vector for each word and position."""
+
+    dim = DIM
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.table = np.random.default_rng(0).normal(size=(WORDS + 3, LENGTH * 4, DIM))
+
+    def encode(self, sentences: Any) -> npt.NDArray[np.float32]:
+        self.calls += len(sentences)
+        ids = tokenizer().encode(list(sentences))
+        raw_nd = np.stack([sum((self.table[i, p] for p, i in enumerate(row)), np.zeros(DIM)) + 1e-3 for row in ids])
+        return (raw_nd / np.linalg.norm(raw_nd, axis=1, keepdims=True)).astype(np.float32)
+
+
+def root_of(model: dict[str, Any], objective: dict[str, Any], *, spread: float = 0.15) -> TrainableRoot:
+    """Build a model and its objective; the weights are moved at random, so that heads that start at 0 predict."""
+    made_model, made_objective = parse_kind(MODELS, model, at=""), parse_kind(OBJECTIVES, objective, at="")
+    sizes = {"latents": (DIM,)} if "latents" in made_objective.fields else {}
+    words = tokenizer()
+    shape = DataShape(
+        vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=LENGTH, fields=sizes
+    )
+    generator = torch.Generator().manual_seed(0)
+    built, module = made_objective.build(shape), made_model.build(shape, generator=generator)
+    init_weights(built, generator)
+    built.attach(module)
+    root = TrainableRoot(module, built)
+    with torch.no_grad():
+        for parameter in root.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+    return root.requires_grad_(False)
+
+
+def make(
+    model: dict[str, Any] | None = None,
+    objective: dict[str, Any] | None = None,
+    *,
+    typical: tuple[float, float] | None = None,
+    **options: Any,
+) -> MMLDLM:
+    """Make a run in memory, of texts and latents or of another objective; `options` are those of `MMLDLM`."""
+    root = root_of(model or MMDIT, objective or MULTIMODAL)
+    capabilities = parse_kind(OBJECTIVES, objective or MULTIMODAL, at="").capabilities(
+        parse_kind(MODELS, model or MMDIT, at="")
+    )
+    latents = "latents" in root.objective.fields
+    given: dict[str, Any] = {"normaliser": normaliser(typical=typical), "encoder": BagEncoder()} if latents else {}
+    return MMLDLM(root.objective.generative_model(root.model), capabilities, tokenizer(), **{**given, **options})
+
+
+def text_run(**options: Any) -> MMLDLM:
+    """Make a run of text diffusion, without latents."""
+    return make(DIT, TEXT, **options)
+
+
+def write_run(
+    directory: Path,
+    *,
+    model: dict[str, Any] | None = None,
+    objective: dict[str, Any] | None = None,
+    encoder: dict[str, Any] | None = None,
+    fingerprints: dict[str, str] | None = None,
+) -> Path:
+    """Write a run folder as training leaves it; the last weights are all 0, the averaged ones are not."""
+    model, objective = model or MMDIT, objective or MULTIMODAL
+    root = root_of(model, objective)
+    parts = directory.parent / f"{directory.name}-parts"
+    carried: dict[str, Any] = {"tokenizer": tokenizer()}
+    if "latents" in root.objective.fields:
+        carried["normaliser"] = normaliser()
+    for name, part in carried.items():
+        (parts / name).mkdir(parents=True)
+        part.save(parts / name)
+    values = {name: parameter.detach() for name, parameter in root.named_parameters()}
+    tensors = {"model.safetensors": {name: value * 0 for name, value in values.items()}, "ema.safetensors": values}
+    fingerprints = {"encoder": "0" * 32} if fingerprints is None else fingerprints
+    made_model, made_objective = parse_kind(MODELS, model, at=""), parse_kind(OBJECTIVES, objective, at="")
+    shape = root.objective.shape
+    identity = identity_of(model=made_model, shape=shape, objective=made_objective, fingerprints=fingerprints)
+    document = {"metrics": {}, "identity": identity}
+    contents = folder.Contents(tensors, {"training_state.json": document}, {name: parts / name for name in carried})
+    folder.write(directory / "checkpoints", 3, contents)
+    config = {"model": to_dict(made_model), "objective": to_dict(made_objective), "shape": to_dict(shape)}
+    write_json(directory / "config.json", {**config, "encoder": encoder or {}, "fingerprints": fingerprints})
+    return directory

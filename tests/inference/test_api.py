@@ -1,0 +1,267 @@
+"""`MMLDLM`: the promises that all requests share."""
+
+import copy
+import functools
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.inference.runs import BagEncoder, make
+
+from mm_ldlm import MMLDLM
+from mm_ldlm.core import kinds
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.data import batching
+from mm_ldlm.inference import api
+from mm_ldlm.objectives.capabilities import USES
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
+from mm_ldlm.sampling.search import SearchConfig
+
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w2 w3", "w1 w1 w1 w1"]
+MASKED = ["w1 [MASK] w3", "[MASK]", "w5 [MASK] [MASK] w8 w9", "w2 [MASK]", "[MASK] w1 w1 w1"]
+Request = Callable[[MMLDLM, Any], Any]
+REQUESTS: dict[str, Request] = {
+    "invert": lambda model, z: model.invert(z, seed=3),
+    "invert, drawn": lambda model, z: model.invert(z, sampler=text_sampler("ancestral", steps=5), length="sample", seed=3),
+    "invert, likeliest": lambda model, z: model.invert(z, length="top-3", seed=3),
+    "invert, several": lambda model, z: model.invert(z, length="sample", samples=3, keep="all", seed=3),
+    "search": lambda model, z: model.invert(z, search=SearchConfig(candidates=2, rounds=1, resize=0.5, lengths=2), seed=3),
+    "infill": lambda model, z: model.infill(MASKED, seed=3),
+    "infill given latents": lambda model, z: model.infill(MASKED, latents=z, seed=3),
+    "edit": lambda model, z: model.edit(TEXTS, targets=z, seed=3),
+    "edit, random": lambda model, z: model.edit(TEXTS, targets=z, which="random", reembed=True, seed=3),
+    "interpolate": lambda model, z: model.interpolate(z, z[::-1], steps=3, seed=3),
+    "embed": lambda model, z: model.embed(TEXTS, draws=2, seed=3),
+    "score": lambda model, z: model.score(TEXTS, draws=3, seed=3),
+    "score given latents": lambda model, z: model.score(TEXTS, latents=z, draws=3, seed=3),
+    **{
+        f"generate, {order}": functools.partial(lambda model, z, order: model.generate(5, order=order, seed=3), order=order)
+        for order in ("text_first", "latent_first", "together")
+    },
+}  # fmt: skip
+
+
+def flat(result: Any) -> dict[str, Any]:
+    """The fields of a result and of the results in it."""
+    found: dict[str, Any] = {}
+    for field in fields(result):
+        value = getattr(result, field.name)
+        found |= flat(value) if is_dataclass(value) else {field.name: value}
+    return found
+
+
+def same(one: Any, other: Any, *, exactly: bool = False) -> None:
+    for name, value in flat(one).items():
+        again = flat(other)[name]
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not exactly:
+            np.testing.assert_allclose(again, value, rtol=2e-4, atol=2e-5, err_msg=name)
+        elif isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(again, value, err_msg=name)
+        else:
+            assert again == value, name
+
+
+@pytest.fixture(scope="module")
+def small() -> MMLDLM:
+    """The run of `model` with a text or two in a batch."""
+    return make(batch_tokens=7)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_size_of_batches_and_the_number_of_lanes_change_no_result(
+    name: str, model: MMLDLM, small: MMLDLM, unit_latents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, latents = REQUESTS[name], unit_latents(5)
+    whole, parts = request(model, latents), request(small, latents)
+    same(whole, parts)
+    same(whole, request(model, latents), exactly=True)
+    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 3)
+    same(parts, request(small, latents), exactly=True)
+    if "embed" not in name and "score" not in name:
+        assert len(whole.to_frame())
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_results_of_a_text_are_those_of_its_row(name: str, model: MMLDLM, unit_latents: Any) -> None:
+    """The first texts of a request are those of a shorter request."""
+    if name.startswith(("infill", "edit", "interpolate")):
+        return
+    latents = unit_latents(5)
+    made, column = REQUESTS[name](model, latents), {"embed": "latents", "score": "nll"}.get(name.split()[0], "texts")
+    if column == "texts" and "generate" not in name and "several" not in name:
+        first = REQUESTS[name](model, latents[:2])
+        assert first.texts == made.texts[:2]
+    if "generate" in name:
+        assert model.generate(2, order=name.split(", ")[1], seed=3).texts == made.texts[:2]
+    other = model.generate(5, seed=4)
+    assert len(other) == 5
+    assert other.texts != model.generate(5, seed=3).texts
+
+
+def test_every_text_sampler_that_fits_the_run_writes_texts(model: MMLDLM, unit_latents: Any) -> None:
+    written = 0
+    for kind in TEXT_SAMPLERS:
+        chosen = model.text_sampler(kind, None)
+        if kind == "ddpm_cache":  # which refuses a model whose output depends on the time
+            chosen = text_sampler(kind, timestep="mask_ratio")
+        reason = model.capabilities.sampler_refusal(chosen, "l2t", given_latent=True)
+        if reason is not None:
+            with pytest.raises(SamplingError) as raised:
+                model.invert(unit_latents(2), sampler=chosen)
+            assert str(raised.value) == reason
+            continue
+        written += 1
+        made = model.invert(unit_latents(2), sampler=chosen, length=5)
+        assert [len(row) for row in made.tokens] == [5, 5]
+        assert (made.log_probs <= 0).all()
+        assert (made.model_calls >= 1).all()
+    assert written >= 12
+
+
+def test_a_family_or_another_package_adds_requests(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = {"shout": f"{__name__}:shout", "loudness": f"{__name__}:loudness"}
+    registry = kinds.Registry("request", added, group="requests")
+    monkeypatch.setattr(api, "REQUESTS", registry)
+    monkeypatch.setitem(
+        __import__("sys").modules, __name__, __import__("types").SimpleNamespace(shout=shout, loudness=loudness)
+    )
+    assert {"shout", "loudness", "invert"} <= set(dir(model))
+    assert model.shout("w1", times=2) == "W1! W1!"
+    assert model.loudness == model.max_length
+    for missing in ("whisper", "_shout"):
+        with pytest.raises(AttributeError, match=missing):
+            getattr(model, missing)
+
+
+def shout(model: MMLDLM, text: str, *, times: int) -> str:
+    return " ".join([model.texts.__self__.tokenizer.decode(model.tokenizer.encode([text])[0]).upper() + "!"] * times)
+
+
+loudness = property(lambda model: model.max_length)
+
+
+def test_a_copy_is_independent_and_writes_the_same(run_folder: Path, unit_latents: Any) -> None:
+    model = MMLDLM.from_run(run_folder, encoder=BagEncoder(), device="cpu")
+    before = model.invert(unit_latents(2), steps=2)
+    for copied in (copy.deepcopy(model), copy.copy(model)):
+        same(before, copied.invert(unit_latents(2), steps=2), exactly=True)
+        assert copied.encoder is model.encoder
+        assert copied.parts is model.parts
+        for parameter in copied.model.model.parameters():
+            parameter.zero_()
+        same(before, model.invert(unit_latents(2), steps=2), exactly=True)
+        assert copied.invert(unit_latents(2), steps=2).log_probs.tolist() != before.log_probs.tolist()
+    with pytest.raises(SamplingError, match="from_run"):
+        pickle.dumps(model)
+
+
+def test_its_text_names_the_run_the_parameters_and_the_uses_in_one_line(run_folder: Path, text_model: MMLDLM) -> None:
+    shown = repr(MMLDLM.from_run(run_folder, device="cpu"))
+    assert "\n" not in shown
+    assert all(part in shown for part in (run_folder.name, "step 3", "multimodal", "l2t"))
+    assert "l2t" not in repr(text_model)
+
+
+@pytest.mark.parametrize("default", ["float64", "float16", "meta"])
+def test_the_defaults_of_torch_change_no_result(default: str, run_folder: Path, unit_latents: Any) -> None:
+    """A notebook may compute in float64 or on another device; its own defaults stay."""
+
+    def results() -> list[Any]:
+        model = MMLDLM.from_run(run_folder, encoder=BagEncoder(), device="cpu")
+        return [
+            REQUESTS[name](model, unit_latents(5))
+            for name in ("search", "edit", "embed", "score", "generate, together")
+        ]
+
+    expected = results()
+    set_default: Any = torch.set_default_device if default == "meta" else torch.set_default_dtype
+    set_default(default if default == "meta" else getattr(torch, default))
+    try:
+        found = results()
+        assert torch.empty(0).device.type == ("meta" if default == "meta" else "cpu")
+        assert torch.get_default_dtype() == (torch.float32 if default == "meta" else getattr(torch, default))
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(expected, found, strict=True):
+        same(one, other, exactly=True)
+
+
+def test_a_process_that_is_forked_after_a_request_computes(text_model: MMLDLM) -> None:
+    """The threads of OpenMP do not survive a fork; a parallel region of the new process would wait for them for ever."""
+
+    def again(expected: Any) -> None:
+        np.testing.assert_allclose(text_model.score(texts, draws=2).nll, expected, rtol=1e-4)
+
+    texts, before = ["w1 w2 w3 w4 w5 w6 w7 w8"] * 300, torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = text_model.score(texts, draws=2).nll
+        process = multiprocessing.get_context("fork").Process(target=again, args=(expected,))
+        process.start()
+        process.join(60)  # a hang, not slowness
+        process.kill()
+        assert process.exitcode == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_encoder_is_called_by_one_lane_at_a_time(unit_latents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(BagEncoder):
+        busy = False
+
+        def encode(self, sentences: Any) -> Any:
+            assert not self.busy
+            self.busy = True
+            found = super().encode(sentences)
+            self.busy = False
+            return found
+
+    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 4)
+    model = make(encoder=Watched(), batch_tokens=12)
+    assert len(model.invert(unit_latents(8), search=SearchConfig(candidates=2, rounds=1))) == 8
+
+
+def test_the_way_from_a_request_to_the_loop_is_straight(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mm-ldlm invert` to the denoising loop in at most seven functions of the package, the command included."""
+    import inspect
+
+    from mm_ldlm.sampling import orders
+
+    frames: list[str] = []
+    loop = orders.denoising_loop
+
+    def watched(*given: Any, **named: Any) -> Any:
+        files = [frame.filename for frame in inspect.stack()]
+        frames.extend(file for file in files if "/mm_ldlm/" in file)
+        return loop(*given, **named)
+
+    monkeypatch.setattr(orders, "denoising_loop", watched)
+    monkeypatch.setattr(batching, "lanes_of", lambda device: 1)
+    model.invert(np.eye(1, 6, dtype=np.float32))
+    assert len(frames) + 1 + 1 <= 7, "the command before them, and the loop after them"
+
+
+@pytest.mark.parametrize("use", [use for use in USES if use not in ("search",)])
+def test_each_request_needs_its_own_use(use: str, model: MMLDLM, unit_latents: Any) -> None:
+    import dataclasses
+
+    calls = {
+        "l2t": "invert", "t2l": "embed", "unconditional": "generate, text_first", "infill": "infill",
+        "infill_given_latent": "infill given latents", "edit": "edit", "interpolate": "interpolate", "score": "score",
+        "score_given_latent": "score given latents",
+    }  # fmt: skip
+    if use not in calls:
+        return
+    able = dataclasses.replace(model.capabilities, uses=model.capabilities.uses - {use})
+    less = make()
+    less.capabilities = able
+    with pytest.raises(SamplingError) as raised:
+        REQUESTS[calls[use]](less, unit_latents(5))
+    assert str(raised.value) == able.refusal(use)
