@@ -205,8 +205,10 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
     Raises:
         MMLDLMError: of the class `error`; the message names the argument, what was expected and what was found.
     """
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
+    try:
+        value = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    except RuntimeError as without_value:  # a tensor on the device "meta"
+        raise error(f"'{name}': {reason_of(without_value)}") from None
     try:
         value = _resolve(hint, value, name)
         typed = value if pydantic is None else _adapter(hint).validate_python(value, strict=True)

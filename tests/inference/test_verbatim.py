@@ -1,0 +1,130 @@
+"""Infilling and editing change nothing outside their gaps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mm_ldlm.inference.verbatim import rewritten, with_masks
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> TextTokenizer:
+    return load_tokenizer(TokenizerConfig(max_length=64))
+
+
+@pytest.fixture(scope="module")
+def cased() -> TextTokenizer:
+    """Byte-level BPE with a token for every byte and one for " dog"."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: place for place, token in enumerate([*alphabet, "Ġd", "og", "Ġdog"])}
+    base = Tokenizer(models.BPE(vocabulary, [("Ġ", "d"), ("o", "g"), ("Ġd", "og")]))
+    base.pre_tokenizer, base.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    base.add_special_tokens(["<pad>", "<mask>", "<unk>"])
+    return TextTokenizer(base, max_length=64)
+
+
+def ids_of(tokenizer: TextTokenizer, *tokens: str) -> list[int]:
+    masks, every = ("[MASK]", "<mask>"), tokenizer.from_base(tokenizer.kept_V)
+    return [tokenizer.mask_id if token in masks else int(every[tokenizer.base.token_to_id(token)]) for token in tokens]
+
+
+def infilled(tokenizer: TextTokenizer, text: str, *words: str) -> str:
+    """Fill the masks with these tokens, one after the other, as a model would."""
+    template, canvas = with_masks(text, "[MASK]", tokenizer)
+    found = iter(ids_of(tokenizer, *words))
+    tokens = [next(found) if token == tokenizer.mask_id else token for token in canvas]
+    assert next(found, None) is None
+    return template.filled(tokens, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("I ordered a [MASK] for dinner.", ["pizza"], "I ordered a pizza for dinner."),
+        ("Émile's  [MASK],\n[MASK]!", ["dog", "cat"], "Émile's  dog,\ncat!"),
+        ("[MASK] [MASK] rises", ["the", "moon"], "the moon rises"),
+        ("[MASK][MASK] rises", ["the", "moon"], "the moon rises"),
+        ("He was play[MASK] there", ["##ing"], "He was playing there"),
+        ("He was play [MASK] there", ["##ing"], "He was playing there"),
+        ("the nurse [MASK] [MASK] house", ["'", "s"], "the nurse's house"),
+        ("The end [MASK]", ["."], "The end."),
+        ("Zxqj 龘 [MASK] ok", ["dog"], "Zxqj 龘 dog ok"),
+        ("un[MASK]able", ["work"], "unworkable"),
+        ("[MASK]", ["dog"], "dog"),
+        ("  [MASK]  ", ["dog"], "  dog  "),
+    ],
+)
+def test_infilling_keeps_the_letters_and_spaces_of_the_text(
+    wordpiece: TextTokenizer, text: str, words: list[str], expected: str
+) -> None:
+    assert infilled(wordpiece, text, *words) == expected
+
+
+def test_a_tokenizer_whose_tokens_begin_with_spaces(cased: TextTokenizer) -> None:
+    assert infilled(cased, "A  BIG [MASK] Runs", "Ġdog") == "A  BIG dog Runs"
+    assert with_masks("A [MASK] B", "[MASK]", cased)[1] == ids_of(cased, "A", "<mask>", "Ġ", "B")
+    assert infilled(cased, "do[MASK]!", "g") == "dog!"
+    canvas = ids_of(cased, "A", "<mask>", "Ġ", "B")
+    assert rewritten("A dog B", canvas, cased).filled(ids_of(cased, "A", "Ġdog", "Ġ", "B"), cased) == "A dog B"
+
+
+def test_spaces_at_the_end_of_a_text_and_before_a_word_stay(cased: TextTokenizer) -> None:
+    """A token may begin with a space of the text, and a text may end in one."""
+    assert with_masks("A [MASK] B ", "[MASK]", cased)[1] == ids_of(cased, "A", "<mask>", "Ġ", "B", "Ġ")
+    assert infilled(cased, "A [MASK] B ", "Ġdog") == "A dog B "
+    whole = ["A", "Ġ", "Ġdog", "Ġ", "B"]
+    assert cased.encode(["A  dog B"])[0] == ids_of(cased, *whole)
+    for place, kept in ((2, "A  dog B"), (0, "A  dog B"), (4, "A  dog B")):
+        canvas = ids_of(cased, *(token if at != place else "<mask>" for at, token in enumerate(whole)))
+        assert rewritten("A  dog B", canvas, cased).filled(ids_of(cased, *whole), cased) == kept
+
+
+def edited(tokenizer: TextTokenizer, text: str, changes: dict[int, str]) -> str:
+    tokens = tokenizer.encode([text])[0]
+    canvas = [tokenizer.mask_id if place in changes else token for place, token in enumerate(tokens)]
+    written = [ids_of(tokenizer, changes[place])[0] if place in changes else t for place, t in enumerate(tokens)]
+    return rewritten(text, canvas, tokenizer).filled(written, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("Émile's  Dog, RAN!", {3: "cat"}, "Émile's  cat, RAN!"),
+        ("The Nurse's House", {1: "dog"}, "The dog's House"),
+        ("Zxqj 龘 dog", {}, "Zxqj 龘 dog"),
+        ("A co-op B", {2: "dog"}, "A co dog op B"),
+        ("Dogs run", {1: "."}, "Dogs."),
+        ("Dogs Run  Fast", {0: "the", 1: "cat"}, "the cat  Fast"),
+    ],
+)
+def test_editing_keeps_the_letters_and_spaces_of_the_text(
+    wordpiece: TextTokenizer, text: str, changes: dict[int, str], expected: str
+) -> None:
+    assert edited(wordpiece, text, changes) == expected
+
+
+WRITTEN = st.text(alphabet="aAé龘 .,'!-\"\n9zZ([ſß", max_size=30)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(pieces=st.lists(WRITTEN, min_size=2, max_size=4))
+def test_everything_outside_the_masks_is_in_the_result_in_order(wordpiece: TextTokenizer, pieces: list[str]) -> None:
+    found = infilled(wordpiece, "[MASK]".join(pieces), *["dog"] * (len(pieces) - 1))
+    assert re.fullmatch(r"\s*dog\s*".join(re.escape(piece.strip()) for piece in pieces), found.strip())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(text=WRITTEN, data=st.data())
+def test_editing_changes_only_the_masked_words(wordpiece: TextTokenizer, text: str, data: st.DataObject) -> None:
+    tokens, spans = wordpiece.encode([text])[0], wordpiece.spans(text)
+    chosen = data.draw(st.sets(st.sampled_from(range(len(tokens))))) if tokens else set()
+    found = edited(wordpiece, text, dict.fromkeys(chosen, "dog"))
+    kept = [text[slice(*span)] for place, span in enumerate(spans) if place not in chosen]
+    assert len(re.findall("dog", found)) == len(chosen)
+    assert re.search(".*".join(re.escape(part) for part in kept), found, re.DOTALL)
