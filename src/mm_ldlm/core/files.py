@@ -336,6 +336,11 @@ def write_problem(error: OSError) -> str | None:
             f"expected a file or folder with permission to read and write{place}, found one without "
             f"({error.strerror}). Correct its permissions, or choose another folder (`--params data=FOLDER`)."
         )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+        return (
+            f"no file or folder can be made{place} ({error.strerror}). Remove what is in its place, or choose another "
+            "folder (`--params data=FOLDER`)."
+        )
     return None
 
 

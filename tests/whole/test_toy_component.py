@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-TOY = Path(__file__).parent / "toy"
+TOY = Path(__file__).parents[1] / "toy"
 PARAMETERS = """
 model: {kind: "toy_component:ToyModelConfig"}
 objective: {kind: "toy_component:ToyObjectiveConfig"}

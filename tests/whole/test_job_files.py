@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
-from mm_ldlm.core.overrides import parse_params
 
+from mm_ldlm.app.config_loader import parse_params
 from mm_ldlm.distributed.environment import counts_hosts, hosts
 from mm_ldlm.pipelines import MAIN
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SCRIPTS = sorted(DOCS.glob("*.sbatch"))
 MANIFESTS = sorted(DOCS.glob("kubernetes-*.yaml"))
 OPTIONS = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "signal", "requeue"}

@@ -1,0 +1,115 @@
+"""The documentation: documented commands, modules, pages and Python exist and run as they are written."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.framework.project import configure_project
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from tests.environments import CONF, ENVIRONMENTS
+
+from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.cli import cli
+from mm_ldlm.pipelines import PIPELINES
+from mm_ldlm.settings import CONFIG_LOADER_ARGS
+
+PROJECT = CONF.parent
+PAGES = sorted({page for pattern in ("*.md", "docs/**/*.md") for page in PROJECT.glob(pattern)})
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every line of a bash block of a page, without comment and variables, as words."""
+    lines = [(page.name, line) for page in PAGES for block in blocks(page, "bash")
+             for line in block.replace("\\\n", " ").splitlines()]  # fmt: skip
+    found = [(page, shlex.split(line, comments=True)) for page, line in lines]
+    return [(page, [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]) for page, words in found if words]
+
+
+RUNS = [(page, words) for page, words in commands() if words[:2] == ["kedro", "run"]]
+
+
+def headers() -> list[tuple[str, list[str]]]:
+    """The commands in the comments that open the files of an environment."""
+    return [
+        (file.parent.name, shlex.split(line.removeprefix("#"), comments=True))
+        for name in ENVIRONMENTS
+        for file in (CONF / name).rglob("*.yml")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#   kedro run")
+    ]
+
+
+@pytest.mark.parametrize(("page", "words"), [*RUNS, *headers()])
+def test_a_documented_run_names_what_there_is(page: str, words: list[str]) -> None:
+    """Options exist, pipelines and environments are there, parameters parse: everything short of running it."""
+    configure_project("mm_ldlm")
+    options = cli.commands["run"].make_context("run", words[2:]).params
+    options["params"].pop("run", None)  # a path that is an example
+    names = [options["pipeline"]] if options["pipeline"] else options["pipelines"]
+    assert {*names} <= {*PIPELINES, "__default__"}
+    given = {"env": options["env"] or "base", "runtime_params": options["params"]}
+    check_parameters(LayeredConfigLoader(CONF, **given, **CONFIG_LOADER_ARGS)["parameters"])
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_an_environment_opens_with_its_axis_and_a_command(environment: str) -> None:
+    files = [
+        file for file in (CONF / environment).rglob("*.yml") if file.name != "globals.yml" or environment == "base"
+    ]
+    heads = [file.read_text(encoding="utf-8") for file in files]
+    assert all(head.startswith("#") for head in heads if environment != "base")
+    assert any("kedro run" in head for head in heads)
+
+
+def test_documented_make_targets_exist() -> None:
+    targets = {*re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)}
+    documented = {words[1] for _, words in commands() if words[0] == "make" and "=" not in words[1]}
+    assert {"run", "test"} <= documented <= targets
+    for target in documented:
+        subprocess.run(["make", "--dry-run", target], cwd=PROJECT, check=True, capture_output=True)
+
+
+def test_documented_modules_exist() -> None:
+    for page, words in commands():
+        if "-m" in words and words[0] in ("python", "torchrun", "python3"):
+            assert importlib.util.find_spec(words[words.index("-m") + 1]), (page, words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a page run one after the other, on the run of `--env=test` in place of the run of base.
+
+    Pages of the families need runs of their own models, as does the block about images; the gradients of parameters
+    are written only where they are asked for.
+    """
+    (tmp_path / "data").symlink_to(finished / "data" / "test")
+    pairs = [f"A man plays song {i}.,A man plays a song.,{i % 6}.0" for i in range(12)]
+    (tmp_path / "gradients.jsonl").write_text('{"step": 1, "parameters": {"a": {"norm": 2.0}, "b": {"norm": 1.0}}}')
+    (tmp_path / "stsb-en-dev.csv").write_text("\n".join(pairs) + "\n")
+    bootstrap_project(finished)
+    catalog = KedroSession.create(finished, env="test").load_context().catalog
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for page in [PROJECT / "README.md", *sorted(PROJECT.glob("docs/*.md"))]:
+        names: dict[str, Any] = {"catalog": catalog, "Path": Path}
+        for block in blocks(page, "python"):
+            if "data/digits/" not in block:
+                code = block.replace("/runs/run-…", "/runs").replace("/runs/NAME", "/runs")
+                exec(compile(code, page.name, "exec"), names)
+                ran.append(page.name)
+    assert {"README.md", "sampling.md"} <= {*ran}

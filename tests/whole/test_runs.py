@@ -1,0 +1,278 @@
+"""Whole runs by `kedro run`: what they leave, how they continue, and how kedro-viz, MLflow and a notebook show them."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from mm_ldlm.extras.layout.reading import Folder, parse_tokens
+from tests.environments import ENVIRONMENTS, layer, paths, sections
+
+from mm_ldlm.app.tracking.mlflow import HEADLINE, MlflowRun
+from mm_ldlm.core.errors import MMLDLMError, purposeful
+from mm_ldlm.extras.starter.corpus import generate_starter_corpus
+from mm_ldlm.pipeline_registry import register_pipelines
+from mm_ldlm.pipelines import MAIN
+
+Kedro = Callable[..., CompletedProcess[str]]
+HEADLINES = {
+    "l2t.exact_match", "l2t.token_accuracy", "l2t.bleu", "l2t.cosine", "t2l.cosine", "sts.starter.spearman",
+    "sts.starter.encoder_spearman", "nll.per_token", *(f"seconds.{name}" for name in MAIN if name != "reporting"),
+}  # fmt: skip
+TINY = (
+    "training.max_steps=4,training.launch.processes=1,training.optimizer.warmup_steps=1,training.batch.examples=8,"
+    "evaluation.bootstrap.replicates=20,tracking.enabled=false,model.dim=32,model.depth=1,model.heads=2,"
+    "sampling.rows=8,sampling.unconditional.count=4,evaluation.inversion.sweep_sentences=4,"
+    "evaluation.latents.candidates=50,ingestion.splits.test=0.1,ingestion.splits.validation=0.1"
+)
+
+
+def catalog_of(root: Path, environment: str = "test") -> Any:
+    bootstrap_project(root)
+    return KedroSession.create(root, env=environment).load_context().catalog
+
+
+def run_in_process(root: Path, pipelines: list[str], environment: str = "test", **runtime: Any) -> None:
+    bootstrap_project(root)
+    runtime = {"tracking": {"enabled": False}, **runtime}
+    with KedroSession.create(root, env=environment, runtime_params=runtime) as session:
+        session.run(pipeline_names=pipelines)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# --- the base run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_every_artifact_and_the_headline_numbers(finished: Path) -> None:
+    catalog = catalog_of(finished)
+    outputs = register_pipelines()["__default__"].all_outputs() - {"features"}
+    kept = {name for name in outputs if "Memory" not in type(catalog.get(name)).__name__}
+    assert not [name for name in sorted(kept) if not catalog.exists(name)]
+    metrics = catalog.load("metrics")
+    assert metrics.keys() >= HEADLINES
+    made_by = metrics.pop("made_by")
+    assert made_by["run"] == catalog.load("run")["name"]
+    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in metrics.values())
+    assert "<html" in catalog.load("report")[:1000].lower()
+
+
+def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:
+    reference = catalog_of(finished).load("tracking_reference")
+    client = MlflowRun(**{"uri": reference["tracking_uri"], "run_id": reference["run_id"]})._client
+    run = client.get_run(reference["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["environment"] == "test"
+    assert len(client.get_metric_history(reference["run_id"], f"{HEADLINE}/loss")) > 1  # live, for each logged step
+
+
+@pytest.mark.parametrize(("pipeline", "made"), [("validation", "validation_report.json"), ("reporting", "report.html")])
+def test_a_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path, pipeline: str, made: str) -> None:
+    (artifact,) = finished.glob(f"data/test/08_reporting/{made}")
+    artifact.unlink()
+    run_in_process(finished, [pipeline])
+    assert artifact.stat().st_size > 0
+
+
+def test_a_checkpoint_is_sampled_evaluated_and_reported_by_its_path(finished: Path) -> None:
+    """The results of the current run stay, and so does the folder of the run that the path names."""
+    results = finished / "data/test"
+    (checkpoint,) = results.glob("06_models/runs/run-*/checkpoints/step-00000006")
+    current = ("07_model_output", "08_reporting", "06_models/runs", "06_models/run.json")
+    before = {path: path.stat().st_mtime_ns for name in current for path in (results / name).rglob("*")}
+    quick = {
+        "sampling": {"tasks": ["l2t"], "rows": 4, "search": {"candidates": 1, "rounds": 0}},
+        "evaluation": {
+            "likelihood": {"sentences": 2}, "inversion": {"baseline_rows": 0, "sweep_sentences": 2}, "sts": {"sets": []}
+        },
+    }  # fmt: skip
+    run_in_process(finished, ["sampling", "evaluation", "reporting"], run=str(checkpoint), **quick)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (other,) = (results / "other_runs").iterdir()
+    made_by = read(other / "08_reporting" / "metrics.json")["made_by"]
+    assert (made_by["run"], made_by["checkpoint"]) == (checkpoint.parents[1].name, checkpoint.name)
+
+
+def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_kedro: Kedro) -> None:
+    nowhere = "http://127.0.0.1:9"
+    options = ("viz", "build", "--include-hooks", "--include-previews")
+    result = run_kedro(*options, KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
+    assert result.returncode == 0, result.stderr[-2000:]
+    panels = [read(path) for path in (finished / "build/api/nodes").iterdir()]
+    assert sum(bool(panel.get("preview")) for panel in panels) > 10
+    drawn = read(finished / "build/api/main")
+    assert {*drawn["layers"]} >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
+    names = {node["name"] for node in drawn["nodes"] if node["type"] == "data"}
+    assert {"records", "latents", "run", "report"} <= names
+    assert not [name for name in names if name.endswith("_workspace") and name != "layout_workspace"]
+
+
+def test_a_notebook_walks_through_the_finished_run(project: Path, finished: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "notebooks"],
+        cwd=finished, env={**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-4000:]
+
+
+@pytest.mark.parametrize("words", [("registry", "list"), ("catalog", "describe-datasets", "--env=test")])
+def test_other_commands_of_kedro_read_the_environments(run_kedro: Kedro, words: tuple[str, ...]) -> None:
+    result = run_kedro(*words)
+    assert result.returncode == 0, result.stderr
+    refused = run_kedro("catalog", "describe-datasets", "--env=tset")
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+
+
+def _bad_inputs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, content in (
+        ("empty", b"\n\n"), ("latin", "".join(f"größe {i}\n" for i in range(200)).encode("latin-1")),
+        ("long", b"".join(b"%d " % i + b"word " * 200 + b"\n" for i in range(50))),
+    ):  # fmt: skip
+        (folder / f"{name}.txt").write_bytes(content)
+        yield name, {"ingestion": {"sources": [{"kind": "text", "path": str(folder / f"{name}.txt")}]}}
+    yield "layout", {"ingestion": {"sources": [{"kind": "layout", "path": str(folder / "long.txt")}]}}
+    yield "data", {"data": str(folder / "empty.txt")}
+
+
+def test_bad_input_ends_a_run_with_one_message(workshop: Path, tmp_path: Path) -> None:
+    for name, runtime in _bad_inputs(tmp_path):
+        with pytest.raises(Exception) as caught:
+            run_in_process(workshop, ["ingestion"], **{"data": str(tmp_path / "data" / name), **runtime})
+        error = purposeful(caught.value)
+        if name == "data":
+            assert isinstance(caught.value, OSError)  # `kedro run` shows it as a message (tests/test_cli.py)
+        else:
+            assert isinstance(error, MMLDLMError), repr(caught.value)
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def _runs_here(environment: str) -> bool:
+    """Whether an environment owns results or data, and needs nothing from outside this machine."""
+    if not paths(environment) or environment in ("base", "test") or "comparison" in layer(environment):
+        return False
+    typed = sections(environment)
+    local = typed["encoder"] == sections("base")["encoder"]
+    return local and not [pair for source in typed["ingestion"].sources for pair in source.files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [name for name in ENVIRONMENTS if _runs_here(name)])
+def test_an_environment_goes_from_ingestion_to_the_report(run_kedro: Kedro, tmp_path: Path, environment: str) -> None:
+    if any(source.kind == "hub" for source in sections(environment)["ingestion"].sources):
+        pytest.skip("its data are on the hub")
+    params = f"training.launch.processes=1,tracking.enabled=false,data={tmp_path}"
+    result = run_kedro("run", f"--env={environment}+test", f"--params={params}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    (report,) = tmp_path.rglob("report.html")
+    metrics = read(report.with_name("metrics.json"))
+    assert len(metrics) > 10
+    assert report.stat().st_size > 10_000
+
+
+# --- data of users ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_own_vectors_go_from_a_table_to_the_report(run_kedro: Kedro, workshop: Path, tmp_path: Path) -> None:
+    corpus = generate_starter_corpus(seed=0, num_train=300, num_validation=10, num_test=10)
+    texts = [sentence.text for sentence in corpus]
+    vectors: list[Any] = np.random.default_rng(0).standard_normal((len(texts), 24)).astype(np.float32).tolist()
+    vectors[5] = vectors[5][:-1]
+    vectors[7][0] = float("nan")
+    pq.write_table(pa.table({"text": texts, "embedding": vectors}), tmp_path / "table.parquet")
+    own = f"ingestion.path={tmp_path}/table.parquet,encoder.name=mine,encoder.dim=24,encoder.normalised=false"
+    result = run_kedro("run", "--env=own_vectors", f"--params={own},{TINY}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    data = workshop / "data" / "own_vectors"
+    ingested = read(data / "08_reporting/ingestion_report.json")
+    assert ingested["quarantined_by_reason"] == {"not_finite": 1, "wrong_dimension": 1}
+    metrics = read(data / "08_reporting/metrics.json")
+    assert metrics["l2t.sentences"] == 8
+    assert "l2t.cosine" not in metrics
+
+
+@pytest.mark.slow
+def test_an_exported_layout_trains_and_comes_back(finished: Path, run_kedro: Kedro, tmp_path: Path) -> None:
+    """Latents are those of the layout, checked by the encoder that made them; the second export equals the first."""
+    first, second = tmp_path / "first.zip", tmp_path / "second"
+    exported = run_kedro("run", "--pipeline=export", "--env=test", f"--params=export.path={first}")
+    assert exported.returncode == 0, exported.stderr[-3000:]
+    minilm = "encoder.dim=384,encoder.for_new_texts.kind=local,encoder.for_new_texts.name=minilm"
+    params = f"--params=ingestion.path={first},{minilm},{TINY},sampling.search.rounds=0"
+    result = run_kedro("run", "--env=layout", params)
+    assert result.returncode == 0, result.stderr[-3000:]
+    data = finished / "data" / "layout"
+    ingested = read(data / "08_reporting/ingestion_report.json")
+    assert (ingested["duplicates"], ingested["quarantined"], ingested["splits"]["test"]) == (0, 0, 24)
+    assert "l2t.cosine" in read(data / "08_reporting/metrics.json")
+    again = [run_kedro("run", "--pipeline=export", "--env=layout", f"--params=export.path={second},{minilm}")
+             for _ in range(2)]  # fmt: skip
+    assert again[0].returncode == 0, again[0].stderr[-3000:]
+    assert again[1].returncode != 0  # nothing is written over an export
+    with Folder(first) as one, Folder(second) as two:
+        assert one.names() == two.names()
+        for name in one.names():
+            if name.endswith(".npz"):
+                assert parse_tokens(one.read(name)).tolist() == parse_tokens(two.read(name)).tolist()
+            elif name.endswith(".json"):
+                rows = [json.loads(folder.read(name)) for folder in (one, two)]
+                assert [row["id"] for row in rows[0]] == [row["id"] for row in rows[1]]
+            else:
+                assert one.read(name) == two.read(name)
+
+
+# --- a comparison -----------------------------------------------------------------------------------------------------
+
+MEMBERS = [
+    {"name": "mdlm", "env": "mdlm"},
+    {"name": "base"},
+    {"name": "diverges", "env": "mdlm", "params": {"training.optimizer.lr": 1.0e30, "training.guard.max_rollbacks": 0}},
+]
+
+
+def test_members_are_refused_before_anything_runs(workshop: Path) -> None:
+    members = [{"name": "a"}, {"name": "b", "params": {"x": 1}}]
+    with pytest.raises(MMLDLMError, match=r"member 'b'.*parameter 'x'"):
+        run_in_process(workshop, ["comparison"], comparison={"members": members})
+    assert not list(workshop.glob("data/**/comparison_plan.json"))
+
+
+@pytest.mark.slow
+def test_a_comparison_with_a_member_that_diverges_and_again(finished: Path, run_kedro: Kedro) -> None:
+    (finished / "conf/compared").mkdir(exist_ok=True)
+    compared = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
+    (finished / "conf/compared/parameters.yml").write_text(yaml.safe_dump(compared))
+    options = ("run", "--pipeline=comparison", "--env=test+compared", "--params=training.launch.processes=1")
+    first = run_kedro(*options)
+    assert first.returncode == 0, first.stderr
+    reports = finished / "data" / "test" / "08_reporting"
+    table = pd.read_csv(reports / "comparison_table.csv").set_index("member")
+    assert list(table["status"]) == ["finished", "finished", "failed"]
+    assert (table["tokens"].dropna() >= 3000).all()
+    parent = read(finished / "data/test/06_models/tracking_reference.json")
+    client = MlflowRun(parent["tracking_uri"], parent["run_id"])._client
+    experiment = client.get_run(parent["run_id"]).info.experiment_id
+    nested = client.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
+    assert sorted(run.info.status for run in nested) == ["FAILED", "FINISHED", "FINISHED"]
+    assert run_kedro(*options).returncode == 0
+    outcomes = read(reports / "comparison_outcomes.json")
+    assert [outcome["repeated"] for outcome in outcomes] == [True, True, False]
