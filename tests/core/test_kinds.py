@@ -149,7 +149,7 @@ def _registries() -> list[tuple[str, Registry]]:
 
     found: dict[int, tuple[str, Registry]] = {}
     for each in pkgutil.walk_packages(mm_ldlm.__path__, "mm_ldlm."):
-        if each.name.endswith("__main__") or ".gpu_check" in each.name:
+        if each.name.endswith("__main__"):
             continue
         loaded = importlib.import_module(each.name)
         assert isinstance(loaded, ModuleType)

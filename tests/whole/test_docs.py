@@ -41,7 +41,7 @@ RUNS = [(page, words) for page, words in commands() if words[:2] == ["kedro", "r
 def headers() -> list[tuple[str, list[str]]]:
     """The commands in the comments that open the files of an environment."""
     return [
-        (file.parent.name, shlex.split(line.removeprefix("#"), comments=True))
+        (name, shlex.split(re.sub(r"\s{2,}\(.*", "", line[1:]).replace("=D,", "=384,"), comments=True))
         for name in ENVIRONMENTS
         for file in (CONF / name).rglob("*.yml")
         for line in file.read_text(encoding="utf-8").splitlines()
