@@ -158,7 +158,6 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
                 problems[key] = str(error)
         if pydantic is not None or not problems:
             typed: T = cls(**given) if pydantic is None else _adapter(cast(Any, cls)).validate_python(given)
-            problems |= _switches(given, typed, at)
     except ValidationError as error:
         problems = _explain(error, given, at=at) | problems
     except MMLDLMError:
@@ -210,16 +209,12 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
     except RuntimeError as without_value:  # a tensor on the device "meta"
         raise error(f"'{name}': {reason_of(without_value)}") from None
     try:
-        value = _resolve(hint, value, name)
-        typed = value if pydantic is None else _adapter(hint).validate_python(value, strict=True)
-        problems = _switches({"": value}, {"": typed}, name)
+        value = value if isinstance(value, bool) else _resolve(hint, value, name)
+        return value if pydantic is None else _adapter(hint).validate_python(value, strict=True)
     except ConfigurationError as refused:
         raise error(str(refused)) from None
     except ValidationError as refused:
-        problems = _explain(refused, value, at=name, what="{}")
-    if problems:
-        raise error(summarise([*problems.values()]))
-    return typed
+        raise error(summarise([*_explain(refused, value, at=name, what="{}").values()])) from None
 
 
 def to_dict(value: Any) -> Any:
@@ -258,8 +253,11 @@ def _resolve(hint: Any, item: Any, at: str) -> Any:
         return None
     if origin is Annotated:
         return _resolve(args[0], item, at)
+    if isinstance(item, bool) and hint in (int, float):  # which pydantic would convert to 1 and 0
+        raise ConfigurationError(f"parameter '{at}': expected a number, found {show(item)}.")
     if origin in (Union, types.UnionType):
         fitting = [arg for arg in args if _may_be(arg, item)]
+        fitting.sort(key=lambda arg: arg is not type(item))
         return _resolve(fitting[0], item, at) if fitting else item
     if dataclasses.is_dataclass(hint):
         return parse(cast(type, hint), item, at=at)
@@ -286,50 +284,34 @@ def _may_be(hint: Any, item: Any) -> bool:
     return hint is not types.NoneType and not _may_be(hint, {})
 
 
-def _switches(given: Any, typed: Any, at: str) -> dict[Any, str]:
-    """Refuse every true and false that pydantic converted to 1 and 0, by their places."""
-    if isinstance(given, bool) and isinstance(typed, (int, float)) and not isinstance(typed, bool):
-        return {at: f"parameter '{at}': expected a number, found {show(given)}."}
-    inner: Iterable[tuple[Any, Any, Any]] = ()
-    if isinstance(given, Mapping):
-        made = typed if isinstance(typed, Mapping) else vars(typed)
-        inner = [(key, item, made.get(key)) for key, item in given.items()]
-    elif isinstance(given, (list, tuple)) and isinstance(typed, (list, tuple)):
-        inner = [(place, *pair) for place, pair in enumerate(zip(given, typed, strict=True))]
-    return {where: line for key, item, made in inner for where, line in _switches(item, made, f"{at}.{key}").items()}
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def refuse_unwritable(value: Any, *, at: str) -> None:
+def refuse_unwritable(value: Any, *, at: str, depth: int = 0) -> None:
     """Refuse parameters that no file of parameters can contain, at any depth: the check before all others.
 
     Raises:
         ConfigurationError: a key is no string; a text is not valid Unicode or contains a NUL character; the nesting is
             deeper than `DEEPEST`; or a text contains a password or a token.
     """
-    waiting: list[tuple[Any, str, int]] = [(value, at, 0)]
-    while waiting:
-        item, path, depth = waiting.pop()
-        where = f"parameter '{escape(path)}'" if path else "the parameters"
-        if isinstance(item, str):
-            _refuse_text(item, where)
-        elif isinstance(item, (Mapping, list, tuple)):
-            if depth == DEEPEST:
+    where = f"parameter '{escape(at)}'" if at else "the parameters"
+    if isinstance(value, str):
+        _refuse_text(value, where)
+    if depth == DEEPEST and isinstance(value, (Mapping, list, tuple)):
+        raise ConfigurationError(
+            f"{where}: expected at most {DEEPEST} nested mappings and lists, found more. Write the value at a lower "
+            "depth."
+        )
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
                 raise ConfigurationError(
-                    f"{where}: expected at most {DEEPEST} nested mappings and lists, found more. "
-                    "Write the value at a lower depth."
+                    f"{where}: expected strings as keys, found {show(key)} ({type(key).__name__}). Quote the key."
                 )
-            pairs: Iterable[tuple[Any, Any]] = item.items() if isinstance(item, Mapping) else enumerate(item)
-            for key, inner in pairs:
-                if isinstance(item, Mapping) and not isinstance(key, str):
-                    raise ConfigurationError(
-                        f"{where}: expected strings as keys, found {show(key)} ({type(key).__name__}). Quote the key."
-                    )
-                if isinstance(item, Mapping):
-                    _refuse_text(key, f"a key of {where}")
-                waiting.append((inner, f"{path}.{key}" if path else str(key), depth + 1))
+            _refuse_text(key, f"a key of {where}")
+    inner: Iterable[Any] = value.items() if isinstance(value, Mapping) else ()
+    for key, item in enumerate(value) if isinstance(value, (list, tuple)) else inner:
+        refuse_unwritable(item, at=f"{at}.{key}" if at else str(key), depth=depth + 1)
 
 
 def _refuse_text(text: str, where: str) -> None:

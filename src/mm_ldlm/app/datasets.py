@@ -1,0 +1,357 @@
+"""Kedro datasets for artifacts that are too large, or too structured, for one file of Kedro's own datasets.
+
+Directories that nodes fill and manifests commit, tables, and JSON files with what they refer to. The rooms below define
+the contents; nothing here computes.
+"""
+
+# No `from __future__ import annotations` here: kedro-viz reads the return type of `preview` as an object.
+import errno
+import importlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kedro.io import AbstractDataset, DatasetError
+from kedro_datasets._typing import TablePreview
+from kedro_datasets.json import JSONDataset
+from kedro_datasets.pandas import ParquetDataset
+
+from mm_ldlm.core.files import InputFile, new_directory, recorded, write_bytes, write_text
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
+from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
+from mm_ldlm.training.checkpoints.reference import chosen_run
+
+if TYPE_CHECKING:
+    from mm_ldlm.data import Dataset
+
+READERS = {"latents": "mm_ldlm.data.latents.store:LatentStore"}
+"""Kinds of stores with a separate reader; all others open as `ShardStore`."""
+HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
+"""What a JSON file of the catalog may hold"""
+PREVIEW_ROWS = 20
+_NUMBERS = 8
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def preview_of(table: Any) -> TablePreview:
+    """Show an Arrow table; long vectors and lists are shortened, with their length."""
+    rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
+    return TablePreview({"index": list(range(len(rows))), "columns": table.column_names, "data": rows})
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        head = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in value[:_NUMBERS])
+        return f"[{head}, …] ({len(value)})" if len(value) > _NUMBERS else f"[{head}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+class TableDataset(ParquetDataset):
+    """Kedro's Parquet dataset, whose own preview in kedro-viz fails on columns of lists."""
+
+    @property
+    def _path(self) -> Path:
+        return Path(str(self._get_load_path()))
+
+    def save(self, data: Any) -> None:
+        buffer = io.BytesIO()
+        data.to_parquet(buffer, **self._save_args)
+        write_bytes(self._path, buffer.getvalue())
+        self._invalidate_cache()
+
+    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
+        """Show the first rows as a table in kedro-viz."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self._path) as file:
+            first = next(file.iter_batches(batch_size=nrows), None)
+            return preview_of(file.schema_arrow.empty_table() if first is None else first)
+
+
+class SamplesDataset(TableDataset):
+    """Parquet dataset of a table whose attributes (`DataFrame.attrs`) name the weights that made it.
+
+    A table with the attribute `KEEP` was not requested. It is saved only if there is no table of the same checkpoint:
+    samples of an earlier checkpoint would otherwise be evaluated as those of the current one.
+
+    The vectors of the column `vectors`, if it is named, are also saved next to the table, as a `.npy` file (n, d)
+    float32 that `sampling.l2t.files` reads; a table without rows has none.
+    """
+
+    def __init__(self, *, vectors: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._vectors = vectors
+
+    def save(self, data: Any) -> None:
+        if KEEP in data.attrs and self._exists() and weights_in(self._made_by()) == data.attrs[KEEP]:
+            return
+        super().save(data)
+        if self._vectors is None:
+            return
+        import numpy as np
+
+        self._path.with_suffix(".npy").unlink(missing_ok=True)  # those of an earlier table
+        if len(column := data[self._vectors]):
+            buffer = io.BytesIO()
+            np.save(buffer, np.stack([np.asarray(vector, dtype=np.float32) for vector in column]), allow_pickle=False)
+            write_bytes(self._path.with_suffix(".npy"), buffer.getvalue())
+
+    def _made_by(self) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            metadata = pq.read_schema(self._path).metadata or {}
+            return json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(MADE_BY)
+        except (OSError, ValueError, pa.ArrowException):  # a damaged table belongs to no run, and is written again
+            return None
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+class WorkspaceDataset(AbstractDataset[NoReturn, Path]):
+    """Dataset that loads as the `Path` of a directory, which is created if it is missing; it is never saved.
+
+    A long-running node receives it as an input and fills it resumably. The workspace itself always exists.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self.metadata = Path(filepath), metadata
+
+    def load(self) -> Path:
+        self._path.mkdir(parents=True, exist_ok=True)
+        return self._path
+
+    def save(self, data: NoReturn) -> None:
+        raise DatasetError(f"{self._path} is a workspace, which nodes fill. Remove it from the outputs of the node.")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix()}
+
+
+class StoreDataset(AbstractDataset[Manifest | NotNeeded, ShardStore | None]):
+    """Dataset of a directory of Arrow shards; it exists if its `manifest.json` does.
+
+    A node fills the directory, which it receives as the parameter `{name}_workspace`, and returns the `Manifest`.
+    Saving writes it (nothing changes if the node has already written it). Loading opens the reader; shards stay on
+    disk, memory-mapped. With `optional`, a store that was never committed loads as None, and saving `store.NOT_NEEDED`
+    does nothing.
+    """
+
+    def __init__(
+        self, *, filepath: str, kind: str, optional: bool = False, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path, self._kind, self._optional, self.metadata = Path(filepath), kind, optional, metadata
+
+    def load(self) -> ShardStore | None:
+        if self._optional and not self._exists():
+            return None
+        reader: type[ShardStore] = _named(READERS[self._kind]) if self._kind in READERS else ShardStore
+        return reader.open(self._path, self._kind)
+
+    def save(self, data: Manifest | NotNeeded) -> None:
+        if data is NOT_NEEDED and self._optional:
+            return
+        if not isinstance(data, Manifest) or data.kind != self._kind:
+            found = f"that of a {data.kind!r} store" if isinstance(data, Manifest) else type(data).__name__
+            raise DatasetError(f"expected the manifest of a {self._kind!r} store, found {found}.")
+        missing = [shard.name for shard in data.shards if not (self._path / shard.name).is_file()]
+        if missing:
+            raise DatasetError(
+                f"the manifest names {len(data.shards)} shards, {len(missing)} of them are not in {self._path} "
+                f"(first: {missing[0]}). The node must write to the workspace of this entry."
+            )
+        if not Manifest.exists(self._path) or Manifest.read(self._path) != data:
+            data.write(self._path)
+
+    def _exists(self) -> bool:
+        return Manifest.exists(self._path)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix(), "kind": self._kind}
+
+    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
+        """Show the first rows as a table in kedro-viz."""
+        store = self.load()
+        if store is None:
+            return TablePreview({"index": [], "columns": [], "data": []})
+        return preview_of(store.table(range(min(nrows, len(store)))))
+
+
+class FolderDataset(AbstractDataset[Any, Any]):
+    """Dataset that saves by `save(directory)` of the object and loads by `load(directory)` of its class.
+
+    The folder is written under a temporary name and renamed, so that it is complete if it exists. The catalog names the
+    class (`holds: package.module:Class`); it is never read from the folder. The dataset exists if its `marker` file
+    does. With `optional`, a missing folder loads as None, and saving `store.NOT_NEEDED` does nothing.
+    """
+
+    def __init__(
+        self, *, filepath: str, holds: str, marker: str, optional: bool = False, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path, self._holds, self._optional, self.metadata = Path(filepath), holds, optional, metadata
+        self._marker = self._path / marker
+
+    def load(self) -> Any:
+        if self._exists():
+            return _named(self._holds).load(self._path)
+        if self._optional:
+            return None
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._marker))
+
+    def save(self, data: Any) -> None:
+        if data is NOT_NEEDED and self._optional:
+            return
+        if not isinstance(data, _named(self._holds)):
+            raise DatasetError(f"expected a {self._holds} for this catalog entry, found {type(data).__name__}.")
+        with new_directory(self._path) as directory:
+            data.save(directory)
+
+    def _exists(self) -> bool:
+        return self._marker.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix(), "holds": self._holds}
+
+
+class FeaturesDataset(AbstractDataset[NotNeeded, Path]):
+    """Dataset that loads as the folder of all stores of features; nodes open those of their configuration.
+
+    Models with other parameters share the folder, so the dataset never counts as existing: the node that makes the
+    stores keeps those that are finished.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self.metadata = Path(filepath), metadata
+
+    def load(self) -> Path:
+        return self._path
+
+    def save(self, data: NotNeeded) -> None:
+        """Do nothing: the node has committed every store."""
+
+    def _exists(self) -> bool:
+        return False
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix()}
+
+
+class ValidatedDataset(AbstractDataset[Mapping[str, Path], "Dataset"]):
+    """Dataset of a folder with `dataset.json`; it loads as `mm_ldlm.data.Dataset`. Saving receives folders by name."""
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self.metadata = Path(filepath), metadata
+
+    def load(self) -> "Dataset":
+        from mm_ldlm.data import Dataset
+
+        return Dataset.open(self._path)
+
+    def save(self, data: Mapping[str, Path]) -> None:
+        from mm_ldlm.data import commit
+
+        commit(self._path, stores=data)
+
+    def _exists(self) -> bool:
+        return (self._path / "dataset.json").is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._path.as_posix()}
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# --- references -------------------------------------------------------------------------------------------------------
+
+
+class JsonDataset(JSONDataset):
+    """JSON dataset of a value of one form, which refuses a file that was edited or replaced by another one.
+
+    Args:
+        holds: a key of `HOLDS`.
+    """
+
+    def __init__(self, *, filepath: str, holds: str = "mapping", **options: Any) -> None:
+        super().__init__(filepath=filepath, **options)
+        self._path, self._holds = Path(filepath), HOLDS[holds]
+
+    def load(self) -> Any:
+        if not os.path.lexists(self._path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+        return InputFile(self._path, remedy="Remove it, and run the pipeline that writes it again.").json(self._holds)
+
+    def save(self, data: Any) -> None:
+        write_text(self._path, json.dumps(data, **self._save_args))
+        self._invalidate_cache()
+
+
+class RunDataset(JsonDataset):
+    """JSON dataset of the reference {name, path, fingerprint, step, checkpoint, metrics} that the training saves.
+
+    `chosen`, the path of a run or of one of its checkpoints (`--params run=PATH`), replaces the file. Such a reference
+    is not saved.
+    """
+
+    def __init__(self, *, filepath: str, chosen: str | None = None, **options: Any) -> None:
+        super().__init__(filepath=filepath, **options)
+        self._chosen = chosen
+
+    def load(self) -> Any:
+        return super().load() if self._chosen is None else chosen_run(self._chosen)
+
+    def save(self, data: Any) -> None:
+        if self._chosen is not None:
+            raise DatasetError("a run that is chosen by its path is not trained. Remove `run` from --params.")
+        super().save(data)
+
+    def _exists(self) -> bool:
+        return self._chosen is not None or bool(super()._exists())
+
+    def _describe(self) -> dict[str, Any]:
+        return {**super()._describe(), "chosen": self._chosen}
+
+
+class TrackedMetricsDataset(AbstractDataset):
+    """Function from an MLflow run id to the last metrics of that run; None for an unknown run, or without tracking.
+
+    `filepath` is the reference to the tracking store that the hook writes.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._filepath, self.metadata = Path(filepath), metadata
+
+    def load(self) -> Callable[[str], dict[str, float] | None]:
+        uri = (recorded(self._filepath) or {}).get("tracking_uri")
+
+        def metrics_of(run_id: str) -> dict[str, float] | None:
+            if uri is None:
+                return None
+            from mm_ldlm.app.tracking.mlflow import MlflowRun
+
+            return MlflowRun(uri, run_id).metrics()
+
+        return metrics_of
+
+    def save(self, data: Any) -> NoReturn:
+        raise DatasetError("expected a node that reads tracked metrics, found one that writes them. Correct the graph.")
+
+    def _exists(self) -> bool:
+        return self._filepath.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath)}
