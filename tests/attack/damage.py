@@ -1,4 +1,4 @@
-"""Damage to bytes, JSON values and files, drawn from a generator; used by several targets."""
+"""Damage to bytes, JSON values and files, and texts for sources, all drawn from a generator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +18,51 @@ HOSTILE: tuple[Any, ...] = (
     "é\n\x00",
     [], [None], [1, 2], ["x"], [[]], {}, {"x": 1}, {"kind": "x"}, {"kind": None}, {"": ""},
 )  # fmt: skip
-"""Values of every JSON type, at and beyond the bounds of common types."""
+"""Values of every JSON type, at and beyond the bounds of common types"""
+BYTES: dict[str, Callable[[bytes, int, random.Random], bytes]] = {
+    "flip": lambda raw, at, draw: raw[:at] + bytes([raw[at] ^ (1 << draw.randrange(8))]) + raw[at + 1 :],
+    "overwrite": lambda raw, at, draw: raw[:at] + draw.randbytes(len(raw[at : at + 8])) + raw[at + 8 :],
+    "zeros": lambda raw, at, draw: raw[:at] + bytes(len(raw[at : at + 64])) + raw[at + 64 :],
+    "truncate": lambda raw, at, draw: raw[:at],
+    "truncate8": lambda raw, at, draw: raw[: at // 8 * 8],  # where columnar formats align their parts
+    "empty": lambda raw, at, draw: b"",
+    "append": lambda raw, at, draw: raw + draw.randbytes(draw.choice((1, 8, 300))),
+    "insert": lambda raw, at, draw: raw[:at] + draw.randbytes(draw.choice((1, 4, 8))) + raw[at:],
+    "random": lambda raw, at, draw: draw.randbytes(max(len(raw), 16)),
+    "repeat": lambda raw, at, draw: raw + raw,
+}
+SAME_LENGTH = ("flip", "overwrite", "zeros")
+PLACES = ("delete", "folder", "link_loop", "link_outside", "fifo", "swap")
+"""What is found under the name of a file instead of it"""
 
-BYTE_DAMAGE = (
-    "flip",
-    "flip",
-    "flips",
-    "truncate",
-    "truncate8",
-    "empty",
-    "zeros",
-    "append",
-    "insert",
-    "random",
-    "repeat",
-)
-FILE_DAMAGE = ("delete", "folder", "link_loop", "link_outside", "fifo", "swap")
+
+def damage_bytes(raw: bytes, draw: random.Random, *ways: str) -> bytes:
+    """Return other bytes than `raw`, damaged in one of these ways; by default any of `BYTES`."""
+    way = draw.choice(ways or tuple(BYTES)) if raw else "append"
+    return BYTES[way](raw, draw.randrange(len(raw)) if raw else 0, draw)
 
 
-def damage_bytes(raw: bytes, draw: random.Random, how: str | None = None) -> bytes:
-    """Return other bytes than `raw`, damaged in one way of `BYTE_DAMAGE`."""
-    how = how or draw.choice(BYTE_DAMAGE)
-    if not raw and how not in ("append", "random"):
-        how = "append"
-    at = draw.randrange(len(raw)) if raw else 0
-    match how:
-        case "flip":
-            return raw[:at] + bytes([raw[at] ^ (1 << draw.randrange(8))]) + raw[at + 1 :]
-        case "flips":
-            changed = bytearray(raw)
-            for _ in range(draw.choice((2, 5, 40))):
-                changed[draw.randrange(len(raw))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-            return bytes(changed)
-        case "truncate":
-            return raw[:at]
-        case "truncate8":  # where columnar formats align their parts
-            return raw[: at // 8 * 8]
-        case "empty":
-            return b""
-        case "zeros":
-            return raw[:at] + bytes(len(raw[at : at + 64])) + raw[at + 64 :]
-        case "append":
-            return raw + draw.randbytes(draw.choice((1, 8, 300)))
-        case "insert":
-            return raw[:at] + draw.randbytes(draw.choice((1, 4, 8))) + raw[at:]
-        case "random":
-            return draw.randbytes(max(len(raw), 16))
-        case _:
-            return raw + raw
+def damage_file(path: Path, draw: random.Random, *ways: str) -> str:
+    """Damage one file in place: its bytes, or what is found under its name; return the way."""
+    way = draw.choice(ways or (*BYTES, *PLACES))
+    raw = path.read_bytes()
+    if way in BYTES:
+        path.write_bytes(damage_bytes(raw, draw, way))
+        return way
+    others = [other for other in files_below(path.parent) if other.parent == path.parent and other != path]
+    path.unlink()
+    match way:
+        case "folder":
+            path.mkdir()
+        case "link_loop":
+            path.symlink_to(path.name)
+        case "link_outside":
+            path.symlink_to("/etc/hostname")
+        case "fifo":
+            os.mkfifo(path)
+        case "swap":
+            path.write_bytes(draw.choice(others).read_bytes() if others else raw[::-1])
+    return way
 
 
 def damage_json(value: Any, draw: random.Random) -> Any:
@@ -73,25 +72,24 @@ def damage_json(value: Any, draw: random.Random) -> Any:
     if not places or draw.random() < 0.05:
         return draw.choice(HOSTILE)
     parent, key = draw.choice(places)
-    how = draw.choice(("replace", "replace", "replace", "delete", "add", "deep", "copy"))
-    match how:
+    match draw.choice(("replace", "replace", "replace", "delete", "add", "deep", "copy")):
         case "delete":
             del parent[key]
         case "add" if isinstance(parent, dict):
             parent[draw.choice(("x", "kind", "", "a b", "path"))] = draw.choice(HOSTILE)
         case "deep":
-            parent[key] = _deep(draw.choice((50, 900)))
+            parent[key] = json.loads("[" * (depth := draw.choice((50, 900))) + "]" * depth)
         case "copy":
             other, name = draw.choice(places)
-            parent[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else other[name % len(other)])
+            parent[key] = copy.deepcopy(other[name])
         case _:
             parent[key] = draw.choice(HOSTILE)
     return changed
 
 
-def write_json(path: Path, value: Any, draw: random.Random) -> None:
-    """Write a value as JSON, sometimes with a duplicate key, nesting beyond any recursion limit, or NaN."""
-    text = json.dumps(value)
+def damage_document(path: Path, draw: random.Random) -> None:
+    """Damage a JSON file: a value, or a duplicate key, nesting beyond any recursion limit, or NaN."""
+    text = json.dumps(damage_json(json.loads(path.read_text()), draw))
     match draw.randrange(12):
         case 0:
             text = text.replace(": ", ": NaN, ", 1) if draw.random() < 0.5 else text.replace("{", '{"x": NaN, ', 1)
@@ -102,45 +100,42 @@ def write_json(path: Path, value: Any, draw: random.Random) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def damage_file(path: Path, draw: random.Random, how: str | None = None) -> str:
-    """Damage one file in place: its bytes, or what is found under its name; return the way."""
-    how = how or draw.choice((*BYTE_DAMAGE, *FILE_DAMAGE))
-    if how in BYTE_DAMAGE:
-        path.write_bytes(damage_bytes(path.read_bytes(), draw, how))
-        return how
-    others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
-    raw = path.read_bytes()
-    path.unlink()
-    match how:
-        case "folder":
-            path.mkdir()
-        case "link_loop":
-            path.symlink_to(path.name)
-        case "link_outside":
-            path.symlink_to("/etc/hostname")
-        case "fifo":
-            os.mkfifo(path)
-        case "swap" if others:
-            shutil.copy(draw.choice(others), path)
-        case "swap":
-            path.write_bytes(raw[::-1])
-    return how
-
-
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, suffix: str = "") -> list[Path]:
     """List regular files, sorted by name, so that a draw from them is reproducible."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    found = (path for path in folder.rglob(f"*{suffix}") if path.is_file() and not path.is_symlink())
+    return sorted(found)
 
 
-def _places(value: Any) -> Any:
+def copied(draw: random.Random, source: Path, names: tuple[str, ...]) -> None:
+    """Copy a folder to one of these names next to it."""
+    shutil.copytree(source, source.parent / draw.choice(names), dirs_exist_ok=True)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in list(items):
         yield value, key
         yield from _places(item)
 
 
-def _deep(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+WORDS = (
+    "cat", "Straße", "второй", "ﬁne", "naïve", "cafe\u0301", "北京", "👩‍👧", "“quoted”", "a,b", "x;y", "tab\there",
+    "back\\slash",
+    "o'clock", "1e5", "NaN", "null", "-1", "=1+1", "#", "<b>", "{}", "[1]", "\u2028", "\x85", "\x0b", "\x1c",
+    "\ufeff", "\u202e",
+)  # fmt: skip
+PLAIN = ("river", "house", "bird", "baker", "train", "garden", "letter", "stone", "window")
+
+
+def texts(draw: random.Random, *, fewest: int = 2, most: int = 30, plain: bool = False) -> list[str]:
+    """Distinct texts of a few words in many scripts, with characters that readers treat specially."""
+    words = PLAIN if plain else (*PLAIN, *PLAIN, *WORDS)
+    count = draw.randint(fewest, most)
+    return [" ".join([f"text {i}", *(draw.choice(words) for _ in range(draw.randint(1, 6)))]) for i in range(count)]
+
+
+def stored(text: str) -> str:
+    """The form in which a text is stored: NFC, white space collapsed."""
+    return " ".join(unicodedata.normalize("NFC", text).split())

@@ -1,73 +1,66 @@
-"""Undamaged material that several targets damage: a dataset with all stores, and a run folder with a tiny model.
-
-Both are written by the helpers of the tests of their rooms.
-"""
+"""Undamaged material that the targets damage: the data folder of a finished quick run."""
 
 from __future__ import annotations
 
+import atexit
 import functools
-import importlib.util
+import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
+GIVEN = "MM_LDLM_ATTACK_MATERIAL"
+"""Environment variable with the data folder of a finished `kedro run --env=test`; without it, one is made"""
+_TINY = (
+    "tracking.enabled=false,model.dim=16,model.depth=1,model.heads=2,training.launch.processes=1,training.max_steps=3,"
+    "training.checkpoint.every_steps=1"
+)
 
 
 @functools.cache
-def folder() -> Path:
-    """A folder for undamaged material, which ends with the process."""
-    import atexit
-
+def data() -> Path:
+    """The data folder; one that was made here is removed when the process ends."""
+    if given := os.environ.get(GIVEN):
+        return Path(given)
     made = Path(tempfile.mkdtemp(prefix="attack-material-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
+    pipelines = "ingestion,embedding,validation,training"
+    command = [sys.executable, "-m", "kedro", "run", "--env=test", f"--pipelines={pipelines}"]
+    subprocess.run([*command, "--params", f"data={made},{_TINY}"], cwd=PROJECT, check=True, capture_output=True)
     return made
 
 
-@functools.cache
-def module(relative: str) -> ModuleType:
-    """Import a file of the tests by its path."""
-    path = TESTS / relative
-    spec = importlib.util.spec_from_file_location(relative.replace("/", "_").removesuffix(".py"), path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
-
-
-@functools.cache
 def dataset() -> Path:
-    """Stores of every kind and their committed dataset (`tests/training/helpers.py`)."""
-    helpers = module("training/helpers.py")
-    root = folder() / "data"
-    helpers.write_stores(root, 48)
-    helpers.commit_dataset(root)
-    return root
+    """The folder of the validated dataset."""
+    return data() / "05_model_input" / "dataset"
+
+
+def runs() -> Path:
+    """The folder of the runs."""
+    return data() / "06_models" / "runs"
+
+
+def run_name() -> str:
+    """The name of the finished run in `runs`."""
+    return str(json.loads((data() / "06_models" / "run.json").read_text())["name"])
 
 
 @functools.cache
-def run_folder() -> Path:
-    """A run of a tiny untrained model with one checkpoint (`tests/inference/conftest.py`)."""
-    found: Path = module("inference/conftest.py").write_run(folder() / "run-1")
-    return found
+def model() -> Any:
+    """The model of the run, with its encoder loaded."""
+    from mm_ldlm.inference import MMLDLM
+
+    loaded = MMLDLM.from_run(runs() / run_name(), device="cpu")
+    loaded.encode(["one text"])
+    return loaded
 
 
 def copy(source: Path, target: Path) -> Path:
     """Copy a folder for one case."""
     shutil.copytree(source, target, symlinks=True)
     return target
-
-
-def encoder() -> Any:
-    """An encoder for the latents of `run_folder`, which truncates long texts as encoders do."""
-
-    class Truncating(module("inference/conftest.py").BagEncoder):  # type: ignore[misc]
-        def encode(self, sentences: Any) -> Any:
-            return super().encode([" ".join(text.split()[:40]) for text in sentences])
-
-    return Truncating()

@@ -1,4 +1,4 @@
-"""What a case may end in: success, quarantine, or an error of the project of at most three lines."""
+"""The allowed endings of a case: success, quarantine of counted rows, or a refusal with a short message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mm_ldlm.core.errors import MMLDLMError
 
 PASSED = ("success", "quarantine", "refused")
@@ -15,6 +17,7 @@ PASSED = ("success", "quarantine", "refused")
 MAX_LINES = 3
 MAX_CHARACTERS = 8000
 """A message of one endless line is not readable either; a path, which messages repeat, may have 4,096 bytes."""
+SPECIALS = ("[MASK]", "[PAD]")
 
 
 class Wrong(Exception):
@@ -49,13 +52,10 @@ def judge(run: Callable[[], str]) -> Ending:
         return Ending(error.kind, error.detail, error.kind)
     except MMLDLMError as error:
         return judge_message(error)
-    except MemoryError as error:
-        return Ending("memory", repr(error), _place(error))
     except BaseException as error:
         text = "".join(traceback.format_exception(error, limit=-6))
-        if _is_memory(error):
-            return Ending("memory", text[-1500:], _place(error))
-        return Ending("traceback", text[-3000:], f"{_place(error)} {type(error).__name__}")
+        memory = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
+        return Ending("memory" if memory else "traceback", text[-3000:], f"{_place(error)} {type(error).__name__}")
     if kind not in PASSED:
         raise AssertionError(f"a case returned {kind!r}")
     return Ending(kind)
@@ -67,11 +67,9 @@ def judge_message(error: MMLDLMError) -> Ending:
     place = f"{_place(error)} {type(error).__name__}"
     lines = [
         line for line in message.splitlines() if not line.startswith("✓")
-    ]  # checks that passed, above the one that failed
-    try:
-        message.encode("utf-8")
-    except UnicodeEncodeError as fault:
-        return Ending("unprintable message", f"{fault}: {message!r:.500}", place)
+    ]  # checks that passed before the failed one
+    if any(0xD800 <= ord(character) < 0xE000 for character in message):
+        return Ending("unprintable message", f"{message!r:.500}", place)
     if not message.strip():
         return Ending("empty message", type(error).__name__, place)
     if len(lines) > MAX_LINES or len(message) > MAX_CHARACTERS:
@@ -79,17 +77,43 @@ def judge_message(error: MMLDLMError) -> Ending:
     return Ending("refused", f"{type(error).__name__}: {message}", place)
 
 
-def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and ("memory" in str(error) or "bad_alloc" in str(error))
-
-
 def _place(error: BaseException) -> str:
     """The last line of `src/mm_ldlm` in the traceback, or the last line at all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/mm_ldlm/" in frame.filename] or list(frames)
-    if not own:
-        return ""
-    return f"{Path(own[-1].filename).name}:{own[-1].name}"
+    return f"{Path(own[-1].filename).name}:{own[-1].name}" if own else ""
+
+
+# -- results of the Python API -----------------------------------------------------------------------------------------
+
+
+def check_result(result: Any, *, own_words: str = "") -> None:
+    """Raise `Wrong` if a result contains NaN or infinity, an empty text, or tokens that are no words.
+
+    `own_words` is what the caller wrote, which a result may contain whatever it is.
+    """
+    for name, value in _fields(result):
+        if name == "standard_errors" and len(result.draw_nll) == 1:
+            continue  # one draw has no spread
+        if isinstance(value, (float, np.ndarray)) or hasattr(value, "numpy"):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise Wrong("not finite", f"{type(result).__name__}.{name} contains {array[~np.isfinite(array)][:3]}")
+    for text in getattr(result, "texts", ()):
+        if not isinstance(text, str) or not text.strip():
+            raise Wrong("empty text", f"{type(result).__name__} contains the text {text!r}")
+        if any(word in text for word in SPECIALS if word not in own_words) and type(result).__name__ == "Texts":
+            raise Wrong("no words", f"{type(result).__name__} contains the text {text!r}")
+
+
+def _fields(result: Any) -> list[tuple[str, Any]]:
+    names = [field.name for field in dataclasses.fields(result)] if dataclasses.is_dataclass(result) else []
+    found = [(name, getattr(result, name)) for name in names] or [("value", result)]
+    nested = [
+        item for name, value in found if name != "value" and dataclasses.is_dataclass(value) for item in _fields(value)
+    ]
+    lists = [(name, item) for name, value in found if isinstance(value, (tuple, list)) for item in value]
+    return [*found, *nested, *lists]
 
 
 # -- conservation ------------------------------------------------------------------------------------------------------
@@ -113,6 +137,15 @@ class Written:
     required: set[str] = dataclasses.field(default_factory=set)
     forbidden: set[str] = dataclasses.field(default_factory=set)
 
+    @classmethod
+    def of(cls, rows: list[str]) -> Written:
+        """The rows of an undamaged source."""
+        return cls(len(rows), len(rows), set(rows), set(rows))
+
+    def unknown(self, low: int = 0, high: int = 10**6) -> None:
+        """Forget the texts and, within these bounds, the number of rows."""
+        self.low, self.high, self.whole, self.required = low, high, None, set()
+
 
 def check_rows(written: Written, report: dict[str, Any], accepted: list[str], quarantined: int) -> None:
     """Compare a finished ingestion with what was written.
@@ -133,7 +166,6 @@ def check_rows(written: Written, report: dict[str, Any], accepted: list[str], qu
         raise Wrong("foreign text", f"accepted {sorted(leaked)[:2]!r:.300}")
     if written.whole is not None and (other := set(accepted) - written.whole):
         raise Wrong("changed text", f"accepted {sorted(other)[:2]!r:.400}, which no row contains")
-    kept = len(written.required & set(accepted))
-    missing = len(written.required) - kept - report["duplicates"]
+    missing = len(written.required - set(accepted)) - report["duplicates"]
     if missing > 0 and report["quarantined"] == 0:
         raise Wrong("lost row", f"{missing} good texts are neither accepted nor dropped nor quarantined")

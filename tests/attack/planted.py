@@ -20,30 +20,33 @@ class Unescaped(SourceError):
     __str__ = Exception.__str__
 
 
-FAULTS = {
-    "none": "success",
-    "refusal": "refused",
-    "traceback": "traceback",
-    "printed": "traceback",
-    "segfault": "signal",
-    "abort": "signal",
-    "wait": "time-out",
-    "spin": "time-out",
-    "memory": "memory",
-    "exit": "no result",
-    "lines": "long message",
-    "endless_line": "long message",
-    "empty": "empty message",
-    "surrogate": "unprintable message",
-    "lost_row": "lost row",
-    "invented_row": "invented row",
-    "cut_text": "changed text",
-    "foreign_text": "foreign text",
-    "lost_text": "lost row",
-    "wrong": "silent change",
-    "orphan": "orphan",
+ERRORS: dict[str, tuple[BaseException, str]] = {
+    "refusal": (SourceError("expected one thing, found another.\nDo a third."), "refused"),
+    "traceback": (KeyError("a defect"), "traceback"),
+    "lines": (Unescaped("one\ntwo\nthree\nfour"), "long message"),
+    "endless_line": (Unescaped("x" * 10_000), "long message"),
+    "empty": (SourceError(""), "empty message"),
+    "surrogate": (Unescaped("the name \udcff"), "unprintable message"),
+    "wrong": (Wrong("silent change", "the bytes changed, the store did not complain"), "silent change"),
 }
-"""Planted fault → the ending that the campaign must report."""
+"""Planted error → the ending that the campaign must report"""
+ROWS: dict[str, tuple[int, list[str], str]] = {
+    "lost_row": (3, ["one", "two"], "lost row"),
+    "invented_row": (3, ["one", "two", "three", "one"], "invented row"),
+    "cut_text": (3, ["one", "two", "thr"], "changed text"),
+    "foreign_text": (3, ["one", "two", "secret"], "foreign text"),
+    "lost_text": (2, ["one", "two"], "lost row"),
+}
+"""Ingestions as a reader with this defect would leave them: fewest rows, accepted texts, the ending"""
+DEEDS = {
+    "none": "success", "printed": "traceback", "segfault": "signal", "abort": "signal", "wait": "time-out",
+    "spin": "time-out", "memory": "memory", "exit": "no result", "orphan": "orphan",
+}  # fmt: skip
+FAULTS = DEEDS | {name: found[-1] for name, found in (ERRORS | ROWS).items()}
+
+
+def prepare() -> None:
+    """Nothing is needed."""
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
@@ -52,11 +55,14 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 def run(parameters: dict[str, Any], folder: Path, material: Any) -> str:
     fault = parameters["fault"]
+    if fault in ERRORS:
+        raise ERRORS[fault][0]
+    if fault in ROWS:
+        low, texts, _ = ROWS[fault]
+        rows = {"one", "two", "three"}
+        report = {"accepted": len(texts), "duplicates": 0, "quarantined": 0, "rows_from_splitting": 0}
+        check_rows(Written(low, 3, whole=rows, required=rows, forbidden={"secret"}), report, texts, 0)
     match fault:
-        case "refusal":
-            raise SourceError("expected one thing, found another.\nDo a third.")
-        case "traceback":
-            raise KeyError("a defect")
         case "printed":
             print("Traceback (most recent call last):\n  in a thread", flush=True)
         case "segfault":
@@ -72,37 +78,7 @@ def run(parameters: dict[str, Any], folder: Path, material: Any) -> str:
             return f"success {len(bytearray(2**36))}"
         case "exit":
             os._exit(0)
-        case "lines":
-            raise SourceError("one\ntwo\nthree\nfour")
-        case "endless_line":
-            raise SourceError("x" * 10_000)
-        case "empty":
-            raise SourceError("")
-        case "surrogate":
-            raise Unescaped("the name \udcff")
-        case "wrong":
-            raise Wrong("silent change", "the bytes changed, the store did not complain")
         case "orphan":
             if os.fork() == 0:
                 time.sleep(3600)
-        case "lost_row" | "invented_row" | "cut_text" | "foreign_text" | "lost_text":
-            _count(fault)
     return "success"
-
-
-def _count(fault: str) -> None:
-    """Ingestions as a reader with this defect would leave them, given to the count of rows."""
-    texts = ["one", "two", "three"]
-    written = Written(3, 3, whole=set(texts), required=set(texts), forbidden={"secret"})
-    if fault == "lost_row":
-        texts = texts[:2]
-    elif fault == "invented_row":
-        texts = [*texts, "one"]
-    elif fault == "cut_text":
-        texts = ["one", "two", "thr"]
-    elif fault == "foreign_text":
-        texts = ["one", "two", "secret"]
-    elif fault == "lost_text":
-        written.low, texts = 2, texts[:2]
-    report = {"accepted": len(texts), "duplicates": 0, "quarantined": 0, "rows_from_splitting": 0}
-    check_rows(written, report, texts, 0)
