@@ -1,7 +1,5 @@
 """The campaign: draw cases, run them, count the endings, keep a file of each new failure."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib
@@ -47,20 +45,15 @@ def keep(finished: Finished, folder: Path) -> Path:
 
 def report(endings: Sequence[Finished]) -> list[str]:
     """Lines for people: endings by target, then one finding for each kind and place of failure."""
-    lines = []
     counts = collections.Counter((item.case.target, item.ending.kind) for item in endings)
-    for target in sorted({name for name, _ in counts}):
-        found = [f"{number} {kind}" for (name, kind), number in sorted(counts.items()) if name == target]
-        lines.append(f"{target}: {', '.join(found)}")
-    groups: dict[tuple[str, str, str], list[Finished]] = {}
-    for item in endings:
-        if not item.ending.passed:
-            groups.setdefault((item.case.target, item.ending.kind, item.ending.place), []).append(item)
-    for (target, kind, place), items in sorted(groups.items(), key=lambda group: (group[0][0], -len(group[1]))):
-        first = items[0]
-        lines.append(f"\n== {target}: {kind} at {place or '?'} ({len(items)} cases)")
-        lines += first.ending.detail.rstrip().splitlines()[-LAST_LINES:]
-        lines.append(f"   {first.case.seed}: {json.dumps(first.case.parameters)[:600]}")
+    lines = [f"{target}: {number} {kind}" for (target, kind), number in sorted(counts.items())]
+    findings = {
+        (item.case.target, item.ending.kind, item.ending.place): item for item in endings if not item.ending.passed
+    }
+    for (target, kind, place), item in sorted(findings.items()):
+        lines.append(f"\n== {target}: {kind} at {place or '?'}")
+        lines += item.ending.detail.rstrip().splitlines()[-LAST_LINES:]
+        lines.append(f"   {item.case.seed}: {json.dumps(item.case.parameters)[:600]}")
     return lines
 
 

@@ -1,12 +1,9 @@
 """Damage to bytes, JSON values and files, and texts for sources, all drawn from a generator."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
 import random
-import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,11 +101,6 @@ def files_below(folder: Path, suffix: str = "") -> list[Path]:
     """List regular files, sorted by name, so that a draw from them is reproducible."""
     found = (path for path in folder.rglob(f"*{suffix}") if path.is_file() and not path.is_symlink())
     return sorted(found)
-
-
-def copied(draw: random.Random, source: Path, names: tuple[str, ...]) -> None:
-    """Copy a folder to one of these names next to it."""
-    shutil.copytree(source, source.parent / draw.choice(names), dirs_exist_ok=True)
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

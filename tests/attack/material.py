@@ -1,7 +1,5 @@
 """Undamaged material that the targets damage: the data folder of a finished quick run."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -1,7 +1,5 @@
 """The allowed endings of a case: success, quarantine of counted rows, or a refusal with a short message."""
 
-from __future__ import annotations
-
 import dataclasses
 import traceback
 from collections.abc import Callable
@@ -138,7 +136,7 @@ class Written:
     forbidden: set[str] = dataclasses.field(default_factory=set)
 
     @classmethod
-    def of(cls, rows: list[str]) -> Written:
+    def of(cls, rows: list[str]) -> "Written":
         """The rows of an undamaged source."""
         return cls(len(rows), len(rows), set(rows), set(rows))
 

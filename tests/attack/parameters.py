@@ -1,17 +1,19 @@
 """Target: parameters and configuration files; what is accepted before the first node must also work in the worker."""
 
-from __future__ import annotations
-
 import copy
+import dataclasses
 import json
+import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import material
 from .damage import HOSTILE, damage_json
-from .oracle import Wrong
-from .results import check_result
+from .oracle import Wrong, check_result
 
 CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("training.device", ("banana", "meta", "cuda:99", "cuda", "CPU", "", "cpu:1", "mps")),
@@ -99,100 +101,112 @@ FILES = (
 FILE_NAMES = ("parameters.yml", "parameters/x.yml", "globals.yml", "catalog.yml", "params.yml", "parameters.yaml",
 "parameters.json", "logging.yml",
               "credentials.yml", "Parameters.yml", "parameters_x.yml", "sub/parameters.yml")  # fmt: skip
+OVERRIDES = (
+    "data={a}", "data=s3://bucket/x", "data=http://[::1", "seed=", "=", "model.dim", "model.dim=1=2", "a=[", "a={b: ",
+    "x=" + "[" * 2000, "model={dim: 3", "seed=1,seed=2", "model.dim=3,model=4", "a" * 9000, "seed=\x00", "seed=\ud800",
+    "seed=*a", "seed=&a 1", "a=${b}", "a=${oc.env:HOME}", "a=!!python/object:os.abort", "a.b.c.d.e=1,a.b=2", ",,,", "{", "}",
+    '{"model": {"dim": 3}}', '{"seed": NaN}', "tracking.uri=user:PASSWORD@host", "tracking.uri=http://user:a PASSWORD@host/",
+)  # fmt: skip
+"""Texts of `--params`"""
+COMPONENTS = {
+    "raises": "raise KeyError('import')", "exits": "raise SystemExit(3)", "nothing": "",
+    "no_class": "Odd = 3", "odd_annotations": "class Odd:\n    x: 'no.such.Type' = 1",
+    "property": "from mm_ldlm.core.config import config\n@config\nclass Odd:\n    kind: str = 'odd'\n    @property\n"
+    "    def build(self):\n        raise RuntimeError('property')",
+    "odd_exception": "class Quiet(Exception):\n    def __str__(self):\n        raise ValueError('str')\nraise Quiet",
+    "long_exception": "raise ValueError('x' * 10**6)", "metaclass": "class M(type):\n    def __getattr__(cls, name):\n"
+    "        raise RuntimeError(name)\nclass Odd(metaclass=M):\n    pass",
+    "post_init": "from mm_ldlm.core.config import config\n@config\nclass Odd:\n    kind: str = 'odd'\n"
+    "    def __post_init__(self):\n        raise OSError('odd')",
+}  # fmt: skip
+"""Modules of users, whose class `Odd` is chosen as a component"""
+COMPONENT_KEYS = ("model", "objective", "encoder", "sampling.text", "sampling.latent", "objective.process")
 
 
 def prepare() -> Any:
-    """Load the parameters of `--env=test`, the model that samplers are tried on, and the helpers of training."""
+    """Load the parameters of `--env=test` and the model that samplers are tried on."""
     from mm_ldlm.app import parameters
     from mm_ldlm.app.config_loader import LayeredConfigLoader
     from mm_ldlm.data.corpus import ingestion  # noqa: F401
-    from mm_ldlm.inference import MMLDLM
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
     from mm_ldlm.training import worker  # noqa: F401
 
-    conf = material.TESTS.parent / "conf"
-    loaded = LayeredConfigLoader(str(conf), env="test", **CONFIG_LOADER_ARGS)["parameters"]
+    loaded = LayeredConfigLoader(str(material.PROJECT / "conf"), env="test", **CONFIG_LOADER_ARGS)["parameters"]
     parameters.check_parameters(loaded)
-    model = MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
-    return {
-        "plain": json.loads(json.dumps(loaded)),
-        "model": model,
-        "helpers": material.module("training/helpers.py"),
-        "conf": conf,
-    }
+    return {"plain": json.loads(json.dumps(loaded)), "model": material.model()}
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
-    how = draw.choice(("chosen", "chosen", "chosen", "chosen", "leaf", "leaf", "section", "key", "file"))
+    how = draw.choice(("chosen",) * 5 + ("damage", "damage", "section", "key", "file", "file", "override", "component"))
     key, values = draw.choice(CHOSEN)
-    found: dict[str, Any] = {"how": how, "draw": draw.randrange(2**32)}
-    if how == "chosen":
-        found |= {"key": key, "value": draw.choice(values)}
-    elif how == "file":
-        found |= {
-            "name": draw.choice(FILE_NAMES),
-            "text": draw.choice(FILES).decode("latin-1"),
-            "layered": draw.random() < 0.3,
-        }
-    return found
+    more: dict[str, dict[str, Any]] = {
+        "chosen": {"key": key, "value": draw.choice(values)},
+        "file": {"name": draw.choice(FILE_NAMES), "text": draw.choice(FILES).decode("latin-1"), "env": draw.choice(("odd", "test+odd"))},
+        "override": {"text": draw.choice(OVERRIDES)},
+        "component": {"code": draw.choice(list(COMPONENTS)), "key": draw.choice(COMPONENT_KEYS)},
+    }  # fmt: skip
+    return {"how": how, "draw": draw.randrange(2**32), **more.get(how, {})}
 
 
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> str:
-    from mm_ldlm.app.parameters import check_files, check_parameters
+    from mm_ldlm.app.config_loader import merge, parse_params
+    from mm_ldlm.app.parameters import check_machine, check_parameters
     from mm_ldlm.core.errors import MMLDLMError, TrainingDiverged
 
-    draw = random.Random(parameters["draw"])
+    how, key, draw = parameters["how"], parameters.get("key", ""), random.Random(parameters["draw"])
     plain = copy.deepcopy(pristine["plain"])
-    key = ""
-    if parameters["how"] == "file":
-        plain = _load_file(parameters, folder, pristine["conf"])
+    if how == "file":
+        plain = load_file(parameters, folder)
+    elif how == "override":
+        plain = merge(plain, parse_params(parameters["text"]))
+    elif how == "component":
+        (folder / "odd_component.py").write_text(COMPONENTS[parameters["code"]])
+        sys.path.insert(0, str(folder))
+        place(plain, key, {"kind": "odd_component:Odd"})
+    elif how == "chosen":
+        place(plain, key, parameters["value"])
     else:
-        key = change(plain, parameters, draw)
+        key = change(plain, how, draw)
     typed = check_parameters(plain)
-    check_files(typed, read=typed.keys())
+    check_machine(typed, read=typed.keys(), unused={"encoder", "training"})
     try:
-        _use(key, plain, typed, folder, pristine, draw)
+        use(key, typed, folder, pristine["model"])
     except TrainingDiverged:
         return "refused"  # a matter of the numbers, not of a single parameter
     except MMLDLMError as error:
-        name = key.rpartition(".")[2]
-        if parameters["how"] == "chosen" and name not in str(error):
-            raise Wrong(
-                "late refusal",
-                f"{key} = {parameters['value']!r:.80} was accepted, then: {type(error).__name__}: {error}",
-            ) from None
+        if how == "chosen" and key.rpartition(".")[2] not in str(error):
+            found = f"{key} = {parameters['value']!r:.80} was accepted, then: {type(error).__name__}: {error}"
+            raise Wrong("late refusal", found) from None
         raise
     return "success"
 
 
-def change(plain: dict[str, Any], parameters: dict[str, Any], draw: random.Random) -> str:
-    """Change the parameters in place; return the key of the changed section or value."""
-    how = parameters["how"]
-    if how == "chosen":
-        *path, last = parameters["key"].split(".")
-        place = plain
-        for name in path:
-            place = place[name]
-        place[last] = parameters["value"]
-        if parameters["key"].startswith("training.batch.examples") or last == "tokens_per_device":
-            place |= {name: None for name in ("tokens", "examples") if name != last}
-        return str(parameters["key"])
+def place(plain: dict[str, Any], key: str, value: Any) -> None:
+    """Set a parameter by its path, and what excludes it to null."""
+    *path, last = key.split(".")
+    for name in path:
+        plain = plain[name]
+    if key.startswith("training.batch.") and last in ("examples", "examples_per_device", "tokens_per_device"):
+        plain |= {name: None for name in ("tokens", "examples") if name != last}
+    plain[last] = value
+
+
+def change(plain: dict[str, Any], how: str, draw: random.Random) -> str:
+    """Change a section in place; return its name."""
     section = draw.choice([name for name in plain if name != "comparison"])
     if how == "section":
         plain[section] = draw.choice(HOSTILE)
-    elif how == "key":
-        odd: Any = draw.choice(
-            (1, None, True, 1.5, (1, 2), "", "\ud800", "x" * 5000, "a.b", "kind", b"x", "\x00", "__class__")
-        )
-        target = plain if draw.random() < 0.3 or not isinstance(plain[section], dict) else plain[section]
-        target[odd] = draw.choice(HOSTILE)
-    else:
+    elif how == "damage":
         plain[section] = damage_json(plain[section], draw)
+    else:
+        odd: Any = (1, None, True, 1.5, (1, 2), "", "\ud800", "x" * 5000, "a.b", "kind", b"x", "\x00", "__class__")
+        target = plain if draw.random() < 0.3 or not isinstance(plain[section], dict) else plain[section]
+        target[draw.choice(odd)] = draw.choice(HOSTILE)
     return section
 
 
-def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str, Any]:
-    """Load an environment that contains one odd file."""
+def load_file(parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Load an environment that contains one odd file, or a pipe under its name."""
     from kedro.config import MissingConfigException
 
     from mm_ldlm.app.config_loader import LayeredConfigLoader
@@ -200,13 +214,14 @@ def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str
 
     (folder / "conf").mkdir()
     for name in ("base", "test"):
-        (folder / "conf" / name).symlink_to(conf / name)
+        (folder / "conf" / name).symlink_to(material.PROJECT / "conf" / name)
     path = folder / "conf" / "odd" / parameters["name"]
     path.parent.mkdir(parents=True)
-    path.write_bytes(parameters["text"].encode("latin-1"))
-    loader = LayeredConfigLoader(
-        str(folder / "conf"), env="test+odd" if parameters["layered"] else "odd", **CONFIG_LOADER_ARGS
-    )
+    if parameters["draw"] % 8:
+        path.write_bytes(parameters["text"].encode("latin-1"))
+    else:
+        os.mkfifo(path)
+    loader = LayeredConfigLoader(str(folder / "conf"), env=parameters["env"], **CONFIG_LOADER_ARGS)
     for kind in ("globals", "catalog", "credentials"):
         try:
             loader[kind]
@@ -216,73 +231,40 @@ def _load_file(parameters: dict[str, Any], folder: Path, conf: Path) -> dict[str
     return plain
 
 
-# -- use: the worker's side of what was accepted -----------------------------------------------------------------------
-
-
-def _use(
-    key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path, pristine: dict[str, Any], draw: random.Random
-) -> None:
+def use(key: str, typed: dict[str, Any], folder: Path, model: Any) -> None:
+    """Do what a worker would do with what was accepted, with everything that the case did not choose made small."""
     section = key.partition(".")[0]
     if section in ("training", "model", "objective", "seed"):
-        _train(key, plain, typed, folder, pristine["helpers"])
+        _train(key, typed, folder)
     elif section == "sampling":
-        _sample(typed["sampling"], pristine["model"])
+        sampling, one = typed["sampling"], typed["sampling"].unconditional
+        latents = np.eye(model.dim, dtype=np.float32)[:2]
+        search = sampling.search if sampling.search.enabled else None
+        check_result(model.invert(latents, sampler=sampling.text, length=sampling.length, search=search))
+        check_result(model.embed(["the dog"], sampler=sampling.latent))
+        check_result(model.generate(2, order=one.order, sampler=one.text, latent_sampler=one.latent, length=one.length))
     elif section in ("ingestion", "tokenizer"):
-        _ingest(key, plain, folder)
+        from mm_ldlm.data.corpus.ingestion import ingest
+        from mm_ldlm.data.corpus.tokenizer import load_tokenizer
+
+        ingest(
+            typed["ingestion"], seed=0, workspace=folder / "records", quarantine=folder / "quarantine",
+            tokenizer=load_tokenizer(typed["tokenizer"]), tokens=typed["tokenizer"],
+        )  # fmt: skip
 
 
-def _train(key: str, plain: dict[str, Any], typed: dict[str, Any], folder: Path, helpers: Any) -> None:
-    """Train for two steps on the synthetic task, with everything that the case did not choose made small."""
-    import dataclasses
-
-    from mm_ldlm.core.config import parse
-    from mm_ldlm.training.config import TrainingConfig
+def _train(key: str, typed: dict[str, Any], folder: Path) -> None:
+    from mm_ldlm.training.spec import TrainingSpec
     from mm_ldlm.training.worker import train
 
-    settings = copy.deepcopy(plain["training"])
-    small: dict[str, Any] = {"max_steps": 2, "device": "cpu", "preflight": True, "log_every": 1, "diagnose_every": 0}
-    settings |= {name: value for name, value in small.items() if key != f"training.{name}"}
-    if not key.startswith("training.batch"):
-        settings["batch"] = {"examples": 8, "length_multiple": 4, "prefetch": 1}
-    if not key.startswith("training.optimizer"):
-        settings["optimizer"] = {**settings["optimizer"], "warmup_steps": 0}
-    else:
-        settings["optimizer"]["warmup_steps"] = 0
-    if key == "training.max_steps" and isinstance(settings["max_steps"], (int, float)) and settings["max_steps"] > 100:
-        settings["max_minutes"] = 0.01
-    training = parse(TrainingConfig, settings, at="training")
+    spec, training = TrainingSpec.read(material.runs() / "training_spec.json"), typed["training"]
+    small = {"max_steps": 2, "device": "cpu", "log_every": 1, "diagnose_every": 0, "batch": spec.training.batch}
+    small["optimizer"] = dataclasses.replace(training.optimizer, warmup_steps=0)
+    if key == "training.max_steps" and (training.max_steps or 0) > 100:
+        small["max_minutes"] = 0.01
+    chosen = ".".join(key.split(".")[:2])
+    training = dataclasses.replace(training, **{n: v for n, v in small.items() if chosen != f"training.{n}"})
     training = dataclasses.replace(training, batch=training.batch.of_processes(1))  # as the plan does
-    model = typed["model"] if key.startswith("model") else helpers.spec().model
-    seed = plain["seed"] if training.seed is None else training.seed
-    spec = dataclasses.replace(helpers.spec(), training=training, model=model, objective=typed["objective"], seed=seed)
-    train(spec, root=folder / "runs", data=helpers.data(16))
-
-
-def _sample(sampling: Any, model: Any) -> None:
-    import numpy as np
-
-    latents = np.eye(6, dtype=np.float32)[:2]
-    search = sampling.search if sampling.search.enabled else None
-    check_result(model.invert(latents, sampler=sampling.text, length=sampling.length, search=search))
-    check_result(model.embed(["w1 w2"], sampler=sampling.latent))
-    one = sampling.unconditional
-    check_result(model.generate(2, order=one.order, sampler=one.text, latent_sampler=one.latent, length=one.length))
-
-
-def _ingest(key: str, plain: dict[str, Any], folder: Path) -> None:
-    from mm_ldlm.core.config import parse
-    from mm_ldlm.data.corpus.config import IngestionConfig
-    from mm_ldlm.data.corpus.ingestion import ingest
-    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
-
-    limits = parse(TokenizerConfig, plain["tokenizer"], at="tokenizer")
-    config = parse(IngestionConfig, plain["ingestion"], at="ingestion")
-    seed = plain["seed"]
-    ingest(
-        config,
-        seed=seed,
-        workspace=folder / "records",
-        quarantine=folder / "quarantine",
-        tokenizer=load_tokenizer(limits),
-        tokens=limits,
-    )
+    model = typed["model"] if key.startswith("model") else spec.model
+    changed = dataclasses.replace(spec, training=training, model=model, objective=typed["objective"])
+    train(dataclasses.replace(changed, dataset=str(material.dataset())), root=folder / "runs")

@@ -1,7 +1,5 @@
 """A target whose cases fail on purpose, one for each ending that the oracle must notice."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

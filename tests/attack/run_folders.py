@@ -1,7 +1,6 @@
 """Target: run folders and checkpoints, damaged, then loaded, sampled from, or continued by the training."""
 
-from __future__ import annotations
-
+import dataclasses
 import hashlib
 import json
 import random
@@ -9,239 +8,157 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import material
-from .damage import FILE_DAMAGE, damage_bytes, damage_file, damage_json, files_below, write_json
-from .oracle import Wrong
-from .results import check_result
+from .damage import PLACES, damage_bytes, damage_document, damage_file, files_below
+from .oracle import Wrong, check_result
 
 HOW = (
-    "bytes", "bytes", "file", "file", "json", "json", "json", "signed_json", "signed_json", "signed_bytes", "marker",
-    "marker", "pointer",
-    "pointer", "copy", "copy", "weights", "weights", "config", "config", "missing", "none",
+    "bytes", "bytes", "file", "file", "json", "json", "signed_json", "signed_json", "signed_bytes", "marker",
+    "pointer", "pointer", "half", "half", "copy", "weights", "weights", "moments", "moments", "config", "missing", "none",
 )  # fmt: skip
-USES = ("load", "load", "load", "load", "step", "best", "runs", "resume", "resume", "init")
+USES = ("load", "load", "load", "step", "best", "runs", "resume", "resume")
 NAMES = (
     "step-00000003 (copy)", "step-00000004", "step--0000001", "step-", "step-x", "step-99999999999999999999",
-    "step-00000005.old",
-    "Step-00000003", "step-3", "step-００００００１２", "step-1e3", "best", "\u2028",
+    "step-00000005.old", "Step-00000003", "step-3", "step-００００００１２", "step-1e3", "best", "\u2028",
 )  # fmt: skip
 POINTERS = (
-    "../../run-2/checkpoints/step-00000003",
-    "/etc",
-    "..",
-    ".",
-    "",
-    "step-00000003\nx",
-    "\x00",
-    "x" * 300,
-    "step-99",
-    "\xff",
-    "step-3",
-)
+    "../../run-2/checkpoints/step-00000003", "/etc", "..", ".", "", "step-00000003\nx", "\x00", "x" * 300, "step-99",
+    "\xff", "step-3", "step-00000002",
+)  # fmt: skip
+STEPS = (3, "3", "step-00000003", 4, "../x", True, None, -1, 2**70)
 
 
 def prepare() -> Any:
-    """A run to load, and a finished training to continue; what the undamaged run writes."""
-    from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.training.worker import train
+    """What the undamaged run writes, and the specification of its training."""
+    from mm_ldlm.training import worker  # noqa: F401
 
-    helpers = material.module("training/helpers.py")
-    material.run_folder()
-    root = material.folder() / "trained"
-    train(_spec(helpers, max_steps=2), root=root, data=helpers.data())
-    model = MMLDLM.from_run(material.run_folder(), encoder=material.encoder(), device="cpu")
-    return {
-        "text": _written(model),
-        "helpers": helpers,
-        "trained": root,
-        "resumed": _resume(helpers, root, material.folder() / "again"),
-    }
+    return written(material.model())
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
     return {"how": draw.choice(HOW), "use": draw.choice(USES), "draw": draw.randrange(2**32)}
 
 
-def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> str:
+def run(parameters: dict[str, Any], folder: Path, pristine: list[str]) -> str:
     from mm_ldlm.inference import MMLDLM
 
     how, use, draw = parameters["how"], parameters["use"], random.Random(parameters["draw"])
-    training = use in ("resume", "init")
-    runs = material.copy(pristine["trained"] if training else material.run_folder().parent, folder / "runs")
-    directory = runs / ("run" if training else "run-1")
-    checkpoint = sorted((directory / "checkpoints").glob("step-*"))[-1]
-    original = material.copy(checkpoint, folder / "original")
+    runs = material.copy(material.runs(), folder / "runs")
+    directory = runs / material.run_name()
+    checkpoint = max((directory / "checkpoints").glob("step-*"))
+    names = {path.name for path in checkpoint.iterdir()}
     detectable = damage(directory, checkpoint, how, draw)
     if use == "resume":
-        _resume(pristine["helpers"], runs, None)
-        return "success"
-    if use == "init":
-        return _init(pristine["helpers"], runs, checkpoint)
-    options = {
-        "step": {"checkpoint": draw.choice((3, "3", "step-00000003", 4, "../x", True, None, -1, 2**70))},
-        "best": {"checkpoint": "best"},
-    }
-    path = directory.parent if use == "runs" else directory
-    model = MMLDLM.from_run(path, encoder=material.encoder(), device="cpu", **options.get(use, {}))
-    found = _written(model)
-    same = {path.name for path in original.iterdir()} == {path.name for path in model.parts.checkpoint.iterdir()}
-    if found != pristine["text"] and detectable and same and use != "runs":
-        raise Wrong("silent change", f"after {how}, the run writes {found} instead of {pristine['text']}")
+        return resume(runs, directory, how)
+    options = {"step": {"checkpoint": draw.choice(STEPS)}, "best": {"checkpoint": "best"}}.get(use, {})
+    model = MMLDLM.from_run(runs if use == "runs" else directory, device="cpu", **options)
+    found = written(model)
+    assert model.parts is not None
+    if use == "load" and model.parts.checkpoint.name != checkpoint.name and how != "pointer":
+        raise Wrong("older checkpoint", f"after {how}, latest was {model.parts.checkpoint.name} without an error")
+    same = names == {path.name for path in model.parts.checkpoint.iterdir()}
+    if found != pristine and detectable and same and use not in ("runs", "step"):
+        raise Wrong("silent change", f"after {how}, the run writes {found} instead of {pristine}")
+    return "success"
+
+
+def resume(runs: Path, directory: Path, how: str) -> str:
+    """Continue the training for one step; whatever it commits is finite."""
+    from safetensors.numpy import load_file
+
+    from mm_ldlm.training.spec import TrainingSpec
+    from mm_ldlm.training.worker import train
+
+    spec = TrainingSpec.read(material.runs() / "training_spec.json")
+    last = max(int(path.name[5:]) for path in (material.runs() / directory.name / "checkpoints").glob("step-*"))
+    training = dataclasses.replace(spec.training, max_steps=last + 1, resume="auto")
+    train(dataclasses.replace(spec, training=training, dataset=str(material.dataset())), root=runs)
+    for path in sorted((directory / "checkpoints").glob(f"step-{last + 1:08d}/*.safetensors")):
+        for name, value in load_file(path).items():
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise Wrong("not finite", f"after {how}, a checkpoint with {path.name}:{name} was committed")
     return "success"
 
 
 def damage(directory: Path, checkpoint: Path, how: str, draw: random.Random) -> bool:
     """Damage a run folder; return whether checksums can reveal it."""
-    files = files_below(checkpoint)
-    documents = [path for path in files_below(directory) if path.suffix == ".json"]
+    files = [path for path in files_below(checkpoint) if path.name != "COMPLETE"]
+    documents = files_below(directory, ".json")
+    path = draw.choice(files)
     match how:
-        case "bytes":
-            path = draw.choice([path for path in files if path.name != "COMPLETE"])
+        case "bytes" | "signed_bytes":
             path.write_bytes(damage_bytes(path.read_bytes(), draw))
         case "file":
-            damage_file(draw.choice(files_below(directory)), draw, draw.choice(FILE_DAMAGE))
-            return False
-        case "json":
-            path = draw.choice(documents)
-            write_json(path, damage_json(json.loads(path.read_text()), draw), draw)
-            return checkpoint in path.parents
-        case "signed_json":
-            path = draw.choice([path for path in documents if checkpoint in path.parents])
-            write_json(path, damage_json(json.loads(path.read_text()), draw), draw)
-            sign(checkpoint)
-            return False
-        case "signed_bytes":
-            path = draw.choice([path for path in files if path.name != "COMPLETE"])
-            path.write_bytes(damage_bytes(path.read_bytes(), draw))
-            sign(checkpoint)
-            return False
+            damage_file(draw.choice(files_below(directory)), draw, *PLACES)
+        case "json" | "signed_json":
+            path = draw.choice([path for path in documents if how == "json" or checkpoint in path.parents])
+            damage_document(path, draw)
         case "marker":
-            path = checkpoint / "COMPLETE"
-            marker = json.loads(path.read_text())
-            changed = draw.choice(("empty", "one", "outside", "hostile", "bytes"))
-            if changed == "empty":
-                path.write_text(json.dumps({**marker, "files": {}}))
-                weights = checkpoint / "ema.safetensors"
-                weights.write_bytes(damage_bytes(weights.read_bytes(), draw, "zeros"))
-                return True
-            if changed == "one":
-                marker["files"].pop(draw.choice(list(marker["files"])))
-                path.write_text(json.dumps(marker))
-            elif changed == "outside":
-                marker["files"]["../../../../../../etc/hostname"] = {"bytes": 1, "sha256": "x"}
-                path.write_text(json.dumps(marker))
-            elif changed == "hostile":
-                write_json(path, damage_json(marker, draw), draw)
-            else:
-                path.write_bytes(damage_bytes(path.read_bytes(), draw))
-            return False
+            marker = json.loads((checkpoint / "COMPLETE").read_text())
+            marker["files"].pop(draw.choice(list(marker["files"])))
+            outside = {"../../../../../../etc/hostname": {"bytes": 1, "sha256": "x"}}
+            marker["files"] = draw.choice(({}, marker["files"], marker["files"] | outside))
+            (checkpoint / "COMPLETE").write_text(json.dumps(marker))
         case "pointer":
-            name = draw.choice(("latest", "best"))
-            raw = draw.choice(POINTERS)
-            (directory / "checkpoints" / name).write_bytes(raw.encode("latin-1") if raw == "\xff" else raw.encode())
-            _other_run(directory, checkpoint)
-            return False
+            raw = draw.choice(POINTERS).encode("latin-1")
+            (directory / "checkpoints" / draw.choice(("latest", "best"))).write_bytes(raw)
+            shutil.copytree(checkpoint, directory.parent / "run-2" / "checkpoints" / "step-00000003")
+        case "half":  # as a kill would leave it, or a copy that was cut
+            if draw.random() < 0.5:
+                (checkpoint / "COMPLETE").unlink()
+            else:
+                checkpoint.rename(checkpoint.with_name(draw.choice(("gone", "step-00000001", ".tmp-x"))))
         case "copy":
-            shutil.copytree(checkpoint, checkpoint.parent / draw.choice(NAMES), dirs_exist_ok=True)
-            return False
+            shutil.copytree(checkpoint, checkpoint.parent / draw.choice(NAMES))
         case "weights":
-            _change_weights(checkpoint, draw)
-            sign(checkpoint)
-            return False
+            change_tensors(draw.choice(sorted(checkpoint.glob("*ema*.safetensors"))), draw)
+        case "moments":
+            change_tensors(checkpoint / "optimizer.safetensors", draw)
         case "config":
-            path = directory / "config.json"
-            plain = json.loads(path.read_text())
-            section = draw.choice(("shape", "model", "objective", "fingerprints", "encoder"))
-            plain[section] = damage_json(plain.get(section, {}), draw)
-            path.write_text(json.dumps(plain))
-            return False
+            damage_document(directory / "config.json", draw)
         case "missing":
-            path = draw.choice(files_below(directory))
-            path.unlink()
-            return False
-    return True
+            draw.choice(files_below(directory)).unlink()
+    if how in ("signed_json", "signed_bytes", "weights", "moments"):
+        sign(checkpoint)
+    return how in ("bytes", "none") or (how == "json" and checkpoint in path.parents)
 
 
 def sign(checkpoint: Path) -> None:
     """Write the marker anew, as if the training had left these files."""
     marker = json.loads((checkpoint / "COMPLETE").read_text())
-    files = [path for path in files_below(checkpoint) if path.name != "COMPLETE"]
+    files = {path.relative_to(checkpoint).as_posix(): path.read_bytes() for path in files_below(checkpoint)}
     marker["files"] = {
-        path.relative_to(checkpoint).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path in files
-    }
+        name: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        for name, raw in files.items() if name != "COMPLETE"
+    }  # fmt: skip
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
 
 
-def _change_weights(checkpoint: Path, draw: random.Random) -> None:
+def change_tensors(path: Path, draw: random.Random) -> None:
+    """Change one tensor of a file: NaN, infinity, another shape or type, a missing or a further one."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    path = draw.choice(sorted(checkpoint.glob("*.safetensors")))
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
-    value = tensors[name]
-    match draw.choice(("nan", "inf", "huge", "shape", "type", "missing", "extra", "zeros", "meta", "rename")):
-        case "nan":
-            value = torch.full_like(value, torch.nan) if value.is_floating_point() else value
-        case "inf":
-            value = torch.full_like(value, torch.inf) if value.is_floating_point() else value
-        case "huge":
-            value = value * 1e30
-        case "shape":
-            value = value.reshape(-1)[:-1].clone()
-        case "type":
-            value = value.to(draw.choice((torch.float64, torch.int64, torch.bfloat16, torch.bool)))
-        case "missing":
-            tensors.pop(name)
-        case "extra":
-            tensors["extra"] = torch.zeros(2)
-        case "rename":
-            tensors[f"x.{name}"] = tensors.pop(name)
-        case "zeros":
-            value = torch.zeros_like(value)
-    if name in tensors:
-        tensors[name] = value.contiguous()
-    save_file(tensors, path)
+    value = tensors.pop(name)
+    changed: dict[str, Any] = {
+        "nan": {name: torch.full_like(value, torch.nan) if value.is_floating_point() else value},
+        "inf": {name: torch.full_like(value, torch.inf) if value.is_floating_point() else value},
+        "huge": {name: value * 1e30 if value.is_floating_point() else value}, "missing": {},
+        "shape": {name: value.reshape(-1)[:-1].clone()}, "zeros": {name: torch.zeros_like(value)},
+        "type": {name: value.to(draw.choice((torch.float64, torch.int64, torch.bfloat16, torch.bool)))},
+        "extra": {name: value, "extra": torch.zeros(2)}, "rename": {f"x.{name}": value},
+    }  # fmt: skip
+    save_file(tensors | changed[draw.choice(list(changed))], path)
 
 
-def _other_run(directory: Path, checkpoint: Path) -> None:
-    """Another run beside this one, which a pointer of this run must not reach."""
-    target = directory.parent / "run-2" / "checkpoints" / "step-00000003"
-    target.parent.mkdir(parents=True)
-    shutil.copytree(checkpoint, target)
-    shutil.rmtree(target / "normaliser", ignore_errors=True)
-
-
-def _written(model: Any) -> list[str]:
-    import numpy as np
-
-    latents = np.eye(6, dtype=np.float32)[:3]
-    written = model.invert(latents, steps=2, seed=3)
-    check_result(written)
-    embedded = model.embed(["w1 w2", "w3"], steps=2, seed=3)
+def written(model: Any) -> list[str]:
+    """What a model writes and embeds, to compare."""
+    latents = np.eye(model.dim, dtype=np.float32)[:3]
+    texts, embedded = model.invert(latents, steps=2, seed=3), model.embed(["the dog", "a cat"], steps=2, seed=3)
+    check_result(texts)
     check_result(embedded)
-    return [*written.texts, hashlib.sha256(np.round(embedded.latents, 3).tobytes()).hexdigest()[:8]]
-
-
-def _spec(helpers: Any, **training: Any) -> Any:
-    return helpers.spec(**{"checkpoint": {"every_steps": 1, "background": False}, "diagnose_every": 0, **training})
-
-
-def _resume(helpers: Any, root: Path, copy: Path | None) -> int:
-    from mm_ldlm.training.worker import train
-
-    runs = root if copy is None else material.copy(root, copy)
-    result = train(_spec(helpers, max_steps=3), root=runs, data=helpers.data())
-    return int(result.step)
-
-
-def _init(helpers: Any, runs: Path, checkpoint: Path) -> str:
-    from mm_ldlm.training.worker import train
-
-    spec = _spec(helpers, max_steps=1, init_from=checkpoint.relative_to(runs).as_posix(), run_name="second")
-    train(spec, root=runs, data=helpers.data())
-    return "success"
+    return [*texts.texts, hashlib.sha256(np.round(embedded.latents, 3).tobytes()).hexdigest()[:8]]

@@ -4,8 +4,6 @@ The modules of the project and the undamaged material are loaded once, before th
 little more than its own work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler
@@ -51,13 +49,13 @@ class Case:
     parameters: dict[str, Any]
 
     @classmethod
-    def draw(cls, target: str, module: ModuleType, seed: str) -> Case:
+    def draw(cls, target: str, module: ModuleType, seed: str) -> "Case":
         """Draw the parameters; they are converted to JSON and back, so that a kept file replays exactly."""
         parameters = module.generate(random.Random(f"{target} {seed}"))
         return cls(target, seed, json.loads(json.dumps(parameters)))
 
     @classmethod
-    def read(cls, path: Path) -> Case:
+    def read(cls, path: Path) -> "Case":
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:

@@ -1,7 +1,5 @@
 """Target: files of lines and of columns with known rows, damaged, ingested and counted."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -42,7 +40,7 @@ COLUMNS = (
 )  # fmt: skip
 DAMAGE: dict[str, tuple[str, ...]] = {
     "text": LINES,
-    "jsonl": (*LINES, "bad_line", "bad_line", "json_value", "json_value", "columns", "meta"),
+    "jsonl": (*LINES, "bad_line", "bad_line", "json_value", "json_value"),
     "csv": (
         *LINES,
         "bad_in_quotes",
@@ -139,22 +137,15 @@ def make_jsonl(kind: str, damage: str, draw: random.Random, folder: Path) -> Mad
     lines = [json.dumps({"text": row, "n": i, "s": "train"}, ensure_ascii=draw.random() < 0.5)
              for i, row in enumerate(rows or ())]  # fmt: skip
     keys: dict[str, Any] = {"kind": "jsonl"}
-    at, most = draw.randrange(len(lines)), 1
+    at = draw.randrange(len(lines))
     if damage == "bad_line":
         lines.insert(at, draw.choice(BAD_LINES))
     elif damage == "json_value":
-        key, option = draw.choice((("n", "meta_columns"), ("s", "split_column"), ("label", "label_column"), ("pair", "pair_column")))  # noqa: E501  # fmt: skip
+        key, option = draw.choice((("n", "meta_columns"), ("s", "split_column"), ("label", "label_column"), ("pair", "pair_column")))  # fmt: skip
         keys[option] = [key] if option == "meta_columns" else key
         lines.insert(at, json.dumps({"text": "an odd row", "n": 0, "s": "train", key: draw.choice(HOSTILE)}))
         rows = None
-    elif damage == "columns":
-        keys["columns"] = draw.choice((["missing"], ["text", "n"], ["text", "text"], [""], ["\ud800"]))
-        rows, most = None, len(keys["columns"])
-    elif damage == "meta":
-        keys["meta_columns"] = draw.choice((["n"], ["n", "n"], ["missing"], ["text"], ["label"], ["pair"], ["n", "s"]))
-    source, written = _lines(damage, draw, folder / "source.jsonl", [line.encode() for line in lines], rows, keys)
-    written.high = max(written.high, most * len(lines))
-    return source, written
+    return _lines(damage, draw, folder / "source.jsonl", [line.encode() for line in lines], rows, keys)
 
 
 def make_csv(kind: str, damage: str, draw: random.Random, folder: Path) -> Made:
@@ -186,9 +177,6 @@ def make_csv(kind: str, damage: str, draw: random.Random, folder: Path) -> Made:
             whole, low, high = None, -good, lines
         case "duplicate_header":
             header, whole = mark.join(draw.choice((("text", "text"), ("text", "n", "n")))).encode(), None
-        case "delimiter":
-            keys["delimiter"] = draw.choice(("\n", '"', "\ud800", "\x00", " ", "", ",,"))
-            whole, low, high = None, -good, lines
     source, written = _lines(damage, draw, folder / "source.csv", records, whole, keys, header=header)
     if low or high:
         written.low, written.high = good + low, good + high
