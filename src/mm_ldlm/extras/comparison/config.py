@@ -1,13 +1,13 @@
 """Parameters under `comparison`."""
 
-from __future__ import annotations
-
-import re
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
-from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, config
+from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, config
 from mm_ldlm.core.messages import nearest
+
+Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Names a folder and rows of the table"""
 
 
 @config
@@ -15,22 +15,17 @@ class MemberConfig:
     """One model of the comparison.
 
     Attributes:
-        name: names its folder and its rows: letters, digits, '.', '_' and '-'.
         env: environment layers, as in `--env`, which join the layers of the current environment; null adds none.
         params: parameters that differ, nested or with dots in their keys; the last layer of all.
         seeds: of this member, for example more of them where two members are close; null: those of the comparison.
     """
 
-    name: str
+    name: Name
     env: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     seeds: tuple[Seed, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise InvalidValue(f"name: expected letters, digits, '.', '_' and '-' only, found {self.name!r}", "name")
-        if wrong := _wrong_keys(self.params):
-            raise InvalidValue(f"params: expected strings as keys, found {wrong[0]!r}", "params")
         if self.seeds is not None:
             _check_seeds(self.seeds)
 
@@ -38,14 +33,6 @@ class MemberConfig:
 def _check_seeds(seeds: tuple[int, ...]) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
         raise InvalidValue(f"seeds: expected at least one, each once, found {list(seeds)}", "seeds")
-
-
-def _wrong_keys(params: Any) -> list[Any]:
-    """List the keys of nested mappings that are not strings, or that have an empty part between dots."""
-    if not isinstance(params, dict):
-        return []
-    own = [key for key in params if not isinstance(key, str) or not all(key.split("."))]
-    return own + [key for value in params.values() for key in _wrong_keys(value)]
 
 
 @config
@@ -57,16 +44,13 @@ class BudgetConfig:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.seconds is None):
-            raise InvalidValue(
-                f"give either tokens or seconds, found tokens={self.tokens} and seconds={self.seconds}",
-                "tokens",
-                "seconds",
-            )
+            found = f"tokens={self.tokens} and seconds={self.seconds}"
+            raise InvalidValue(f"give either tokens or seconds, found {found}", "tokens", "seconds")
 
     @property
     def label(self) -> str:
         """Name of the folder of runs under this budget."""
-        return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{str(self.seconds).removesuffix('.0')}"
+        return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{self.seconds:g}"
 
 
 @config
@@ -95,12 +79,10 @@ class ComparisonConfig:
         if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
             raise InvalidValue(f"members: expected different names, found {names}", "members")
         _check_seeds(self.seeds)
-        if self.baseline is not None and self.baseline not in names:
-            raise InvalidValue(
-                f"baseline: expected the name of a member ({', '.join(names)}), found '{self.baseline}'."
-                f"{nearest(self.baseline, names)}".removesuffix("."),
-                "baseline",
-            )
+        if self.baseline not in (None, *names):
+            hint = nearest(self.baseline, names).removesuffix(".")
+            found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
+            raise InvalidValue(f"baseline: expected the name of a member {found}", "baseline")
 
     def seeds_of(self, member: MemberConfig) -> tuple[int, ...]:
         """Seeds of one member: its own, or those of the comparison."""

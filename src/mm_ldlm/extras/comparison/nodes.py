@@ -3,65 +3,67 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from mm_ldlm.core.config import parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Parameters = Any  # a section of the parameters, parsed by the hook
+    from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+    from mm_ldlm.extras.comparison.config import ComparisonConfig
 
 log = logging.getLogger(__name__)
 
-PLOTS = ("plot_members_scores", "plot_members_curves", "plot_members_differences")
-"""Figures of this pipeline, each a catalog entry."""
-
 
 def run_members(
-    plan: dict[str, Any], folder: Path, comparison: Parameters, tracking: dict[str, Any]
+    plan: dict[str, Any], folder: Path, comparison: ComparisonConfig, tracking: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Run every member with every seed, each in a process of its own; return how they ended.
+    """Run every member with every seed, each in its own process; return how they ended.
 
     `folder` is the folder that the plan's sessions write into; it exists then.
     """
-    from mm_ldlm.extras.comparison.config import ComparisonConfig
-    from mm_ldlm.extras.comparison.sessions import from_plan, run_sessions
+    from mm_ldlm.extras.comparison.plan import Session
+    from mm_ldlm.extras.comparison.sessions import run_sessions
 
-    config = parse(ComparisonConfig, comparison, at="comparison")
-    sessions = from_plan(plan)
+    sessions = [Session(**entry) for entry in plan["sessions"]]
     log.info("%d sessions, in %s", len(sessions), folder)
     outcomes = run_sessions(
         sessions,
-        jobs=config.jobs,
+        jobs=comparison.jobs,
         parent_run=tracking.get("run_id"),
         project=Path(plan["project"]),
         conf_source=plan["conf_source"],
     )
-    return [outcome.to_dict() for outcome in outcomes]
+    return [asdict(outcome) for outcome in outcomes]
 
 
 def collect_results(
-    plan: dict[str, Any], outcomes: list[dict[str, Any]], comparison: Parameters, evaluation: Parameters, seed: int
+    plan: dict[str, Any],
+    outcomes: list[dict[str, Any]],
+    comparison: ComparisonConfig,
+    evaluation: EvaluationConfig,
+    seed: int,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """The results of all finished members with their paired differences, and the table of all members."""
-    from mm_ldlm.extras.comparison.config import ComparisonConfig
-    from mm_ldlm.extras.comparison.results import collect, table
-    from mm_ldlm.extras.comparison.sessions import Outcome, from_plan
+    """Collect the results of all finished members with their paired differences, and the table of all members."""
+    import pandas as pd
+
+    from mm_ldlm.extras.comparison.plan import Session
+    from mm_ldlm.extras.comparison.results import collect
+    from mm_ldlm.extras.comparison.sessions import Outcome
 
     results = collect(
-        from_plan(plan),
+        [Session(**entry) for entry in plan["sessions"]],
         [Outcome(**outcome) for outcome in outcomes],
-        config=parse(ComparisonConfig, comparison, at="comparison"),
+        config=comparison,
         bootstrap=evaluation.bootstrap.seeded(seed),
-        beside=Path(plan["reports"]),
+        reports=Path(plan["reports"]),
     )
-    return results, table(results)
+    return results, pd.DataFrame(results["rows"])
 
 
-def report_members(results: dict[str, Any], reporting: Parameters) -> dict[str, Any]:
-    """The page of the comparison, and its figures by catalog name."""
+def report_members(results: dict[str, Any], reporting: ReportingConfig) -> dict[str, Any]:
+    """Render the page of the comparison, and its figures by catalog name."""
     from mm_ldlm.extras.comparison.page import report
 
     return report(results, title=reporting.title, smoothing=reporting.smoothing)

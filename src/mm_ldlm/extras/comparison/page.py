@@ -11,9 +11,8 @@ from plotly.subplots import make_subplots
 from mm_ldlm.evaluation.report import page, theme
 from mm_ldlm.evaluation.report.figures import comparison
 from mm_ldlm.evaluation.report.training_figures import smoothed
+from mm_ldlm.extras.comparison.pipeline import PLOTS
 
-PLOTS = ("plot_members_scores", "plot_members_curves", "plot_members_differences")
-"""Figures of this pipeline, each a catalog entry"""
 TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
 """Key of the training log → title of its panel"""
 

@@ -6,6 +6,9 @@ from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.extras.comparison import nodes
 
+PLOTS = ("plot_members_scores", "plot_members_curves", "plot_members_differences")
+"""Figures of this pipeline, each a catalog entry"""
+
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
@@ -27,7 +30,7 @@ def create_pipeline() -> Pipeline:
             node(
                 nodes.report_members,
                 inputs=["comparison_results", "params:reporting"],
-                outputs={"comparison_report": "comparison_report", **{name: name for name in nodes.PLOTS}},
+                outputs={"comparison_report": "comparison_report", **{name: name for name in PLOTS}},
                 name="report_members",
             ),
             node(

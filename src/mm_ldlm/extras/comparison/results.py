@@ -1,19 +1,19 @@
 """Results of a comparison: what the finished sessions wrote, in one table with intervals and paired differences.
 
-`collect` gives everything that the table, the figures and the page are made of. `table` has one row for each session
+`collect` gives everything that the table, the figures and the page are made of. The table has one row for each session
 and, for a member with several seeds, one row over all of them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
@@ -23,12 +23,11 @@ from mm_ldlm.evaluation.headline import likelihood_kind
 from mm_ldlm.evaluation.report.inputs import training_events, training_log
 from mm_ldlm.evaluation.report.page import trained
 from mm_ldlm.extras.comparison.config import ComparisonConfig
-from mm_ldlm.extras.comparison.members import Session
+from mm_ldlm.extras.comparison.plan import Session
 from mm_ldlm.extras.comparison.sessions import Outcome
 from mm_ldlm.training.checkpoints.reference import run_folder
+from mm_ldlm.training.jsonl import number
 
-ALL = "all"
-"""In the column `seed`: the row over all finished seeds of a member."""
 CURVES = ("text_nll", "loss")
 """Keys of the training log that become curves over the tokens seen."""
 COLUMNS = {
@@ -46,7 +45,9 @@ COLUMNS = {
     "l2t.bleu": "bleu",
     "l2t.cosine": "cosine",
 }
-"""Key of metrics.json → column of the table. An interval adds _low and _high."""
+"""Key of metrics.json → column of the table"""
+ENDS = {"value": "", "low": "_low", "high": "_high"}
+"""Part of an interval → what it adds to the column"""
 
 
 @dataclass(frozen=True)
@@ -61,73 +62,62 @@ class Finished:
 
 
 def collect(
-    sessions: Sequence[Session],
-    outcomes: Sequence[Outcome],
-    *,
-    config: ComparisonConfig,
-    bootstrap: Bootstrap,
-    beside: Path,
-) -> dict[str, Any]:
+    sessions: Sequence[Session], outcomes: Sequence[Outcome], *, config: ComparisonConfig, bootstrap: Bootstrap,
+    reports: Path,
+) -> dict[str, Any]:  # fmt: skip
     """Read the results of all finished sessions and compare each member with the baseline.
 
     Args:
-        beside: folder of the table and the page; paths in them are relative to it.
+        reports: folder of the table and the page; paths in them are relative to it.
 
     Returns:
         budget, baseline, seeds; runs and table, side by side (`compare.side_by_side`); rows, one for each session and
-        one over the seeds of a member (`table`); paired: for each member but the baseline the differences member −
-        baseline on the seeds that both finished, or {"left_out": reason}; failed: member, seed, reason, log; curves.
+        one over the seeds of a member, whose last row has the differences; paired: for each member but the baseline
+        the differences member − baseline on the seeds that both finished, or {"left_out": reason}; failed: member,
+        seed, reason, log; curves.
     """
-    finished = [
-        open_finished(session)
-        for session, outcome in zip(sessions, outcomes, strict=True)
-        if outcome.status == "finished"
-    ]
-    by_member = {
-        member.name: [one for one in finished if one.session.member == member.name] for member in config.members
-    }
-    paired = {
-        name: _against(by_member[config.reference], runs, config.reference, bootstrap=bootstrap)
-        for name, runs in by_member.items()
-        if name != config.reference
-    }
-    over_seeds = {
-        member.name: _over_seeds(runs, bootstrap=bootstrap)
-        for member in config.members
-        if len(config.seeds_of(member)) > 1 and (runs := by_member[member.name])
-    }
+    ended = list(zip(sessions, outcomes, strict=True))
+    finished = {session.label: open_finished(session) for session, outcome in ended if outcome.status == "finished"}
+    members = {name: [one for one in finished.values() if one.session.member == name]
+               for name in dict.fromkeys(session.member for session in sessions)}  # fmt: skip
+    paired, rows = {}, []
+    for name, runs in members.items():
+        mine = [(session, outcome) for session, outcome in ended if session.member == name]
+        rows += [_row(session, outcome, finished.get(session.label), reports) for session, outcome in mine]
+        if len(mine) > 1 and runs:
+            same = {key: rows[-1][key] for key in ("member", "environment", "model", "objective")}
+            kind = likelihood_kind(runs[0].result.metrics)
+            rows.append(
+                {**same, "seed": "all", "status": "finished", "likelihood": kind, **_over_seeds(runs, bootstrap)}
+            )
+        if name != config.reference:
+            paired[name] = _against(members[config.reference], runs, config.reference, bootstrap)
+            rows[-1] |= _difference_columns(paired[name])
     return {
         "budget": _budget(config),
         "baseline": config.reference,
         "seeds": sorted({session.seed for session in sessions}),
-        **compare.side_by_side([one.result for one in finished]),
-        "rows": _rows(sessions, outcomes, finished, over_seeds, paired, beside=beside),
+        **compare.side_by_side([one.result for one in finished.values()]),
+        "rows": rows,
         "paired": paired,
         "failed": [
-            outcome.to_dict() | {"log": _relative(outcome.log, beside)}
-            for outcome in outcomes
+            asdict(outcome) | {"log": _relative(outcome.log, reports)}
+            for _, outcome in ended
             if outcome.status == "failed"
         ],
-        "curves": [{"run": one.result.name, "member": one.session.member, "curves": one.curves} for one in finished],
+        "curves": [
+            {"run": label, "member": one.session.member, "curves": one.curves} for label, one in finished.items()
+        ],
     }
-
-
-def table(results: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of `collect` as a table; a column for each number that any of them has."""
-    return pd.DataFrame(results["rows"])
-
-
-# -- one session -------------------------------------------------------------------------------------------------------
 
 
 def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
     reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
     folder = run_folder(Path(session.paths["runs"]), reference)
-    kept = compare.load_result(str(folder))
     log = training_log(folder)
     last: dict[str, Any] = next((line for line in reversed(log) if "tokens" in line), {})
-    tokens, seconds = (float(last[key]) if key in last else None for key in ("tokens", "seconds"))
+    tokens, seconds = last.get("tokens"), last.get("seconds")
     facts: dict[str, float | None] = {
         "parameters": trained(training_events(folder))["parameters"] or None,
         "steps": reference.get("step"),
@@ -135,128 +125,99 @@ def open_finished(session: Session) -> Finished:
         "training_seconds": seconds,
         "tokens_per_second": tokens / seconds if tokens and seconds else None,
     }
-    curves = {
-        key: [
-            (float(line["tokens"]), float(line[key])) for line in log if "tokens" in line and _is_finite(line.get(key))
-        ]
-        for key in CURVES
-    }
-    result = replace(kept, name=session.label)
-    return Finished(session, result, facts, {key: points for key, points in curves.items() if points})
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and bool(np.isfinite(value))  # the log spells others as texts
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in log:
+        for key in CURVES:
+            value = number(line.get(key))
+            if "tokens" in line and value is not None and math.isfinite(value):
+                curves.setdefault(key, []).append((line["tokens"], value))
+    result = replace(compare.load_result(str(folder)), name=session.label)
+    return Finished(session, result, facts, curves)
 
 
 # -- members -----------------------------------------------------------------------------------------------------------
 
 
-def _against(
-    baseline: Sequence[Finished], member: Sequence[Finished], name: str, *, bootstrap: Bootstrap
-) -> dict[str, Any]:
-    """The paired differences member − baseline over the seeds that both finished."""
-    theirs, ours = ({one.session.seed: one.result for one in runs} for runs in (baseline, member))
-    seeds = [number for number in ours if number in theirs]
-    if not seeds:
+def _against(theirs: Sequence[Finished], ours: Sequence[Finished], name: str, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Compute the paired differences member − baseline over the seeds that both finished."""
+    baseline = {one.session.seed: one.result for one in theirs}
+    pairs = [(baseline[one.session.seed], one.result) for one in ours if one.session.seed in baseline]
+    if not pairs:
         return {"left_out": f"no seed is finished by both this member and the baseline '{name}'"}
-    pairs = [(theirs[number], ours[number]) for number in seeds]
     try:
         found = compare.paired_differences([one for one, _ in pairs], [two for _, two in pairs], bootstrap)
     except EvaluationError as error:  # other data, without shared sentences: the scores still stand side by side
         return {"left_out": str(error)}
     if not found:
         return {"left_out": f"this member and the baseline '{name}' have no scores of the same kind"}
-    return {"seeds": seeds, "differences": found}
+    return {"seeds": [one.session.seed for one in ours if one.session.seed in baseline], "differences": found}
 
 
-def _over_seeds(runs: Sequence[Finished], *, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Means over the seeds; the cost with an interval over seeds and sentences."""
-    means = _means([_numbers(one) for one in runs])
+def _over_seeds(runs: Sequence[Finished], bootstrap: Bootstrap) -> dict[str, Any]:
+    """Compute the mean over the seeds of every number that all runs have, and an interval of the cost.
+
+    The interval covers seeds and sentences.
+    """
+    numbers = [_numbers(one) for one in runs]
+    means: dict[str, Any] = {}
+    for key in numbers[0]:
+        values = [one.get(key) for one in numbers]
+        if not key.endswith(("_low", "_high")) and None not in values:
+            means[key] = float(np.mean([float(value or 0.0) for value in values]))
     tables = [one.result.rows["likelihood"] for one in runs if "likelihood" in one.result.rows]
     if len(tables) == len(runs) and all("nll" in rows for rows in tables):
         tables = compare.shared(tables)
         statistics = [ratio_of_counts(rows["nll"], rows["tokens"]) for rows in tables]
-        once = np.ones((1, len(tables[0])))
-        value = float(np.mean([statistic(once)[0] for statistic in statistics]))
+        value = float(np.mean([statistic(np.ones((1, len(tables[0]))))[0] for statistic in statistics]))
         cost = bootstrap.interval(value, bootstrap.replicates_of_runs(statistics, len(tables[0])))
-        means |= {"nats_per_token": value, "nats_per_token_low": cost["low"], "nats_per_token_high": cost["high"]}
+        means |= {f"nats_per_token{suffix}": cost[part] for part, suffix in ENDS.items()}
     return means
-
-
-def _means(numbers: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """The mean of every number that all runs have; ends of intervals have none."""
-    found = {key: [one.get(key) for one in numbers] for key in numbers[0] if not key.endswith(("_low", "_high"))}
-    present = {key: [value for value in values if value is not None] for key, values in found.items()}
-    return {key: float(np.mean(values)) for key, values in present.items() if len(values) == len(numbers)}
-
-
-def _numbers(one: Finished) -> dict[str, float | None]:
-    metrics = one.result.metrics
-    scores = {
-        f"{column}{suffix.replace('.', '_')}": metrics[f"{key}{suffix}"]
-        for key, column in COLUMNS.items()
-        for suffix in ("", ".low", ".high")
-        if f"{key}{suffix}" in metrics
-    }
-    return {**one.facts, **scores}
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _rows(
-    sessions: Sequence[Session],
-    outcomes: Sequence[Outcome],
-    finished: Sequence[Finished],
-    over_seeds: Mapping[str, Mapping[str, Any]],
-    paired: Mapping[str, Mapping[str, Any]],
-    *,
-    beside: Path,
-) -> list[dict[str, Any]]:
-    """One row for each session, in order, and one over the seeds of a member, whose last row has the differences."""
-    read = {one.session.label: one for one in finished}
-    rows: list[dict[str, Any]] = []
-    for place, (session, outcome) in enumerate(zip(sessions, outcomes, strict=True)):
-        row: dict[str, Any] = {
-            "member": session.member,
-            "seed": str(session.seed),
-            "status": outcome.status,
-            "environment": session.environment,
-            "model": session.parameters["model"].get("kind"),
-            "objective": session.parameters["objective"].get("kind"),
-        }
-        if (one := read.get(session.label)) is not None:
-            row |= {"likelihood": likelihood_kind(one.result.metrics), **_numbers(one)}
-        row |= {"session_seconds": outcome.seconds, "reason": outcome.reason, "log": _relative(outcome.log, beside)}
-        rows.append(row | ({"report": _relative(session.paths["report"], beside)} if one is not None else {}))
-        if place + 1 < len(sessions) and sessions[place + 1].member == session.member:
-            continue
-        if session.member in over_seeds:
-            same = ("member", "environment", "model", "objective")
-            rows.append({key: row[key] for key in same} | {"seed": ALL, "status": "finished"})
-            rows[-1] |= {"likelihood": _kind_of(session.member, finished)} | dict(over_seeds[session.member])
-        rows[-1] |= _difference_columns(paired.get(session.member, {}))
-    return rows
+def _row(session: Session, outcome: Outcome, one: Finished | None, reports: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "member": session.member,
+        "seed": str(session.seed),
+        "status": outcome.status,
+        "environment": session.environment,
+        "model": session.parameters["model"].get("kind"),
+        "objective": session.parameters["objective"].get("kind"),
+        "session_seconds": outcome.seconds,
+        "reason": outcome.reason,
+        "log": _relative(outcome.log, reports),
+    }
+    if one is None:
+        return row
+    report = _relative(session.paths["report"], reports)
+    return {**row, "report": report, "likelihood": likelihood_kind(one.result.metrics), **_numbers(one)}
+
+
+def _numbers(one: Finished) -> dict[str, float | None]:
+    metrics = one.result.metrics
+    scores = {
+        f"{column}{suffix}": metrics[f"{key}{suffix.replace('_', '.')}"]
+        for key, column in COLUMNS.items()
+        for suffix in ENDS.values()
+        if f"{key}{suffix.replace('_', '.')}" in metrics
+    }
+    return {**one.facts, **scores}
 
 
 def _relative(path: str, folder: Path) -> str:
     return Path(os.path.relpath(path, folder)).as_posix()
 
 
-def _kind_of(member: str, finished: Sequence[Finished]) -> str:
-    return next(likelihood_kind(one.result.metrics) for one in finished if one.session.member == member)
-
-
 def _difference_columns(paired: Mapping[str, Any]) -> dict[str, Any]:
     """The difference of the cost to the baseline, with its interval and its unit."""
-    differences = (paired.get("differences") or {}).get("likelihood", {}).get("differences", {})
+    found = paired.get("differences", {}).get("likelihood", {}).get("differences", {})
     for unit in ("nats_per_token", "nats_per_sentence"):
-        if (found := differences.get(unit)) is not None:
-            parts = {f"difference{suffix}": found["difference"][part]
-                     for part, suffix in (("value", ""), ("low", "_low"), ("high", "_high"))}  # fmt: skip
-            parts |= {"difference_p": found["p"], "difference_verdict": found["verdict"]}
-            return parts | {"difference_unit": unit.replace("_", " ")}
+        if unit in found:
+            columns = {f"difference{suffix}": found[unit]["difference"][part] for part, suffix in ENDS.items()}
+            more = {"p": found[unit]["p"], "verdict": found[unit]["verdict"], "unit": unit.replace("_", " ")}
+            return columns | {f"difference_{name}": value for name, value in more.items()}
     return {}
 
 

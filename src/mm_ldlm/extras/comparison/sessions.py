@@ -1,4 +1,4 @@
-"""Sessions of a comparison: each is a `kedro run` in a process of its own, so that a crash ends one member only.
+"""Sessions of a comparison: each is a `kedro run` in its own process, so that a crash ends one member only.
 
 A session writes into its own folder. `session.json` in it records how it ended and for which parameters; a session that
 is finished for the same parameters and the same data is not run again, and an interrupted training continues.
@@ -10,8 +10,8 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.entry import die_with_parent
-from mm_ldlm.extras.comparison.members import PIPELINES, Session
+from mm_ldlm.extras.comparison.plan import PIPELINES, Session
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ LAST_LINES = 6
 """Lines of a failed session's log that become its reason."""
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 60.0
-"""Between two lines that say what is still running."""
+"""Between two lines that report what is still running."""
 GRACE_SECONDS = 120.0
 """For a session to write its checkpoint after it was asked to end."""
 
@@ -55,9 +55,6 @@ class Outcome:
     seconds: float
     log: str
     repeated: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass
@@ -90,28 +87,19 @@ def run_sessions(
         project: the project's folder, in which the commands run.
         conf_source: folder of the configuration; None: the project's.
     """
-    outcomes: dict[str, Outcome] = {}
-    waiting: list[Session] = []
-    for session in sessions:
-        if (before := finished_before(session)) is not None:
-            log.info("%s: finished before, in %.0f s; not run again", session.label, before.seconds)
-            outcomes[session.label] = before
-        else:
-            waiting.append(session)
-    total, running, last = len(sessions), list[_Running](), time.monotonic()
+    outcomes = {session.label: outcome for session in sessions if (outcome := finished_before(session)) is not None}
+    waiting = [session for session in sessions if session.label not in outcomes]
+    log.info("%d of %d sessions were finished before", len(outcomes), len(sessions))
+    running, last = list[_Running](), time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 missing = _missing(waiting[0])
                 if running and (missing or any(_missing(each.session) for each in running)):
                     break  # no session reads the shared data while another writes them
-                session = waiting.pop(0)
-                pipelines = (*missing, *PIPELINES)
+                session, pipelines = waiting.pop(0), (*missing, *PIPELINES)
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
-                number = sessions.index(session) + 1
-                log.info(
-                    "%s (%d of %d): %s; log in %s", session.label, number, total, ", ".join(pipelines), _log(session)
-                )
+                log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), _log(session))
                 running.append(_start(session, command(file), project))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
@@ -131,10 +119,8 @@ def run_sessions(
 
 def finished_before(session: Session) -> Outcome | None:
     """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
-    record = recorded(Path(session.folder) / RECORD)
-    if record is None or not isinstance(record.get("seconds"), (int, float)):
-        return None
-    if record.get("status") != "finished" or record.get("fingerprint") != session.fingerprint:
+    record = recorded(Path(session.folder) / RECORD) or {}
+    if (record.get("status"), record.get("fingerprint")) != ("finished", session.fingerprint):
         return None
     if not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):
         return None
@@ -142,7 +128,8 @@ def finished_before(session: Session) -> Outcome | None:
         Dataset.open(session.paths["dataset"]).check()
     except MMLDLMError:  # the data changed since then
         return None
-    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(_log(session)), repeated=True)
+    seconds = float(record.get("seconds", 0))
+    return Outcome(session.member, session.seed, "finished", "", seconds, str(_log(session)), repeated=True)
 
 
 def _missing(session: Session) -> list[str]:
@@ -153,7 +140,7 @@ def _missing(session: Session) -> list[str]:
 def _write_options(
     session: Session, pipelines: Sequence[str], *, parent_run: str | None, conf_source: str | None
 ) -> Path:
-    tracking = {**session.params.get("tracking", {}), "parent_run": parent_run}
+    tracking = {**session.params["tracking"], "parent_run": parent_run}
     options: dict[str, Any] = {
         "env": session.environment,
         "pipelines": ",".join(pipelines),
@@ -176,16 +163,14 @@ def _start(session: Session, command: Sequence[str], project: Path) -> _Running:
 
 
 def _end(running: _Running) -> Outcome:
-    session, seconds = running.session, time.monotonic() - running.started
+    session, seconds = running.session, round(time.monotonic() - running.started, 1)
     code = running.process.returncode
     reason = "" if code == 0 else _reason(_log(session), code)
     status = "finished" if code == 0 else "failed"
-    _record(session, status, reason=reason, seconds=round(seconds, 1))
-    if reason:
-        log.warning("%s: failed after %.0f s; the others go on. %s", session.label, seconds, reason)
-    else:
-        log.info("%s: finished in %.0f s", session.label, seconds)
-    return Outcome(session.member, session.seed, status, reason, round(seconds, 1), str(_log(session)))
+    _record(session, status, reason=reason, seconds=seconds)
+    level, more = (logging.WARNING, f"; the others go on. {reason}") if reason else (logging.INFO, "")
+    log.log(level, "%s: %s after %.0f s%s", session.label, status, seconds, more)
+    return Outcome(session.member, session.seed, status, reason, seconds, str(_log(session)))
 
 
 def _reason(file: Path, code: int) -> str:
@@ -217,8 +202,3 @@ def _stop(running: Sequence[_Running]) -> None:
             each.process.kill()
             each.process.wait()
         log.warning("%s: stopped; the same command continues it", each.session.label)
-
-
-def from_plan(plan: Mapping[str, Any]) -> list[Session]:
-    """The sessions of a saved plan."""
-    return [Session(**entry) for entry in plan["sessions"]]

@@ -1,0 +1,183 @@
+"""The plan of a comparison: every member and seed as one session, with its parameters resolved and checked.
+
+The plan is made by the hook before the first node, where configurations can be loaded, and saved to the catalog; from
+there on nothing but the plan is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline import Pipeline
+
+PLAN = "comparison_plan"
+PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
+"""Pipelines of every session"""
+PATHS = ("run", "runs", "dataset", "metrics", "report")
+"""Catalog entries of a session that the comparison reads afterwards"""
+_NO_RESULT = ("comparison", "export", "reporting", "tracking", "results")
+"""Sections that do not change what a session finds out"""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One member with one seed: an ordinary `kedro run`.
+
+    Attributes:
+        environment: of `--env`.
+        params: of `--params`, nested.
+        fingerprint: of the resolved parameters that determine the results.
+        parameters: what the table shows of them: model and objective.
+        folder: holds everything that the session writes.
+        paths: catalog entry → its file or folder.
+        stores: pipeline → folders of the stores that it has to have written before.
+    """
+
+    member: str
+    seed: int
+    environment: str
+    params: dict[str, Any]
+    fingerprint: str
+    parameters: dict[str, Any]
+    folder: str
+    paths: dict[str, str]
+    stores: dict[str, list[str]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.member}, seed {self.seed}"
+
+
+class ComparisonHooks:
+    """Saves the sessions of a comparison to the catalog, with the parameters of all members resolved and checked."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._context = context
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        if PLAN in pipeline.inputs():
+            loader: Any = self._context.config_loader
+            catalog.save(PLAN, plan(catalog.load("params:comparison"), loader, self._context.project_path))
+
+
+def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]:
+    """Resolve and check the parameters of every member; one session for each member and seed, members first.
+
+    Args:
+        loader: the configuration loader of the current run.
+
+    Raises:
+        ConfigurationError: there is no member, or the parameters of some are refused; each with its reasons.
+    """
+    if not config.members:
+        raise ConfigurationError("parameter 'comparison.members': expected at least one member, found none. List them.")
+    entries = loader["catalog"]
+    folder = project / entries["comparison_runs"]["filepath"] / (config.budget.label if config.budget else "own-budget")
+    sessions: list[Session] = []
+    problems: list[str] = []
+    for member in config.members:
+        layers = environment_of(member, current=loader.layers()[1:], base=loader.base_env, above=config.layers_above)
+        try:
+            for seed in config.seeds_of(member):
+                place = folder / member.name / f"seed-{seed}"
+                params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place)
+                sessions.append(_session(member, seed, layers, params, loader, project))
+        except ConfigurationError as error:  # the other seeds would be refused for the same reasons
+            problems.append(f"comparison, member '{member.name}' (--env={layers}): {error}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return {
+        "project": str(project),
+        "conf_source": str(loader.conf_source),
+        "reports": str((project / entries["comparison_report"]["filepath"]).parent),
+        "sessions": [asdict(session) for session in sessions],
+    }
+
+
+def _session(
+    member: MemberConfig, seed: int, layers: str, params: dict[str, Any], loader: Any, project: Path
+) -> Session:
+    from mm_ldlm.app.parameters import check_machine, check_parameters
+    from mm_ldlm.data.features import LATENTS, planned
+    from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
+
+    own = CONFIG_LOADER_CLASS(loader.conf_source, env=layers, runtime_params=params, **CONFIG_LOADER_ARGS)
+    parameters = own["parameters"]
+    typed = check_parameters(parameters)
+    check_machine(typed, read=typed.keys(), unused={"training", "encoder"})
+    paths = {
+        name: (project / entry["filepath"]).as_posix() for name, entry in own["catalog"].items() if "filepath" in entry
+    }
+    features = planned({**typed, "seed": parameters["seed"]})
+    return Session(
+        member=member.name,
+        seed=seed,
+        environment=layers,
+        params=params,
+        fingerprint=fingerprint({name: value for name, value in parameters.items() if name not in _NO_RESULT}),
+        parameters={name: parameters[name] for name in ("model", "objective")},
+        folder=params["results"],
+        paths={name: paths[name] for name in PATHS},
+        stores={
+            "ingestion": [paths["records"], paths["tokens"]],
+            "embedding": [
+                paths[LATENTS] if name == LATENTS else f"{paths['features']}/{feature.folder}"
+                for name, feature in features.items()
+            ],
+        },
+    )
+
+
+def environment_of(member: MemberConfig, *, current: Sequence[str], base: str, above: Sequence[str]) -> str:
+    """Join the layers of the current environment and of a member; a layer of both stands where the member has it."""
+    own = member.env.split("+") if member.env else []
+    others = [layer for layer in current if layer not in own]
+    lower, upper = ([layer for layer in others if (layer in above) == high] for high in (False, True))
+    return "+".join([*lower, *own, *upper]) or base
+
+
+def params_of(
+    member: MemberConfig, seed: int, budget: BudgetConfig | None, given: Mapping[str, Any], *, results: Path
+) -> dict[str, Any]:
+    """Merge the `--params` of the current run, those of the member, and what the comparison sets itself.
+
+    Raises:
+        ConfigurationError: the member sets what the comparison sets: seed, budget, folder, or the name in MLflow.
+    """
+    from mm_ldlm.app.config_loader import merge, nested
+
+    training: dict[str, Any] = {"seed": seed}
+    if budget is not None and budget.tokens is not None:
+        training |= {"max_tokens": budget.tokens, "max_steps": None, "epochs": None}
+    elif budget is not None and budget.seconds is not None:
+        training |= {"max_minutes": budget.seconds / 60}
+    fixed = {
+        "training": training, "tracking": {"run_name": f"{member.name}, seed {seed}"}, "results": results.as_posix()
+    }  # fmt: skip
+    own = nested(member.params)
+    if "comparison" in own or merge(own, fixed) != merge(fixed, own):
+        raise ConfigurationError(
+            "expected parameters that the comparison does not set itself, found some of "
+            f"{', '.join(_leaves(fixed))} or comparison. Use comparison.seeds, comparison.budget and the name of the "
+            "member instead."
+        )
+    shared = {name: value for name, value in given.items() if name not in ("comparison", "results")}
+    return merge(shared, merge(own, fixed))
+
+
+def _leaves(params: Mapping[str, Any]) -> list[str]:
+    return [f"{name}.{key}" for name, inner in params.items() if isinstance(inner, dict) for key in inner] + ["results"]
