@@ -39,7 +39,8 @@ class FolderLocks:
             ConfigurationError: another run holds one of them; the message names it.
         """
         writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
-        used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes else []
+        reads = pipeline.datasets().intersection(FOLDERS.values())  # none by a comparison, of which the sessions read
+        used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes and reads else writes
         self._unsaved = {
             part: {name for node in pipeline.nodes if _part(node) == part for name in node.outputs}
             for part in writes

@@ -32,7 +32,7 @@ class MemberConfig:
 
 def _check_seeds(seeds: tuple[int, ...]) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
-        raise InvalidValue(f"seeds: expected at least one, each once, found {list(seeds)}", "seeds")
+        raise InvalidValue(f"expected at least one, each once, found {list(seeds)}", "seeds")
 
 
 @config
@@ -77,12 +77,12 @@ class ComparisonConfig:
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
         if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
-            raise InvalidValue(f"members: expected different names, found {names}", "members")
+            raise InvalidValue(f"expected different names, found {names}", "members")
         _check_seeds(self.seeds)
         if self.baseline not in (None, *names):
             hint = nearest(self.baseline, names).removesuffix(".")
             found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
-            raise InvalidValue(f"baseline: expected the name of a member {found}", "baseline")
+            raise InvalidValue(f"expected the name of a member {found}", "baseline")
 
     def seeds_of(self, member: MemberConfig) -> tuple[int, ...]:
         """Seeds of one member: its own, or those of the comparison."""

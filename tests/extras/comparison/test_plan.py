@@ -1,0 +1,210 @@
+"""The plan of a comparison: layers, parameters, budgets and folders of the sessions, and what is refused."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.environments import CONF, loader, parameters
+
+from mm_ldlm.app.config_loader import merge
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+from mm_ldlm.extras.comparison.plan import environment_of, params_of, plan
+from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
+
+ROOT = Path("/project")
+LAYERS = st.lists(st.sampled_from("abcdef"), unique=True, max_size=4)
+
+
+def config(*members: Mapping[str, Any], **given: Any) -> ComparisonConfig:
+    return parse(ComparisonConfig, {"members": list(members), "layers_above": ["test"], **given}, at="comparison")
+
+
+def sessions(compared: ComparisonConfig, /, env: str = "test", **params: Any) -> list[dict[str, Any]]:
+    current = CONFIG_LOADER_CLASS(CONF, env=env, runtime_params=params, **CONFIG_LOADER_ARGS) if params else loader(env)
+    planned: list[dict[str, Any]] = plan(compared, current, ROOT)["sessions"]
+    return planned
+
+
+# -- layers and parameters ---------------------------------------------------------------------------------------------
+
+
+@given(own=LAYERS, current=LAYERS, above=st.sets(st.sampled_from("abcdef")))
+def test_layers_of_a_member_lie_between_the_others_and_those_above(
+    own: list[str], current: list[str], above: set[str]
+) -> None:
+    member = MemberConfig(name="m", env="+".join(own) or None)
+    found = environment_of(member, current=current, base="base", above=sorted(above))
+    layers = [layer for layer in found.split("+") if layer != "base"]
+    assert (found == "base") == (not layers)
+    assert sorted(layers) == sorted({*own, *current})
+    assert [layer for layer in layers if layer in own] == own
+    others = [layer for layer in current if layer not in own]
+    assert [layer for layer in layers if layer not in own] == sorted(others, key=lambda layer: layer in above)
+    for layer in layers if own else []:
+        assert layer in own or (layers.index(layer) > layers.index(own[-1])) == (layer in above)
+
+
+@pytest.mark.parametrize(
+    ("budget", "label", "training"),
+    [
+        (None, "own-budget", {}),
+        ({"tokens": 2000}, "tokens-2000", {"max_tokens": 2000, "max_steps": None, "epochs": None}),
+        ({"seconds": 90.0}, "seconds-90", {"max_minutes": 1.5}),
+    ],
+)
+def test_every_member_and_seed_is_a_session_in_its_own_folder(
+    budget: Any, label: str, training: dict[str, Any]
+) -> None:
+    members = ({"name": "a", "env": "ar"}, {"name": "b", "env": "mdlm", "seeds": [7]})
+    found = sessions(config(*members, seeds=[0, 3], budget=budget))
+    assert [(each["member"], each["seed"], each["environment"]) for each in found] == [
+        ("a", 0, "ar+test"), ("a", 3, "ar+test"), ("b", 7, "mdlm+test")
+    ]  # fmt: skip
+    for each in found:
+        place = Path(each["folder"])
+        assert place.parts[-3:] == (label, each["member"], f"seed-{each['seed']}")
+        assert {Path(path).is_relative_to(place) for path in each["paths"].values()} == {True}
+        assert each["params"]["training"] == {"seed": each["seed"], **training}
+        assert each["params"]["results"] == place.as_posix()
+        assert not any(Path(store).is_relative_to(place) for stores in each["stores"].values() for store in stores)
+    assert len({each["folder"] for each in found}) == len({each["fingerprint"] for each in found}) == len(found)
+
+
+def test_parameters_of_the_command_line_are_below_the_members_and_of_every_member() -> None:
+    members = ({"name": "a", "env": "ar", "params": {"model.dim": 32, "training": {"seed": 0}}}, {"name": "b"})
+    given: dict[str, Any] = {
+        "model": {"dim": 64, "heads": 4},
+        "comparison": {"jobs": 2},
+        "results": "/elsewhere",
+        "seed": 5,
+    }
+    found = sessions(config(*members), **given)
+    assert [each["params"]["model"] for each in found] == [{"dim": 32, "heads": 4}, {"dim": 64, "heads": 4}]
+    assert [each["params"]["seed"] for each in found] == [5, 5]
+    assert all("comparison" not in each["params"] for each in found)
+    assert found[0]["parameters"]["model"]["dim"] == 32
+
+
+def test_the_fingerprint_covers_what_changes_a_result_and_nothing_else() -> None:
+    def fingerprint(**params: Any) -> str:
+        return str(sessions(config({"name": "a"}), **params)[0]["fingerprint"])
+
+    first = fingerprint(seed=1)
+    assert fingerprint(seed=1, reporting={"title": "T"}, tracking={"enabled": False}) == first
+    for change in (
+        {"seed": 2},
+        {"seed": 1, "model": {"depth": 1}},
+        {"seed": 1, "evaluation": {"bootstrap": {"replicates": 99}}},
+    ):
+        assert fingerprint(**change) != first
+
+
+def test_only_members_that_read_latents_wait_for_them() -> None:
+    found = sessions(config({"name": "text", "env": "mdlm"}, {"name": "both"}))
+    assert [len(each["stores"]["embedding"]) > 0 for each in found] == [False, True]
+    assert all(len(each["stores"]["ingestion"]) == 2 for each in found)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"training.seed": 3}, {"training": {"max_steps": 9}}, {"results": "/r"}, {"tracking": {"run_name": "x"}},
+     {"comparison.jobs": 2}, {"training": 3}],
+    ids=str,
+)  # fmt: skip
+def test_what_the_comparison_sets_is_no_parameter_of_a_member(params: Any, refuses: Callable[..., Any]) -> None:
+    with refuses(ConfigurationError, "training.seed", "comparison.budget"):
+        params_of(MemberConfig(name="m", params=params), 0, BudgetConfig(tokens=9), {}, results=Path("/r/m"))
+
+
+def test_every_member_with_a_problem_is_named_and_none_hides_another(refuses: Callable[..., Any]) -> None:
+    members = (
+        {"name": "good", "env": "ar"},
+        {"name": "unknown", "params": {"modle.dim": 3}},
+        {"name": "unfit", "env": "ar", "params": {"objective": {"kind": "multimodal"}}},
+    )
+    with refuses(ConfigurationError, "'unknown'", "'unfit'"):
+        sessions(config(*members))
+    with pytest.raises(ConfigurationError, match=r"member 'missing' .*environment 'nowhere' is not known"):
+        sessions(config({"name": "missing", "env": "nowhere"}))
+    with refuses(ConfigurationError, "comparison.members"):
+        sessions(config())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"members": [{"name": "a"}, {"name": "A"}]},
+        {"members": [{"name": "../a"}]},
+        {"members": [{"name": "a", "seeds": []}]},
+        {"members": [{"name": "a"}], "seeds": [1, 1]},
+        {"members": [{"name": "a"}], "baseline": "b"},
+        {"budget": {"tokens": 1, "seconds": 1.0}},
+        {"budget": {}},
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused(given: dict[str, Any], refuses: Callable[..., Any]) -> None:
+    with refuses(ConfigurationError, "comparison."):
+        parse(ComparisonConfig, given, at="comparison")
+
+
+# -- the comparisons of conf/ ------------------------------------------------------------------------------------------
+
+SUBJECT = (
+    "model.", "objective.", "sampling.text.", "sampling.unconditional.text.", "sampling.tasks.", "sanity.",
+    "comparison.", "ccdd.", "hdlm.",
+)  # fmt: skip
+"""Sections that members may differ in: the system, and its sampler, of which the kind and the steps are compared"""
+
+
+@functools.cache
+def resolved(layer: str) -> dict[str, dict[str, Any]]:
+    """The parameters of every member of a comparison."""
+    comparison = parse(ComparisonConfig, parameters(layer)["comparison"], at="comparison")
+    found = {}
+    for member in comparison.members:
+        env = environment_of(member, current=[layer], base="base", above=comparison.layers_above)
+        params = params_of(member, 0, None, {}, results=Path("/r"))
+        found[member.name] = merge(parameters(env), {name: params[name] for name in params if name != "tracking"})
+    return found
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+@pytest.mark.parametrize("layer", ["compare_text", "compare_latent", "compare_atat"])
+def test_members_differ_in_the_system_alone(layer: str) -> None:
+    members = resolved(layer)
+    shared = [
+        {key: value for key, value in flat(each).items() if not f"{key}.".startswith(SUBJECT)}
+        for each in members.values()
+    ]
+    assert all(each == shared[0] for each in shared)
+    typed = [check_parameters({name: each[name] for name in each if name != "results"}) for each in members.values()]
+    processes = [getattr(each["objective"], "process", None) for each in typed]
+    absorbing = [process for process in processes if getattr(process, "kind", "") == "absorbing"]
+    assert absorbing
+    assert all(process == absorbing[0] for process in absorbing), "schedule and t_min"
+    samplers = [each["sampling"].unconditional.text for each in typed]
+    assert len({getattr(sampler, "steps", None) for sampler in samplers} - {None}) == 1
+    assert len({sampler.temperature for sampler in samplers}) == 1
+
+
+def test_the_latent_comparison_trains_one_model_in_one_and_in_all_directions() -> None:
+    both, one = (flat({key: resolved("compare_latent")[name][key] for key in ("model", "objective")})
+                 for name in ("multimodal", "l2t"))  # fmt: skip
+    assert {key for key in both if both[key] != one[key]} == {"objective.mode"}

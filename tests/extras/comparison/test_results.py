@@ -1,0 +1,200 @@
+"""Results of a comparison: numbers of the runs, differences against a computation by hand, failures, and the page."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mm_ldlm.core.config import parse
+from mm_ldlm.core.errors import WorkerFailed
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.compare import Result, keep
+from mm_ldlm.extras.comparison.config import ComparisonConfig
+from mm_ldlm.extras.comparison.nodes import judge_members
+from mm_ldlm.extras.comparison.page import PLOTS, report
+from mm_ldlm.extras.comparison.plan import PATHS, Session
+from mm_ldlm.extras.comparison.results import collect
+from mm_ldlm.extras.comparison.sessions import Outcome
+
+COUNT = 60
+TOKENS = np.random.default_rng(0).integers(3, 12, size=COUNT)
+REPORTS = Path("/reports")
+
+
+def costs(nats: float, noise: int = 0) -> pd.DataFrame:
+    """Sentences that cost `nats` per token, with noise of its own seed."""
+    nll = TOKENS * nats + np.random.default_rng(noise).normal(scale=0.2, size=COUNT)
+    return pd.DataFrame({"id": [f"i{i}" for i in range(COUNT)], "tokens": TOKENS, "nll": nll})
+
+
+def ended(
+    root: Path, member: str, seed: int = 0, rows: pd.DataFrame | None = None, metrics: Mapping[str, float] | None = None
+) -> tuple[Session, Outcome]:
+    """A session below `root` and its outcome: with `rows` its run scored these sentences, without them it failed."""
+    folder = root / member / f"seed-{seed}"
+    kinds = {"model": {"kind": "causal"}, "objective": {"kind": "autoregressive"}}
+    paths = {name: str(folder / name) for name in PATHS}
+    session = Session(member, seed, f"{member}+test", {}, "f", kinds, str(folder), paths, {})
+    log = str(folder / "log.txt")
+    if rows is None:
+        return session, Outcome(member, seed, "failed", "Error: <why>\n(exit code 1)", 12.5, log)
+    cost = float(rows["nll"].sum() / rows["tokens"].sum())
+    numbers = {"nll.exact": 1.0, "nll.per_token": cost, "nll.per_token.low": cost - 0.1,
+               "nll.per_token.high": cost + 0.1, "unconditional.entropy_sample": 2.0 + seed} | {**(metrics or {})}  # fmt: skip
+    run = folder / "runs" / "run-a"
+    keep(Result("run-a", numbers, {"likelihood": rows}), run)
+    (folder / "run").write_text(json.dumps({"name": "run-a", "step": 20}))
+    lines: list[dict[str, Any]] = [{"event": "trains", "step": 0, "parameters": 1234}]
+    lines += [
+        {"step": step, "tokens": 100 * step, "seconds": 2.0 * step, "text_nll": 3.0 / step, "loss": "nan"}
+        for step in (10, 20)
+    ]
+    (run / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return session, Outcome(member, seed, "finished", "", 12.5, log)
+
+
+def results_of(*given: tuple[Session, Outcome], replicates: int = 400, **parameters: Any) -> dict[str, Any]:
+    sessions, outcomes = zip(*given, strict=True)
+    names = list(dict.fromkeys(session.member for session in sessions))
+    members = [{"name": name, "seeds": [s.seed for s in sessions if s.member == name]} for name in names]
+    config = parse(ComparisonConfig, {"members": members, **parameters}, at="comparison")
+    return collect(sessions, outcomes, config=config, bootstrap=Bootstrap(replicates), reports=REPORTS)
+
+
+def cost_of(rows: Sequence[pd.DataFrame]) -> float:
+    return float(np.mean([one["nll"].sum() / one["tokens"].sum() for one in rows]))
+
+
+# -- rows of the table -------------------------------------------------------------------------------------------------
+
+
+def test_a_row_shows_what_its_session_used_and_scored(tmp_path: Path) -> None:
+    one, two = costs(2.0), costs(2.3, 1)
+    found = results_of(
+        ended(tmp_path, "ar", rows=one),
+        ended(tmp_path, "mdlm", rows=two, metrics={"nll.exact": 0.0}),
+        budget={"tokens": 9},
+    )
+    ar, mdlm = found["rows"]
+    facts = {"parameters": 1234, "steps": 20, "tokens": 2000, "training_seconds": 40, "tokens_per_second": 50}
+    kinds = {"environment": "ar+test", "model": "causal", "objective": "autoregressive", "status": "finished"}
+    scores = {"likelihood": "exact", "entropy": 2.0, "session_seconds": 12.5, "seed": "0"}
+    assert ar.items() >= (facts | kinds | scores).items()
+    assert (mdlm["member"], mdlm["likelihood"]) == ("mdlm", "NELBO")
+    assert ar["nats_per_token"] == pytest.approx(cost_of([one]))
+    assert (ar["nats_per_token_low"], ar["nats_per_token_high"]) == pytest.approx(
+        (cost_of([one]) - 0.1, cost_of([one]) + 0.1)
+    )
+    assert (REPORTS / ar["report"]).resolve() == tmp_path / "ar/seed-0/report"
+    assert (found["budget"], found["baseline"], found["seeds"]) == ("9 tokens seen", "ar", [0])
+    assert found["curves"][0] == {
+        "run": "ar, seed 0", "member": "ar", "curves": {"text_nll": [(1000, 0.3), (2000, 0.15)]}
+    }  # fmt: skip
+
+
+def test_the_difference_to_the_baseline_is_paired_by_sentence(tmp_path: Path) -> None:
+    one, two = costs(2.0), costs(2.3, 1)
+    runs = ended(tmp_path, "ar", rows=one), ended(tmp_path, "mdlm", rows=two.sample(frac=1, random_state=0))
+    found = results_of(*runs, replicates=4000)
+    drawn = np.random.default_rng(9).integers(0, COUNT, size=(4000, COUNT))
+    ends = np.quantile((two["nll"] - one["nll"]).to_numpy()[drawn].sum(1) / TOKENS[drawn].sum(1), [0.025, 0.975])
+    ar, mdlm = found["rows"]
+    assert mdlm["difference"] == pytest.approx(cost_of([two]) - cost_of([one]))
+    assert (mdlm["difference_low"], mdlm["difference_high"]) == pytest.approx(tuple(ends), abs=0.004)
+    assert mdlm["difference_unit"] == "nats per token"
+    assert "difference" not in ar, "the baseline differs from nobody"
+    named = results_of(*runs, baseline="mdlm", replicates=4000)
+    assert set(named["paired"]) == {"ar"}
+    assert named["rows"][0]["difference"] == pytest.approx(-mdlm["difference"])
+
+
+def test_several_seeds_have_a_row_of_means_with_intervals_over_seeds_and_sentences(tmp_path: Path) -> None:
+    """The cost of a seed moves by 0.3 nats; over sentences alone the interval would be a tenth of that."""
+    nats = {"ar": (2.0, 2.3, 2.6), "mdlm": (2.1, 2.5, 2.6, 9.0)}
+    rows = {name: [costs(value, 10 * i + len(name)) for i, value in enumerate(some)] for name, some in nats.items()}
+    found = results_of(*(ended(tmp_path, name, seed, one) for name in rows for seed, one in enumerate(rows[name])))
+    assert [row["seed"] for row in found["rows"]] == ["0", "1", "2", "all", "0", "1", "2", "3", "all"]
+    ar, mdlm = (row for row in found["rows"] if row["seed"] == "all")
+    assert ar["nats_per_token"] == pytest.approx(cost_of(rows["ar"]))
+    assert ar["nats_per_token_high"] - ar["nats_per_token_low"] > 0.3
+    assert ar.items() >= {"entropy": 3.0, "parameters": 1234.0, "likelihood": "exact"}.items()
+    assert found["paired"]["mdlm"]["seeds"] == [0, 1, 2], "those that both have"
+    assert mdlm["difference"] == pytest.approx(cost_of(rows["mdlm"][:3]) - cost_of(rows["ar"]))
+    assert all("difference" not in row for row in found["rows"] if row["seed"] != "all")
+
+
+def test_means_are_of_the_numbers_that_all_seeds_have_and_of_no_ends_of_intervals(tmp_path: Path) -> None:
+    more = {"perplexity": 10.0, "perplexity.low": 9.0, "l2t.bleu": 5.0}
+    runs = [ended(tmp_path, "ar", seed, costs(2.0, seed), more if seed else {"perplexity": 20.0}) for seed in (0, 1)]
+    (tmp_path / "ar/seed-0/runs/run-a/evaluation/likelihood_rows.parquet").unlink()
+    mean = results_of(*runs)["rows"][-1]
+    assert mean["perplexity"] == 15.0
+    assert not {"bleu", "perplexity_low", "nats_per_token_low"} & {*mean}, "nor an interval without all sentences"
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+
+def test_failed_sessions_are_reported_and_left_out_of_the_differences(tmp_path: Path) -> None:
+    runs = [
+        ended(tmp_path, name, seed, costs(nats, seed)) for name, nats in (("ar", 2.0), ("mdlm", 2.3)) for seed in (0, 1)
+    ]
+    failed = ended(tmp_path / "f", "ar", 0), ended(tmp_path / "f", "mdlm", 1)
+    found = results_of(failed[0], runs[1], runs[2], failed[1])
+    assert "no seed is finished by both" in found["paired"]["mdlm"]["left_out"]
+    assert [(each["member"], each["seed"], each["reason"]) for each in found["failed"]] == [
+        ("ar", 0, "Error: <why>\n(exit code 1)"), ("mdlm", 1, "Error: <why>\n(exit code 1)")
+    ]  # fmt: skip
+    assert [row["status"] for row in found["rows"]] == ["failed", *["finished"] * 3, "failed", "finished"]
+    assert (REPORTS / found["failed"][0]["log"]).resolve() == tmp_path / "f/ar/seed-0/log.txt"
+    found = results_of(failed[0], runs[1], runs[2], runs[3])
+    assert found["paired"]["mdlm"]["seeds"] == [1]
+
+
+def test_members_without_shared_sentences_or_scores_have_no_difference(tmp_path: Path) -> None:
+    other, none = costs(2.3).assign(id=lambda rows: "other " + rows["id"]), ended(tmp_path, "none", rows=costs(2.0))
+    (tmp_path / "none/seed-0/runs/run-a/evaluation/likelihood_rows.parquet").unlink()
+    found = results_of(ended(tmp_path, "ar", rows=costs(2.0)), ended(tmp_path, "other", rows=other), none)
+    assert "share" in found["paired"]["other"]["left_out"]
+    assert "no scores of the same kind" in found["paired"]["none"]["left_out"]
+    assert len(found["runs"]) == 3
+
+
+def test_a_comparison_fails_only_where_all_members_failed() -> None:
+    failed, finished = ({"member": "a", "seed": 0, "status": s, "reason": "why"} for s in ("failed", "finished"))
+    judge_members([failed, finished], "")
+    with pytest.raises(WorkerFailed, match=r"found 2 that failed:\na, seed 0: why"):
+        judge_members([failed, failed], "")
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> None:
+    runs = [ended(tmp_path, name, rows=costs(nats, 1)) for name, nats in (("ar", 2.0), ("mdlm", 2.3))]
+    found = results_of(*runs, ended(tmp_path, "broken"), budget={"seconds": 90.0})
+    made = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    page = re.sub(r"<script.*?</script>", "", made["comparison_report"], flags=re.DOTALL)
+    for text in (
+        "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is ar", "1,234", "Failed runs",
+        "Error: &lt;why&gt;", "mdlm − ar", "Likelihood, paired on 60 sentences", "no seed is finished by both",
+        "Learning curves",
+    ):  # fmt: skip
+        assert text in page, text
+    difference = next(row for row in found["rows"] if row["member"] == "mdlm")["difference"]
+    assert f"{difference:.3f}" in page
+    assert all(made[name].data for name in PLOTS)
+    assert list(made["plot_members_differences"].data[0]["x"]) == [difference]
+    assert list(made["plot_members_curves"].data[0]["y"]) == [0.3, 0.15]
+
+
+def test_a_page_where_all_failed_has_the_reasons_and_empty_figures(tmp_path: Path) -> None:
+    found = results_of(ended(tmp_path, "a"), ended(tmp_path, "b"))
+    made = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    assert made["comparison_report"].count("Error: &lt;why&gt;") == 2
+    assert not any(made[name].data for name in PLOTS)
