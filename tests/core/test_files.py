@@ -198,6 +198,25 @@ def test_a_killed_writer_leaves_the_old_folder_the_new_one_or_none(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_bytes_are_on_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, sync, replace = list[str](), os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').resolve().name[-5:]}")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda old, new: (events.append("rename"), replace(old, new)))
+    folder = tmp_path / "f"
+    write_bytes(folder / "a.bin", b"x")
+    assert events == ["sync a.bin", "rename", "sync f"]
+    events.clear()
+    with new_directory(folder) as directory:
+        (directory / "b.bin").write_bytes(b"x")
+    assert events[0] == "sync b.bin"
+    assert events[1:] == ["rename", "rename", f"sync {tmp_path.name[-5:]}"]
+
+
 def test_a_failed_write_changes_nothing(places: dict[str, Any], tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ValueError, match="JSON"):

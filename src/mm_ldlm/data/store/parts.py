@@ -69,6 +69,7 @@ class Parts:
             logger.warning("%s: %s are missing or damaged, and are computed again", self.workspace, ", ".join(lost))
         numbers = {int(Path(shard.name).stem.removeprefix("part-")): shard for shard in kept}
         if manifest is not None and not lost:
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a writer that was killed after it committed
             return set(numbers)
         # From here on the shards are recorded one by one, so that a kill during the repair loses nothing.
         write_json(self.folder / "plan.json", dict(self.made_by))

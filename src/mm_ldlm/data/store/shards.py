@@ -9,6 +9,7 @@ memory.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ class ShardStore:
         self.manifest = manifest
         self._starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)], dtype=np.int64)
         self._batches: dict[int, pa.RecordBatch] = {}
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, pa.Buffer] = {}
         self._valid: set[tuple[int, str]] = set()
         self._touched: dict[int, int] = {}
         self._resident = 0
@@ -147,7 +148,8 @@ class ShardStore:
         for shard in self._touched.keys() - {keep}:
             self._resident -= self._touched.pop(shard)
             if hasattr(mmap, "MADV_DONTNEED"):
-                self._maps[shard].madvise(mmap.MADV_DONTNEED)
+                address, size = self._maps[shard].address, self._maps[shard].size
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
     def _batch(self, number: int) -> pa.RecordBatch:
         """Map a shard into memory on first use, with checks that keep damaged bytes from ending the process."""
@@ -157,9 +159,9 @@ class ShardStore:
         path = self.directory / shard.name
         shard.verify(self.directory)
         try:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+            with pa.memory_map(str(path)) as file:  # an `mmap.mmap` would keep its descriptor
+                mapped = file.read_buffer()
+            reader = pa.ipc.open_file(pa.BufferReader(mapped))
             batch = reader.get_batch(0)
             batch.validate()
             names = batch.schema.names

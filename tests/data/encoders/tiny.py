@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:  # `embedding_service` is imported by name, here and from tests/latents
-    sys.path.insert(0, HERE)
-
-from tests.extras.http_encoder.embedding_service import service  # noqa: E402, F401
 
 WORDS = """a b c d e f the cat dog sat on mat ran ! . ? it is was in house red blue green query one two three
     four""".split()  # noqa: SIM905
@@ -115,49 +108,55 @@ def sonar(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-BUILDERS: dict[str, Build] = {"minilm": bert, "sonar": sonar, "e5": xlm_r, "qwen3": qwen3, "t5": t5, "bge-m3": xlm_r}
+def sentence_transformers(folder: Path) -> None:
+    """A folder with a module that the transformer backend does not have."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    bert(folder / "base")
+    dense = Dense(32, 12, activation_function=torch.nn.Identity())
+    modules = [Transformer(str(folder / "base")), Pooling(32, "mean"), dense, Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Registry name → a folder with a tiny model of its architecture."""
+def plain_modules(folder: Path, *modules: str, **files: Any) -> Path:
+    """Describe the folder of a BERT as one of sentence-transformers, with these modules after the transformer.
+
+    `pooling`, `settings` and `limit` are the contents of its files.
+    """
+    kinds = ["Transformer", *modules]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(modules, 1))]
+    for kind, path in zip(kinds, paths, strict=True):
+        (folder / path).mkdir(exist_ok=True, parents=True)
+        if kind == "Pooling":
+            default = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+            (folder / path / "config.json").write_text(json.dumps(files.get("pooling", default)))
+    listed = [{"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+              for n, (kind, path) in enumerate(zip(kinds, paths, strict=True))]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(listed))
+    if (limit := files.get("limit", 24)) is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit, "do_lower_case": False}))
+    if (settings := files.get("settings")) is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
+BUILDERS: dict[str, Build] = {
+    "minilm": bert, "sonar": sonar, "e5": xlm_r, "qwen3": qwen3, "t5": t5, "bge-m3": xlm_r,
+    "qwen3-bare": functools.partial(qwen3, kind="qwen3-bare"), "library": sentence_transformers,
+}  # fmt: skip
+_built = tempfile.TemporaryDirectory(prefix="tiny-encoders-")
+
+
+@functools.cache
+def folder_of(name: str) -> Path:
+    """Return a folder with a tiny model of the architecture of a name; do not write into it."""
     import torch
 
-    root = tmp_path_factory.mktemp("tiny")
-
-    def build(name: str) -> Path:
-        folder = root / name
-        if not folder.exists():
-            folder.mkdir()
-            with torch.random.fork_rng():
-                torch.manual_seed(11)
-                builders = {**BUILDERS, "qwen3-bare": lambda to: qwen3(to, kind="qwen3-bare")}
-                builders[name](folder)
-        return folder
-
-    return build
-
-
-@pytest.fixture
-def sentence_folder(tmp_path: Path) -> Callable[..., Path]:
-    """A sentence-transformers folder around a tiny BERT, with the modules asked for."""
-
-    def build(*modules: str, pooling: dict[str, Any] | None = None, prompts: dict[str, Any] | None = None) -> Path:
-        bert(tmp_path)
-        listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-        for number, module in enumerate(modules, start=1):
-            path = f"{number}_{module}"
-            (tmp_path / path).mkdir()
-            listed.append(
-                {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{module}"}
-            )
-            if module == "Pooling":
-                config = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, **(pooling or {})}
-                (tmp_path / path / "config.json").write_text(json.dumps(config))
-        (tmp_path / "modules.json").write_text(json.dumps(listed))
-        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24, "do_lower_case": False}))
-        if prompts is not None:
-            (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-        return tmp_path
-
-    return build
+    folder = Path(_built.name) / name
+    folder.mkdir()
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        BUILDERS[name](folder)
+    return folder

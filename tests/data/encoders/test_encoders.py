@@ -1,0 +1,250 @@
+"""Every encoder of this machine against its model card: pooling, prompts, padding, truncation, width, batches."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.encoders.tiny import WORDS, folder_of, plain_modules
+
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, onednn, transformer
+from mm_ldlm.data.encoders.base import EncodesTokens
+from mm_ldlm.data.encoders.transformer import TransformerEncoder
+
+NAMES = [*REGISTRY, "library"]
+SENTENCES = ["the cat sat on the mat .", "a", "it is", "the red dog ran in the blue house ! it was green ?", "The Cat",
+             "", "a b c d e f a b c d e f a b c d e f"]  # fmt: skip
+
+
+def encoder_of(name: str, **options: Any) -> Any:
+    options.setdefault("path", str(folder_of(name)) if "path" not in options else None)
+    return load_encoder(LocalEncoderConfig(name=name, device="cpu", **options))
+
+
+def reference(name: str, sentence: str, *, truncate: int | None = None) -> Any:
+    """One sentence without padding, written from the model cards rather than from our code."""
+    import transformers
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+    folder = folder_of(name)
+    if name == "library":
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(folder), device="cpu").encode([sentence])[0]
+    extra: dict[str, Any] = {"src_lang": "eng_Latn"} if name == "sonar" else {}
+    loader: Any = {
+        "minilm": transformers.BertModel, "sonar": M2M100Encoder, "e5": transformers.XLMRobertaModel,
+        "bge-m3": transformers.XLMRobertaModel, "qwen3": transformers.Qwen3Model, "t5": transformers.T5EncoderModel,
+    }[name]  # fmt: skip
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **extra)
+    ids = tokenizer(f"query: {sentence}" if name == "e5" else sentence, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        hidden = loader.from_pretrained(folder).eval()(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+    vector = {"bge-m3": hidden[0], "qwen3": hidden[-1]}.get(name, hidden.mean(0))[:truncate]
+    return (vector if name in ("sonar", "t5") else vector / vector.norm()).numpy()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pitfall_17_vectors_are_those_of_the_model_card_in_any_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = np.stack([reference(name, sentence) for sentence in SENTENCES])
+    for batch_tokens, window in ((8, 4096), (40, 3), (10_000, 4096)):
+        monkeypatch.setattr(transformer, "WINDOW", window)
+        encoder = encoder_of(name, batch_tokens=batch_tokens)
+        found = encoder.encode(SENTENCES)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert (found.dtype, found.shape) == (np.float32, (len(SENTENCES), encoder.dim))
+    assert encoder.encode([]).shape == (0, encoder.dim)
+    np.testing.assert_array_equal(encoder.run(encoder.prepare(SENTENCES)), encoder.encode(SENTENCES))
+    assert encoder.fingerprint == encoder.located.fingerprint
+
+
+@pytest.mark.parametrize("name", ["minilm", "qwen3"])
+def test_pitfall_17_a_sentence_has_its_vector_beside_any_others(name: str) -> None:
+    encoder = encoder_of(name, batch_tokens=30, batch_rows=3)
+    alone = {}
+
+    @settings(max_examples=25)
+    @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=20).map(" ".join), min_size=1, max_size=9))
+    def check(sentences: list[str]) -> None:
+        prepared = encoder.prepare(sentences)
+        assert sorted(row for chosen, _, _ in prepared.batches for row in chosen) == list(range(len(sentences)))
+        for chosen, ids, _ in prepared.batches:
+            assert len(chosen) <= 3
+            assert len(chosen) == 1 or ids.size <= 30
+        for sentence, vector in zip(sentences, encoder.run(prepared), strict=True):
+            expected = alone.setdefault(sentence, encoder.encode([sentence])[0])
+            np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+    check()
+
+
+def test_pitfall_17_a_prompt_precedes_every_sentence() -> None:
+    with_prompt, without = encoder_of("e5"), encoder_of("e5", prompt="")
+    np.testing.assert_allclose(with_prompt.encode(["the cat"]), without.encode(["query: the cat"]), atol=1e-6)
+    assert np.abs(with_prompt.encode(["the cat"]) - without.encode(["the cat"])).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "dim"), [("qwen3", 32), ("library", 5)])
+def test_pitfall_17_a_cut_vector_is_normalised_again(name: str, dim: int) -> None:
+    found = encoder_of(name, truncate_dim=dim).encode(SENTENCES)
+    cut = np.stack([reference(name, sentence) for sentence in SENTENCES])[:, :dim]
+    np.testing.assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_pitfall_17_the_final_token_is_appended_where_the_tokenizer_does_not() -> None:
+    """The two tiny models have the same weights: the same vectors must come out."""
+    own, bare = encoder_of("qwen3"), encoder_of("qwen3", path=str(folder_of("qwen3-bare")))
+    np.testing.assert_allclose(own.encode(SENTENCES), bare.encode(SENTENCES), atol=1e-6)
+    assert bare.tokenise(["a b"])[0][-1] == 0
+
+
+@pytest.mark.parametrize(("name", "folder"), [("minilm", "minilm"), ("qwen3", "qwen3"), ("qwen3", "qwen3-bare")])
+def test_the_maximum_length_keeps_the_special_tokens(name: str, folder: str) -> None:
+    encoder = encoder_of(name, path=str(folder_of(folder)), max_length=6)
+    whole = encoder_of(name, path=str(folder_of(folder)))
+    (cut,), (ids,) = (each.tokenise(["a b c d e f the cat"]) for each in (encoder, whole))
+    assert (len(cut), cut[0], cut[-1]) == (6, ids[0], ids[-1])
+    assert encoder_of("library", max_length=6).model.max_seq_length == 6
+
+
+def test_a_source_language_reaches_the_tokenizer() -> None:
+    english, french = encoder_of("sonar"), encoder_of("sonar", language="fra_Latn")
+    assert english.tokenise(["a"])[0] != french.tokenise(["a"])[0]
+    assert english.fingerprint != french.fingerprint
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_states_of_a_text_are_those_of_its_own_tokens(name: str) -> None:
+    encoder = encoder_of(name, batch_tokens=40, **({"truncate_dim": 33} if name == "qwen3" else {}))
+    whole = encoder_of(name)
+    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
+    assert isinstance(encoder, EncodesTokens)
+    for sentence, found in zip(SENTENCES, encoder.encode_tokens(SENTENCES), strict=True):
+        (alone,) = whole.encode_tokens([sentence])
+        inner = [i for i in encoder.tokenise([sentence])[0] if i not in special]
+        assert found.ids_n.tolist() == alone.ids_n.tolist() == inner
+        np.testing.assert_allclose(found.states_nd, alone.states_nd[:, : encoder.dim], atol=1e-5)
+    assert encoder.encode_tokens([]) == []
+
+
+def test_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of("minilm", batch_rows=2)
+    monkeypatch.setattr(transformer, "lanes_of", lambda device: 3)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), encoder.run(encoder.prepare(SENTENCES * 3)))
+
+
+def test_half_precision_computes_in_it_and_gives_float32() -> None:
+    found, exact = encoder_of("minilm", dtype="bfloat16"), encoder_of("minilm")
+    assert next(found.model.parameters()).dtype == torch.bfloat16
+    difference = np.abs(found.encode(SENTENCES) - exact.encode(SENTENCES)).max()
+    assert (found.encode(SENTENCES).dtype, 0 < difference < 0.1) == (np.float32, True)
+
+
+def test_packed_layers_are_the_layers() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3, bias=False))
+    x = torch.randn(11, 5)
+    expected = layers(x).detach()
+    packed = onednn.pack_linear_layers(layers)
+    torch.testing.assert_close(packed(x), expected)
+    half = torch.nn.Sequential(torch.nn.Linear(2, 2)).bfloat16()
+    assert type(onednn.pack_linear_layers(half)[0]) is torch.nn.Linear
+
+
+def test_positions_count_from_the_first_token_that_is_no_padding() -> None:
+    """Encoders with rotary positions do not show it, because theirs are relative."""
+    asked: dict[str, Any] = {}
+
+    def model(**given: Any) -> Any:
+        asked.update(given)
+        return SimpleNamespace(last_hidden_state=given["input_ids"])
+
+    encoder = encoder_of("qwen3")
+    encoder.model = model
+    encoder._hidden(torch.zeros(2, 4, dtype=torch.long), np.array([[False, False, True, True], [True] * 4]))
+    assert asked["position_ids"].tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("modules", [("Pooling",), ("Pooling", "Normalize")])
+def test_a_plain_folder_of_sentence_transformers_runs_as_a_bare_model(
+    modules: tuple[str, ...], pooling: str, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    shutil.copytree(folder_of("minilm"), tmp_path / "m")
+    keys = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": pooling == "mean",
+            "pooling_mode_cls_token": pooling == "cls"}  # fmt: skip
+    prompts = {"prompts": {"s": "one two "}, "default_prompt_name": "s"}
+    plain_modules(tmp_path / "m", *modules, pooling=keys, settings=prompts)
+    encoder = encoder_of("mine", path=str(tmp_path / "m"))
+    assert isinstance(encoder, TransformerEncoder)
+    expected = SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(SENTENCES)
+    np.testing.assert_allclose(encoder.encode(SENTENCES), expected, atol=1e-5)
+
+
+def test_nothing_is_fetched_and_no_code_of_a_model_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may contain code, which transformers runs where it is trusted."""
+    import sentence_transformers
+    import transformers
+
+    asked: list[Any] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*given: Any, **options: Any) -> Any:
+            asked.append((options.get("trust_remote_code"), options.get("local_files_only")))
+            return real(*given, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for loader in (transformers.AutoTokenizer, transformers.AutoConfig, transformers.AutoModel):
+        watch(loader, "from_pretrained")
+    watch(sentence_transformers, "SentenceTransformer")
+    before = transformers.utils.logging.get_verbosity()
+    encoder_of("minilm")
+    encoder_of("library")
+    assert len(asked) >= 4
+    assert set(asked) == {(False, True)}
+    assert transformers.utils.logging.get_verbosity() == before
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["a lost weight", "another width", "no padding", "no final token", "no tokenizer"])
+def test_a_model_that_its_spec_does_not_describe_is_refused(wrong: str, tmp_path: Path, refuses: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "m"
+    shutil.copytree(folder_of("minilm"), folder)
+    spec: dict[str, Any] = {"another width": {"dim": 33}, "no final token": {"final_token": "<end>"}}.get(wrong, {})
+    if wrong == "a lost weight":
+        weights = load_file(folder / "model.safetensors")
+        weights.pop(next(name for name in weights if "layer.1" in name))
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if wrong == "no padding":
+        path = folder / "tokenizer_config.json"
+        path.write_text(path.read_text().replace('"pad_token": "[PAD]"', '"pad_token": null'))
+    if wrong == "no tokenizer":
+        (folder / "tokenizer.json").write_text("{")
+    located: Any = LocalEncoderConfig(name="minilm", path=str(folder)).locate()
+    located = dataclasses.replace(located, spec=dataclasses.replace(located.spec, **spec))
+    with refuses(EncoderError, "'minilm'"):
+        TransformerEncoder(located, device="cpu", batch_tokens=99, batch_rows=9)
+
+
+def test_a_folder_that_the_library_cannot_load_is_refused(tmp_path: Path, refuses: Any) -> None:
+    shutil.copytree(folder_of("library"), tmp_path / "m")
+    next(tmp_path.rglob("2_Dense/*.safetensors")).write_bytes(b"damaged")
+    with refuses(EncoderError, "sentence-transformers cannot load"):
+        encoder_of("mine", path=str(tmp_path / "m"))
