@@ -102,7 +102,7 @@ def read_source(path: Path, kind: str) -> int:
     found = 0
     for extra in ({}, {"label_column": "word", "columns": ["text"]}, {"columns": ["missing"]}):
         config = parse_kind(SOURCES, {**keys, **extra}, at="source")
-        rows = list(config.open(Opening(0, 10_000)).rows())
+        rows = list(config.rows(Opening(0, 10_000)))
         json.dumps([list(row) for row in rows])
         found = len(rows) if extra.get("columns") == ["text"] else found
         assert all(isinstance(row.text, str) for row in rows if isinstance(row, Row))

@@ -52,9 +52,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(**keys: Any) -> list[Row | BadRow]:
-    source = parse_kind(SOURCES, keys, at="source").open(Opening(0, 10_000))
-    json.dumps(source.describe())
-    return list(source.rows())
+    source = parse_kind(SOURCES, keys, at="source")
+    json.dumps(source.describe(Opening(0, 10_000)))
+    return list(source.rows(Opening(0, 10_000)))
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -76,7 +76,7 @@ def test_tokens_and_latents_of_a_layout_are_inside_it(root: Path, name: str) -> 
     (root / "train_data.json").write_text(json.dumps([item]))
     for part in ("tokens", "latents"):
         config = parse_kind(SOURCES, {"kind": "layout", "path": str(root), part: True}, at="source")
-        (bad,) = config.open(Opening(0, 10_000, tokenizer=load_tokenizer(TokenizerConfig(max_length=8)))).rows()
+        (bad,) = config.rows(Opening(0, 10_000, tokenizer=load_tokenizer(TokenizerConfig(max_length=8))))
         assert isinstance(bad, BadRow)
         assert bad.reason in ("unsafe_path", "missing_file", "wrong_type")
 

@@ -110,7 +110,7 @@ class InputFile:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             self.refuse("JSON", f"an error ({shorten(str(error), 120)})")
-        if not _is_flat(found, DEEPEST):
+        if not is_flat(found, DEEPEST):
             self.refuse(f"JSON with at most {DEEPEST} nested mappings and lists", "more")
         try:
             return _typed(like, found, "the value")
@@ -206,9 +206,10 @@ def problem(path: str | Path) -> str | None:
     return next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a regular file")
 
 
-def _is_flat(value: Any, depth: int) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth >= 0 and all(_is_flat(item, depth - 1) for item in items)
+def is_flat(value: Any, depth: int) -> bool:
+    """Return whether mappings and lists are nested at most `depth` deep."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth >= 0 and all(is_flat(item, depth - 1) for item in items)
 
 
 def _typed(hint: Any, value: Any, at: str) -> Any:

@@ -97,13 +97,12 @@ def written(kind: str, folder: Path, rows: Rows) -> dict[str, Any]:
     return {"kind": kind, **(example(folder, rows) if example is not None else {})}
 
 
-def opened(keys: dict[str, Any], *, max_row_bytes: int = 10_000, seed: int = 0, **more: Any) -> Any:
-    config = parse_kind(SOURCES, keys, at="source")
-    return config.open(Opening(seed, max_row_bytes, **more))
+def read(keys: dict[str, Any], *, max_row_bytes: int = 10_000, seed: int = 0, **more: Any) -> list[Row | BadRow]:
+    return list(parse_kind(SOURCES, keys, at="source").rows(Opening(seed, max_row_bytes, **more)))
 
 
-def read(keys: dict[str, Any], **opening: Any) -> list[Row | BadRow]:
-    return list(opened(keys, **opening).rows())
+def described(keys: dict[str, Any], *, seed: int = 0) -> Any:
+    return parse_kind(SOURCES, keys, at="source").describe(Opening(seed, 10_000))
 
 
 def reasons(rows: list[Row | BadRow]) -> list[str]:

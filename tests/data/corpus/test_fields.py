@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.data.corpus.examples import csv, disk, ingested, jsonl, opened, read, reasons, texts, written
+from tests.data.corpus.examples import csv, described, disk, ingested, jsonl, read, reasons, texts, written
 
 from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import Row
@@ -87,7 +87,7 @@ def test_missing_and_odd_columns_are_bad_rows_that_name_the_columns(tmp_path: Pa
 )  # fmt: skip
 def test_keys_that_contradict_one_another_or_are_not_read_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(reversed(keys))):
-        opened({"kind": "parquet", "path": "a", **keys})
+        described({"kind": "parquet", "path": "a", **keys})
 
 
 def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
     found = read(keys)
     assert texts(found) == ["parquet", "parquet", "parquet", "tab, separated", "json", "a line", "quoted", "saved"]
     assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
-    assert len(opened(keys).describe()) == len(names)
+    assert len(described(keys)) == len(names)
     (tmp_path / "a.pdf").write_text("")
     with pytest.raises(SourceError, match="suffix"):
         read({**keys, "path": str(tmp_path / "a.pdf")})

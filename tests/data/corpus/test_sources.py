@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data.corpus.examples import example_of, ingested, opened, read, texts, written
+from tests.data.corpus.examples import described, example_of, ingested, read, texts, written
 
 from mm_ldlm.core.errors import SourceError, UnsafePathError
 from mm_ldlm.data.corpus.record import normalise
@@ -66,10 +66,10 @@ def test_rows_and_descriptions_repeat_themselves(kind: str, tmp_path: Path) -> N
     first, second, other = (list(map(repr, read(keys, seed=seed))) for seed in (0, 0, 1))
     assert first == second
     assert len(first) >= 10
-    described = [json.dumps(opened(keys, seed=seed).describe()) for seed in (0, 0, 1)]
-    assert described[0] == described[1]
+    contents = [json.dumps(described(keys, seed=seed)) for seed in (0, 0, 1)]
+    assert contents[0] == contents[1]
     generated = example_of(kind) is None
-    assert generated == (other != first) == (described[0] != described[2])
+    assert generated == (other != first) == (contents[0] != contents[2])
 
 
 SMALL = {kind: {"num_train": 20, "num_validation": 0, "num_test": 0} for kind in ("starter", "starter_pairs")}
@@ -80,10 +80,10 @@ def test_a_description_is_that_of_the_content_and_not_of_its_place(kind: str, tm
     keys = written(kind, tmp_path / "a", rows_of("one", "two"))
     same = written(kind, tmp_path / "b", rows_of("one", "two"))
     other = written(kind, tmp_path / "c", rows_of("one", "tw"))
-    kept = opened(keys).describe()
-    assert opened(other).describe() != kept
+    kept = described(keys)
+    assert described(other) != kept
     if kind not in ("disk", "image_folder"):  # names of the library, times of image files
-        assert opened(same).describe() == kept
+        assert described(same) == kept
 
 
 @pytest.mark.parametrize("kind", LOCAL)
@@ -133,7 +133,7 @@ def test_a_path_without_a_file_is_refused_and_never_waited_for(kind: str, name: 
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     keys = {"kind": kind, "path": str(tmp_path / f"{name}.jsonl")}
-    for use in (lambda: opened(keys).describe(), lambda: read(keys)):
+    for use in (lambda: described(keys), lambda: read(keys)):
         with pytest.raises(SourceError, match=re.escape(str(tmp_path))):
             use()
 

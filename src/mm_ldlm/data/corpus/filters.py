@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -42,33 +43,30 @@ class LengthConfig:
                 raise Unusable("too_long", f"{count} {unit}, max_{unit} is {high}", text)
 
 
-class LanguageFilter:
-    """Applies the function that `ingestion.language_filter` names to texts."""
-
-    def __init__(self, dotted: str) -> None:
-        self.dotted = dotted
-        self.keep = load_function(dotted, at="parameter 'ingestion.language_filter'")
-
-    def check(self, text: str) -> None:
-        """Raise `Unusable` for a text that the function refuses, or for which it raises an error.
-
-        Raises:
-            ConfigurationError: the function is not a predicate: it returned something other than a boolean.
-        """
-        try:
-            kept = self.keep(text)
-        except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
-            raise Unusable("filter_error", f"{self.dotted} raised {reason_of(error)}", text) from None
-        if type(kept).__name__ not in ("bool", "bool_"):  # that of Python, or of numpy
-            raise ConfigurationError(
-                f"parameter 'ingestion.language_filter': expected true or false from {self.dotted}, found "
-                f"{show(kept, 100)} ({type(kept).__name__}). Return a boolean; a generator or an async function is not "
-                "a filter."
-            )
-        if not kept:
-            raise Unusable("language", f"refused by {self.dotted}", text)
+LANGUAGE_FILTER = "parameter 'ingestion.language_filter'"
 
 
+def check_language(text: str, dotted: str) -> None:
+    """Raise `Unusable` for a text that a function refuses, or for which it raises an error.
+
+    Raises:
+        ConfigurationError: there is no such function, or it is not a predicate: it returned anything but a boolean.
+    """
+    keep = load_function(dotted, at=LANGUAGE_FILTER)
+    try:
+        kept = keep(text)
+    except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
+        raise Unusable("filter_error", f"{dotted} raised {reason_of(error)}", text) from None
+    if type(kept).__name__ not in ("bool", "bool_"):  # that of Python, or of numpy
+        raise ConfigurationError(
+            f"{LANGUAGE_FILTER}: expected true or false from {dotted}, found {show(kept, 100)} "
+            f"({type(kept).__name__}). Return a boolean; a generator or an async function is not a filter."
+        )
+    if not kept:
+        raise Unusable("language", f"refused by {dotted}", text)
+
+
+@functools.cache
 def load_function(dotted: str, *, at: str) -> Callable[..., Any]:
     """Import the callable `package.module:function`; `at` names the parameter in messages.
 

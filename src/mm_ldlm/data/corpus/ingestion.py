@@ -22,12 +22,12 @@ from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.filters import describe_function
+from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.merging import QUARANTINE_SCHEMA, Counts, Merger
-from mm_ldlm.data.corpus.preparing import Preparation, SideStore, language_filter
+from mm_ldlm.data.corpus.preparing import Preparation, SideStore
 from mm_ldlm.data.corpus.progress import Progress
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, Source
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row
 from mm_ldlm.data.corpus.sources.base import printable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.store import Manifest
@@ -71,16 +71,20 @@ def ingest(
     """
     config, started = config.with_path_in_source(), time.monotonic()
     opening = Opening(seed, config.max_row_bytes, config.normalise, tokenizer)
-    sources = [source.open(opening) for source in config.sources]
-    made_by = _fingerprints(config, sources, tokenizer, tokens)
+    made_by = _fingerprints(config, opening, tokens)
     folders = {"records": workspace, "quarantine": quarantine}
     if side is not None:
         made_by["side"] = side.fingerprint
         folders["side"] = side.workspace
     _refuse_other_sources(config, workspace)
-    count = len(sources)
-    empty = vars(Counts({source.label: Counter() for source in config.sources}))
-    fresh = {"consumed": [0] * count, "exhausted": [False] * count, "counts": empty, "done": False}
+    labels = [source.label for source in config.sources]
+    empty = vars(Counts({label: Counter() for label in labels}))
+    fresh = {
+        "consumed": dict.fromkeys(labels, 0),
+        "ended": dict.fromkeys(labels, False),
+        "counts": empty,
+        "done": False,
+    }
     progress = Progress(folders, made_by=made_by, fresh=fresh)
     write_json(workspace / SOURCES_FILE, _described(config))
     counts = Counts.read(progress.state["counts"])
@@ -89,8 +93,8 @@ def ingest(
         merger = Merger(config, counts, side)
         if progress.shards["records"]:
             merger.restore(progress.store("records"))
-        _run(config, sources, Preparation(config, tokenizer, tokens, side), merger, progress)
-    _check(config, counts, progress.state["exhausted"])
+        _run(config, opening, Preparation(config, tokenizer, tokens, side), merger, progress)
+    _check(config, counts, progress.state["ended"])
     records = progress.manifest("records", kind="records", schema=RECORD_SCHEMA, splits=dict(counts.splits))
     reasons = dict(sorted(counts.quarantined_by_reason.items()))
     refused = progress.manifest("quarantine", kind="quarantine", schema=QUARANTINE_SCHEMA, reasons=reasons)
@@ -98,7 +102,7 @@ def ingest(
         side.commit(progress.shards["side"], records=records)
     seconds = time.monotonic() - started
     report = {
-        **_report(counts, progress.state["exhausted"]),
+        **_report(counts, progress.state["ended"]),
         "fingerprint": records.fingerprint,
         "resumed_after_rows": resumed_rows,
         "seconds": round(seconds, 3),
@@ -108,16 +112,12 @@ def ingest(
 
 
 def _run(
-    config: IngestionConfig, sources: list[Source], preparation: Preparation, merger: Merger, progress: Progress
+    config: IngestionConfig, opening: Opening, preparation: Preparation, merger: Merger, progress: Progress
 ) -> None:
     counts, side = merger.counts, merger.side
     shard_rows = config.shard_rows if side is None else min(config.shard_rows, side.most_rows)
-    chunks = _Chunks(config, sources, progress.state, size=min(CHUNK_ROWS, shard_rows))
-
-    def commit(*, done: bool) -> None:
-        state = {**chunks.state, "counts": vars(counts), "done": done}
-        progress.commit(merger.take_tables(), state)
-
+    places: deque[dict[str, Any]] = deque()
+    chunks = _chunks(config, opening, progress.state, places, size=min(CHUNK_ROWS, shard_rows))
     with (
         config.engine.started() as engine,
         tqdm(
@@ -126,79 +126,68 @@ def _run(
         ) as bar,
     ):  # fmt: skip
         for _, prepared in engine.run(preparation, chunks, ordered=True):
-            chunks.advance()
+            place = places.popleft()
             merger.merge(prepared)
             bar.update(counts.total("read") - bar.n)
             if counts.rows_in > EARLY_STOP_ROWS:
                 _check_damage(config, counts)
             if merger.waiting >= shard_rows:
-                commit(done=False)
-    chunks.finish()
-    _check(config, counts, chunks.state["exhausted"])
-    commit(done=True)
+                progress.commit(merger.take_tables(), {**place, "counts": vars(counts), "done": False})
+    place = places.popleft()
+    _check(config, counts, place["ended"])
+    progress.commit(merger.take_tables(), {**place, "counts": vars(counts), "done": True})
 
 
-class _Chunks:
-    """Reads the sources in chunks of (name of the source, row), in an order that depends on the parameters only.
+def _chunks(
+    config: IngestionConfig, opening: Opening, place: dict[str, Any], places: deque[dict[str, Any]], *, size: int
+) -> Iterator[list[tuple[str, Row | BadRow]]]:
+    """Yield chunks of (name of the source, row), in an order that depends on the parameters only.
 
-    An engine takes chunks before the earlier ones are merged. `state` has the rows that were consumed of each source,
-    and the sources that were read to their end, of the chunks for which `advance` was called.
+    An engine takes chunks before the earlier ones are merged: the place after each chunk, and the one after the last,
+    is appended to `places`.
     """
+    consumed, ended = {**place["consumed"]}, {**place["ended"]}
+    rows = _rows(config, opening, consumed, ended)
+    chunk = list(itertools.islice(rows, size))
+    while chunk:
+        places.append({"consumed": {**consumed}, "ended": {**ended}})
+        yield chunk
+        chunk = list(itertools.islice(rows, size))
+    places.append({"consumed": consumed, "ended": ended})
 
-    def __init__(self, config: IngestionConfig, sources: list[Source], state: dict[str, Any], *, size: int) -> None:
-        self._config, self._sources, self._size = config, sources, size
-        self._consumed, self._exhausted = [*state["consumed"]], [*state["exhausted"]]
-        self._ends: deque[dict[str, Any]] = deque()
-        self.state = self._now()
 
-    def __iter__(self) -> Iterator[list[tuple[str, Row | BadRow]]]:
-        rows = self._rows()
-        while chunk := list(itertools.islice(rows, self._size)):
-            self._ends.append(self._now())
-            yield chunk
-
-    def advance(self) -> None:
-        """Include the next chunk in `state`."""
-        self.state = self._ends.popleft()
-
-    def finish(self) -> None:
-        """Include the ends of the sources in `state`, after the last chunk."""
-        self.state = self._now()
-
-    def _now(self) -> dict[str, Any]:
-        return {"consumed": [*self._consumed], "exhausted": [*self._exhausted]}
-
-    def _rows(self) -> Iterator[tuple[str, Row | BadRow]]:
-        consumed, exhausted = self._consumed, self._exhausted
-        weights = [config.weight for config in self._config.sources]
-        rows = [
-            iter(()) if exhausted[i] else itertools.islice(source.rows(), consumed[i], config.max_samples)
-            for i, (source, config) in enumerate(zip(self._sources, self._config.sources, strict=True))
-        ]
-        number = 0
-        while number < len(rows) and (weights[0] is None or not any(exhausted)):
-            if weights[0] is not None:
-                number = min(range(len(rows)), key=lambda i: ((consumed[i] + 1) / (weights[i] or 1), i))
-            drawn = next(rows[number], None)
-            if drawn is None:
-                exhausted[number] = True
-                number += 1
-            else:
-                consumed[number] += 1
-                yield self._config.sources[number].label, drawn
+def _rows(
+    config: IngestionConfig, opening: Opening, consumed: dict[str, int], ended: dict[str, bool]
+) -> Iterator[tuple[str, Row | BadRow]]:
+    """Yield the rows after the place, and move the place with them."""
+    weights = {source.label: source.weight or 1.0 for source in config.sources}
+    weighted = config.sources[0].weight is not None
+    rows = {
+        source.label: itertools.islice(source.rows(opening), consumed[source.label], source.max_samples)
+        for source in config.sources if not ended[source.label]
+    }  # fmt: skip
+    while rows and not (weighted and any(ended.values())):
+        label = min(rows, key=lambda each: (consumed[each] + 1) / weights[each]) if weighted else next(iter(rows))
+        drawn = next(rows[label], None)
+        if drawn is None:
+            ended[label] = True
+            rows.pop(label)
+        else:
+            consumed[label] += 1
+            yield label, drawn
 
 
 # -- checks and report -------------------------------------------------------------------------------------------------
 
 
-def _check(config: IngestionConfig, counts: Counts, exhausted: list[bool]) -> None:
+def _check(config: IngestionConfig, counts: Counts, ended: dict[str, bool]) -> None:
     if counts.rows_in != counts.total("accepted", "duplicates", "quarantined"):
         raise SourceError(
-            f"rows were lost: {conservation(_report(counts, exhausted))}. This is a bug in mm_ldlm: please report it "
+            f"rows were lost: {conservation(_report(counts, ended))}. This is a bug in mm_ldlm: please report it "
             "with the parameters."
         )
-    for source, ended in zip(config.sources, exhausted, strict=True):
-        if ended and not counts.sources[source.label]["read"]:
+    for source in config.sources:
+        if ended[source.label] and not counts.sources[source.label]["read"]:
             raise SourceError(
                 f"source '{source.label}' is empty: expected rows in {show(', '.join(source.paths))}, found none. "
                 "Correct the source's 'path'."
@@ -228,7 +217,7 @@ def _reasons(counts: Counts) -> str:
     )
 
 
-def _report(counts: Counts, exhausted: list[bool]) -> dict[str, Any]:
+def _report(counts: Counts, ended: dict[str, bool]) -> dict[str, Any]:
     outcomes = ("read", "from_splitting", "accepted", "duplicates", "quarantined")
     return {
         "rows_in": counts.rows_in,
@@ -238,8 +227,8 @@ def _report(counts: Counts, exhausted: list[bool]) -> dict[str, Any]:
         "damaged": counts.damaged,
         **{name: dict(item) if isinstance(item, dict) else item for name, item in vars(counts).items()},
         "sources": {
-            label: {**{outcome: each[outcome] for outcome in outcomes}, "read_to_its_end": ended}
-            for (label, each), ended in zip(counts.sources.items(), exhausted, strict=True)
+            label: {**{outcome: each[outcome] for outcome in outcomes}, "read_to_its_end": ended[label]}
+            for label, each in counts.sources.items()
         },
     }
 
@@ -279,9 +268,7 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
         )
 
 
-def _fingerprints(
-    config: IngestionConfig, sources: list[Source], tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
-) -> dict[str, str]:
+def _fingerprints(config: IngestionConfig, opening: Opening, tokens: TokenizerConfig | None) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
     for name in ("progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
@@ -289,13 +276,13 @@ def _fingerprints(
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources
             plain.pop(key, None)
     if config.language_filter is not None:
-        language_filter(config.language_filter)  # refuses a name that cannot be imported
+        load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)
     limits = None
-    if tokenizer is not None and tokens is not None:
-        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
+    if opening.tokenizer is not None and tokens is not None:
+        limits = [opening.tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
     return {
         "parameters": fingerprint(parameters),
-        "sources": fingerprint([source.describe() for source in sources]),
+        "sources": fingerprint([source.describe(opening) for source in config.sources]),
         "token_limits": fingerprint(limits),
     }

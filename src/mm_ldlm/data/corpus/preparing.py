@@ -7,7 +7,6 @@ What depends on other chunks, duplicates and splits, is decided in `merging`, in
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.filters import LanguageFilter
+from mm_ldlm.data.corpus.filters import check_language
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, comparison_form, meta_text, text_digest, whole_text
 from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
@@ -146,7 +145,7 @@ class Preparation:
         text = self.config.normalise(text)
         self.config.length.check(text)
         if self.config.language_filter is not None:
-            language_filter(self.config.language_filter).check(text)
+            check_language(text, self.config.language_filter)
         return text
 
     # -- tokens --------------------------------------------------------------------------------------------------------
@@ -196,7 +195,3 @@ class Preparation:
         form = comparison_digest(row.describes or row.text, key=self.config.splits.key.encode())
         signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
         return Candidate(source, row, meta, text_digest(whole, row.describes), form, signature)
-
-
-language_filter = functools.cache(LanguageFilter)
-"""The filter of a name, which every process loads once"""

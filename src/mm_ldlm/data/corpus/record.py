@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from mm_ldlm.core.files import is_flat
+
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -113,7 +115,7 @@ def meta_text(fields: Mapping[str, Any]) -> str | None:
         text = json.dumps(fields, ensure_ascii=True, default=str)
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not representable as JSON ({error})") from None
-    if text.count("[") + text.count("{") > META_DEPTH and _depth(fields) > META_DEPTH:
+    if not is_flat(fields, META_DEPTH):
         raise ValueError(f"nested deeper than {META_DEPTH} levels")
     return text
 
@@ -138,12 +140,3 @@ def described_by(meta: str | None) -> str | None:
     """Return the digest of what the text of a record describes, by its `meta`; None if it describes nothing."""
     found = reference_of(meta)
     return None if found is None else str(found["digest"])
-
-
-def _depth(value: Any) -> int:
-    """Return how deeply lists and mappings are nested, without recursion."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, (Mapping, list, tuple))]:
-        depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, Mapping) else item)]
-    return depth

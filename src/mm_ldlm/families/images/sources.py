@@ -18,7 +18,7 @@ from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unus
 from mm_ldlm.data.corpus.sources.base import damaged
 from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
-from mm_ldlm.data.corpus.sources.lines import check_encoding, open_bytes
+from mm_ldlm.data.corpus.sources.lines import open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import decode, digits, with_image
 
@@ -83,10 +83,6 @@ class ImageFolderConfig(ImageFilesConfig):
     kind: str = "image_folder"
     encoding: str = "utf-8"
     image_column: str = "image"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_encoding(self.encoding)
 
     def captions(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         """Yield the captions of a file, with the path of the image in `meta`."""

@@ -5,6 +5,6 @@
 extras, which register them.
 """
 
-from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, Source, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable
 
-__all__ = ["SOURCES", "BadRow", "Opening", "Row", "Source", "SourceConfig", "Unusable"]
+__all__ = ["SOURCES", "BadRow", "Opening", "Row", "SourceConfig", "Unusable"]

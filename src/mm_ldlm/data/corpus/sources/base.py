@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mm_ldlm.core.config import PositiveFloat, PositiveInt, config
+from mm_ldlm.core.config import InvalidValue, PositiveFloat, PositiveInt, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.kinds import Kinds
-from mm_ldlm.core.messages import reason_of
+from mm_ldlm.core.messages import reason_of, show
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class Opening:
 class SourceConfig:
     """Keys of every kind of source; the base class of the kinds, and their interface.
 
-    A kind that reads files defines `read`; any other kind defines `rows` and `describe`.
+    A kind that reads files defines `read`; any other kind defines `rows`, which reads nothing before the first row is
+    asked for, and `describe`.
 
     Attributes:
         name: the name used in the records and in the report; the kind by default.
@@ -129,16 +130,25 @@ class SourceConfig:
     max_samples: PositiveInt | None = None
     weight: PositiveFloat | None = None
 
-    def open(self, opening: Opening) -> Source:
-        """Return the reader, without reading anything yet."""
-        return Source(self, opening)
+    def __post_init__(self) -> None:
+        encoding = getattr(self, "encoding", "utf-8")
+        try:
+            encoded = "a\n".encode(encoding)
+        except (LookupError, ValueError):
+            encoded = b""
+        if encoded != b"a\n":
+            raise InvalidValue(
+                f"expected an encoding of text whose ASCII characters are single bytes, found {show(encoding)}. Use "
+                "utf-8 or another one that Python knows, or convert the file to UTF-8 (iconv)",
+                "encoding",
+            )
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         """Yield the rows of one file, in a reproducible order."""
         raise NotImplementedError
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows of all files, one file after another."""
+        """Yield the rows in a reproducible order: here those of all files, one file after another."""
         for path in self.find():
             yield from self.read(path, opening)
 
@@ -165,7 +175,7 @@ class SourceConfig:
     @property
     def has_vectors(self) -> bool:
         """Whether the source contains a vector for each text."""
-        return False
+        return any(getattr(self, key, None) is not None for key in ("vectors", "vector_column"))
 
     def find(self, key: str = "path") -> list[Path]:
         """List the files that a key names, in that order, each once; the files of a glob are sorted.
@@ -185,23 +195,6 @@ class SourceConfig:
         """Return the door to a file of the source."""
         remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (looked from {Path.cwd()})."
         return InputFile(path, remedy=remedy, error=SourceError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """An opened source."""
-
-    config: Any
-    opening: Opening
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Yield the rows in a reproducible order."""
-        found: Iterator[Row | BadRow] = self.config.rows(self.opening)
-        return found
-
-    def describe(self) -> Any:
-        """Return plain JSON that changes when the content changes (file digests, revisions)."""
-        return self.config.describe(self.opening)
 
 
 def describe_files(paths: Iterable[Path]) -> list[dict[str, Any]]:

@@ -198,36 +198,15 @@ def _parquet(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
 def _valid(column: pa.Array) -> pa.Array:
     """Return a column, or the storage of an extension type, whose offsets and indices stay inside its buffers.
 
-    Text is not checked for UTF-8: its bytes are judged one value at a time by `_cells`.
+    A column of text is checked as bytes: whether they are UTF-8 is judged one value at a time by `_cells`. A view of an
+    extension type, even inside a list, ends the process (pyarrow 25).
     """
     column.validate()
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    kind = _bytes_instead_of_text(column.type)
-    (column if kind in (None, column.type) else column.view(kind)).validate(full=True)
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
+    (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
     return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
-
-
-def _bytes_instead_of_text(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type with bytes in place of text, at any depth; None for a type that cannot be viewed as such.
-
-    A view of an extension type, even inside a list, ends the process (pyarrow 25).
-    """
-    if pa.types.is_string(kind):
-        return pa.binary()
-    if pa.types.is_large_string(kind):
-        return pa.large_binary()
-    if pa.types.is_primitive(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return kind
-    if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        fields = [kind.field(place) for place in range(kind.num_fields)]
-        inner = [_bytes_instead_of_text(field.type) for field in fields]
-        if None not in inner:
-            made = [field.with_type(each) for field, each in zip(fields, inner, strict=True)]
-            if pa.types.is_struct(kind):
-                return pa.struct(made)
-            return pa.list_(made[0]) if pa.types.is_list(kind) else pa.large_list(made[0])
-    return None
 
 
 def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:

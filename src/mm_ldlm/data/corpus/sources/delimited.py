@@ -19,7 +19,7 @@ from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable, excerpt
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
-from mm_ldlm.data.corpus.sources.lines import Line, check_encoding, read_lines
+from mm_ldlm.data.corpus.sources.lines import Line, read_lines
 
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
@@ -35,10 +35,6 @@ class JsonlConfig(TableFilesConfig):
 
     kind: str = "jsonl"
     encoding: str = "utf-8"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_encoding(self.encoding)
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
@@ -70,7 +66,6 @@ class CsvConfig(TableFilesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_encoding(self.encoding)
         if len(self.delimiter) != 1:
             raise InvalidValue(f"'delimiter' must be one character, found {self.delimiter!r:.60}", "delimiter")
 

@@ -53,6 +53,7 @@ class ColumnsConfig(SourceConfig):
     vector_column: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.columns:
             raise InvalidValue("'columns' must name at least one column", "columns")
         if self.labels is not None and self.label_column is None:
@@ -64,10 +65,6 @@ class ColumnsConfig(SourceConfig):
                 f"'pair_column' or with 'vector_column', found {list(self.columns)}",
                 "columns",
             )
-
-    @property
-    def has_vectors(self) -> bool:
-        return self.vector_column is not None
 
     @property
     def read_columns(self) -> list[str]:
@@ -178,10 +175,6 @@ class TableConfig(SourceConfig):
     meta_columns: tuple[str, ...] = ()
     vector_column: str | None = None
 
-    @property
-    def has_vectors(self) -> bool:
-        return self.vector_column is not None
-
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         for path in self.paths:
             yield from self._kind_of(path).rows(opening)
@@ -267,9 +260,10 @@ def _cell(fields: Mapping[str, Any], name: str) -> Any:
         there = list(fields)[:12]
         hint, found = nearest(name, there), ", ".join(there)[:100] or "nothing"
         raise Unusable("missing_column", f"no column '{name}'.{hint} Found {found}.")
-    if isinstance(fields[name], Unusable):
-        raise fields[name]
-    return fields[name]
+    found = fields[name]
+    if isinstance(found, Unusable):
+        raise Unusable(found.reason, f"column '{name}' contains {found.detail}", found.content)
+    return found
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

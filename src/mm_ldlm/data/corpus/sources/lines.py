@@ -15,7 +15,6 @@ import numpy as np
 from mm_ldlm.core.config import InvalidValue, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.sources.base import (
     BadRow,
     Opening,
@@ -55,7 +54,7 @@ class TextConfig(SourceConfig):
     vectors: str | None = None
 
     def __post_init__(self) -> None:
-        check_encoding(self.encoding)
+        super().__post_init__()
         if self.has_vectors and self.unit != "line":
             raise InvalidValue("'vectors' needs 'unit' line: a row of the .npy file belongs to one line", "vectors")
 
@@ -63,10 +62,6 @@ class TextConfig(SourceConfig):
     def files(self) -> list[tuple[str, str]]:
         named = [] if self.vectors in (None, BESIDE) else [("vectors", str(self.vectors))]
         return [*super().files, *named]
-
-    @property
-    def has_vectors(self) -> bool:
-        return self.vectors is not None
 
     def describe(self, opening: Opening) -> Any:
         texts = self.find()
@@ -94,24 +89,6 @@ class TextConfig(SourceConfig):
             )
         plain = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
         return self.file(plain.with_suffix(".npy") if self.vectors == BESIDE else str(self.vectors), key="vectors")
-
-
-def check_encoding(encoding: str) -> None:
-    """Check the key `encoding` of a source.
-
-    Raises:
-        InvalidValue: Python has no such encoding of text, or its ASCII characters are not single bytes.
-    """
-    try:
-        encoded = "a\n".encode(encoding)
-    except (LookupError, ValueError):
-        encoded = b""
-    if encoded != b"a\n":
-        raise InvalidValue(
-            f"expected an encoding of text whose ASCII characters are single bytes, found {show(encoding)}. Use utf-8 "
-            "or another one that Python knows, or convert the file to UTF-8 (iconv)",
-            "encoding",
-        )
 
 
 def open_bytes(path: Path) -> BinaryIO:
