@@ -1,7 +1,5 @@
 """Parameters of the `ingestion` pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -86,7 +84,7 @@ class IngestionConfig:
             at = "" if self.path is not None and source.paths else f"sources.{place}."
             yield from ((f"{at}{key}", path) for key, path in source.files)
 
-    def with_path_in_source(self) -> IngestionConfig:
+    def with_path_in_source(self) -> "IngestionConfig":
         """Return the same configuration with `path` and `text_column` moved into the source that they change."""
         changed: dict[str, Any] = {} if self.path is None else {"path": self.path}
         if self.text_column is not None:

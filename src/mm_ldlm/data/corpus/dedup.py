@@ -1,7 +1,5 @@
 """Duplicate removal: exact duplicates by their digests, near duplicates by MinHash."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

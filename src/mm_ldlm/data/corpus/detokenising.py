@@ -5,8 +5,6 @@ tokens. `detokenise` writes them as English is usually written. It only removes 
 so the text has the same tokens as before.
 """
 
-from __future__ import annotations
-
 import re
 
 _SPACING = [

@@ -1,7 +1,5 @@
 """Filters on length and language; rows that fail go to quarantine with a reason."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

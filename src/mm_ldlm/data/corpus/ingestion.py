@@ -1,12 +1,10 @@
 """Ingestion: read the sources, prepare and split the texts, remove duplicates and write the records.
 
-Rows are processed in chunks, which an engine prepares (`preparing`) and which are merged here (`merging`), in the order
+Rows are processed in chunks, which an engine prepares and which are merged here (`cleaning`), in the order
 of the sources. The chunks do not depend on the engine, and neither does any byte of the result. Memory holds the chunks
 that are being prepared, the shard that is being filled and the digests of the accepted texts. The progress file is
 written after each shard, so that an interrupted run continues where it stopped and ends with the same bytes.
 """
-
-from __future__ import annotations
 
 import itertools
 import time
@@ -21,10 +19,9 @@ from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import show
+from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
-from mm_ldlm.data.corpus.merging import QUARANTINE_SCHEMA, Counts, Merger
-from mm_ldlm.data.corpus.preparing import Preparation, SideStore
 from mm_ldlm.data.corpus.progress import Progress
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row

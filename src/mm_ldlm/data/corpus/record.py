@@ -4,8 +4,6 @@ The id is the same wherever the text came from. The record of a pair also has th
 caption a reference to what it describes; the id is the digest of both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import unicodedata

@@ -4,8 +4,6 @@ The split is a function of the text's comparison form and the key: it does not c
 that differ only in case or encoding are always in the same split.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The token store: the token ids of every record, with the rows and shards of the records; the report of ingestion."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections import Counter

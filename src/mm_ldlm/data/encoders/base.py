@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.corpus.preparing import SideStore
+    from mm_ldlm.data.corpus.cleaning import SideStore
     from mm_ldlm.data.latents.config import ExtractConfig
     from mm_ldlm.data.store import Manifest, ShardStore
 

@@ -5,8 +5,6 @@ value is read. A file may also end early between two batches, which readers do n
 therefore counted from the messages of the file, and a stream must end with its end marker.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ many fields as the first record, which needs two columns; otherwise they are qua
 quotation marks are balanced (decision 0121).
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import deque

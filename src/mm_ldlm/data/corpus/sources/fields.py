@@ -1,7 +1,5 @@
 """Named columns: the rows that they become, the keys of sources that read them, and the kinds `table` and `hub`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

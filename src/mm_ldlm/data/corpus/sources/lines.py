@@ -1,7 +1,5 @@
 """Lines and documents of bounded size in plain or compressed files, and the kind of source that consists of them."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import io

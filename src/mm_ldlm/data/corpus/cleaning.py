@@ -1,0 +1,350 @@
+"""Cleaning: prepare rows (normalise, check, split, digest), and merge them (duplicates, splits, counts, quarantine).
+
+Every chunk of rows is prepared by itself, so that chunks can be prepared anywhere and in any order
+(`mm_ldlm.data.engines`). What depends on other chunks, duplicates and splits, is decided when they are merged, in the
+order of the sources.
+
+A text that describes something, such as an image, is a duplicate only if the same text occurs with the same thing; the
+thing alone decides its split, so that no image is in two splits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from mm_ldlm.core.messages import shorten
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicates
+from mm_ldlm.data.corpus.filters import check_language
+from mm_ldlm.data.corpus.record import (
+    PAIR,
+    RECORD_SCHEMA,
+    comparison_digest,
+    comparison_form,
+    described_by,
+    meta_text,
+    meta_value,
+    text_digest,
+    whole_text,
+)
+from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
+from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, printable
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
+from mm_ldlm.data.store import Manifest, Shard, ShardStore
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("line", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("excerpt", pa.string(), nullable=False),
+    ]
+)
+"""Columns of the quarantine store of ingestion"""
+
+
+# -- preparing ---------------------------------------------------------------------------------------------------------
+
+
+class SideStore(Protocol):
+    """A store with one row for each record, which ingestion fills with what sources contain besides texts.
+
+    Attributes:
+        workspace: its folder.
+        most_rows: largest number of rows of a shard that fits in memory.
+        fingerprint: digest of everything that decides which values are accepted.
+    """
+
+    @property
+    def workspace(self) -> Path: ...
+
+    @property
+    def most_rows(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def accept(self, value: Any) -> Any:
+        """Return the value of a row (`Row.vector`) as it is stored, or raise `Unusable`."""
+
+    def table(self, ids: Sequence[str], values: Sequence[Any]) -> pa.Table:
+        """Return the rows of n records as a table; the values were accepted."""
+
+    def commit(self, shards: Sequence[Shard], *, records: Manifest) -> None:
+        """Write the manifest of the finished store of these records."""
+
+
+class Candidate(NamedTuple):
+    """A usable row with normalised texts.
+
+    Attributes:
+        source: name of its source.
+        meta: `meta` of the record as JSON.
+        id: digest that identifies the record.
+        form: keyed digest of the comparison form; it decides the split.
+        signature: for near duplicates, if they are removed.
+    """
+
+    source: str
+    row: Row
+    meta: str | None
+    id: bytes
+    form: bytes
+    signature: Any
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A prepared chunk.
+
+    Attributes:
+        refused: (source, damaged row) of the others.
+        counts: (source, read or from_splitting) → rows; splitting makes further rows.
+        truncated: number of texts of which only the first tokens are used.
+    """
+
+    candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    refused: list[tuple[str, BadRow]] = dataclasses.field(default_factory=list)
+    counts: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    truncated: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """Prepares chunks of (name of the source, row).
+
+    Attributes:
+        tokenizer, limits: the bounds in tokens; None applies none.
+        side: the store of what every row must contain besides its text; None ignores it.
+    """
+
+    config: IngestionConfig
+    tokenizer: TextTokenizer | None = None
+    limits: TokenizerConfig | None = None
+    side: SideStore | None = None
+
+    def __call__(self, chunk: list[tuple[str, Row | BadRow]]) -> Prepared:
+        """Prepare a chunk; every row of it is in the result, as usable or as refused."""
+        out, usable = Prepared(), list[tuple[str, Row]]()
+        for source, row in chunk:
+            out.counts[source, "read"] += 1
+            if isinstance(row, BadRow):
+                out.refused.append((source, row))
+                continue
+            try:
+                usable.append((source, self._checked(row)))
+            except Unusable as error:
+                out.refused.append((source, error.at(row.file, row.line)))
+        for (source, row), lengths in zip(usable, self._lengths([row for _, row in usable]), strict=True):
+            pieces = self._pieces(row, lengths)
+            out.counts[source, "from_splitting"] += len(pieces) - 1
+            out.truncated += self._truncates(lengths)
+            for piece, size in pieces:
+                try:
+                    out.candidates.append(self._candidate(source, piece, size))
+                except Unusable as error:
+                    out.refused.append((source, error.at(row.file, row.line)))
+        return out
+
+    def _checked(self, row: Row) -> Row:
+        """Return the row with normalised texts, and with the accepted value of the side store."""
+        text = self._checked_text(row.text)
+        pair = None if row.pair is None else self._checked_text(row.pair)
+        vector = None if self.side is None else self.side.accept(row.vector)
+        return row._replace(text=text, pair=pair, vector=vector)
+
+    def _checked_text(self, text: str) -> str:
+        if "\0" in text:
+            raise Unusable("nul", "NUL character in the text", text)
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            detail = f"lone surrogate at character {error.start}: the source was decoded with the wrong encoding"
+            raise Unusable("encoding", detail, text) from None
+        if size > self.config.max_row_bytes:
+            raise Unusable("oversized", f"{size} bytes, at most {self.config.max_row_bytes} are read", text)
+        text = self.config.normalise(text)
+        self.config.length.check(text)
+        if self.config.language_filter is not None:
+            check_language(text, self.config.language_filter)
+        return text
+
+    def _lengths(self, rows: list[Row]) -> Iterator[list[int]]:
+        """Yield the numbers of tokens of each text and of the second text of a pair; none without a tokenizer."""
+        texts = [[text for text in (row.text, row.pair) if text is not None] for row in rows]
+        if self.tokenizer is None:
+            yield from ([] for _ in texts)
+        else:
+            counts = iter(np.diff(self.tokenizer.encode_base([text for pair in texts for text in pair])[1]).tolist())
+            yield from ([next(counts) for _ in pair] for pair in texts)
+
+    def _truncates(self, lengths: list[int]) -> bool:
+        limits = self.limits
+        return limits is not None and limits.too_long == "truncate" and max(lengths) > limits.max_length
+
+    def _pieces(self, row: Row, lengths: list[int]) -> list[tuple[Row, list[int]]]:
+        """Return the row, or the pieces of a text that is too long, with their numbers of tokens."""
+        limits, tokenizer = self.limits, self.tokenizer
+        if limits is None or tokenizer is None or max(lengths) <= limits.max_length:
+            return [(row, lengths)]
+        if limits.too_long == "truncate":
+            return [(row, [min(length, limits.max_length) for length in lengths])]
+        if limits.too_long == "drop" or row.pair is not None or row.vector is not None:
+            return [(row, lengths)]
+        found = split_text(row.text, tokenizer, max_length=limits.max_length)
+        meta = {**row.meta, "piece_of": text_digest(row.text, row.describes).hex()}
+        return [
+            (row._replace(text=text, meta={**meta, "piece": number, "pieces": len(found)}), [length])
+            for number, (text, length) in enumerate(found)
+        ]
+
+    def _candidate(self, source: str, row: Row, lengths: list[int]) -> Candidate:
+        self.config.length.check(row.text)
+        if self.limits is not None:
+            self.limits.check(lengths, row.text)
+        try:
+            meta = meta_text(row.meta)
+            if len(meta or "") > self.config.max_row_bytes:
+                detail = f"{len(meta or '')} bytes of 'meta', at most {self.config.max_row_bytes} are kept"
+                raise Unusable("oversized", detail, row.text)
+            meta = meta if row.pair is None else meta_text({**row.meta, PAIR: row.pair})
+        except ValueError as error:
+            raise Unusable("wrong_type", f"the columns of 'meta': {error}", row.text) from None
+        whole, near = whole_text(row.text, row.pair), self.config.near_duplicates
+        form = comparison_digest(row.describes or row.text, key=self.config.splits.key.encode())
+        signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
+        return Candidate(source, row, meta, text_digest(whole, row.describes), form, signature)
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Counts:
+    """Counts of rows; all are sums, so that a resumed run has the counts of an uninterrupted one.
+
+    Attributes:
+        sources: source → outcome (read, from_splitting, accepted, duplicates, quarantined) → rows.
+        truncated: texts of which only the first tokens are used.
+    """
+
+    sources: dict[str, Counter[str]]
+    duplicates_by_kind: Counter[str] = dataclasses.field(default_factory=Counter)
+    quarantined_by_reason: Counter[str] = dataclasses.field(default_factory=Counter)
+    splits: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(SPLITS, 0)))
+    first_example_by_reason: dict[str, str] = dataclasses.field(default_factory=dict)
+    truncated: int = 0
+
+    @classmethod
+    def read(cls, plain: dict[str, Any]) -> Counts:
+        """Return the counts from their JSON form, which is `vars`."""
+        counters = {name: Counter(plain[name]) for name in ("duplicates_by_kind", "quarantined_by_reason", "splits")}
+        return cls(**{**plain, **counters, "sources": {name: Counter(each) for name, each in plain["sources"].items()}})
+
+    def total(self, *outcomes: str) -> int:
+        """Return the number of rows of all sources with these outcomes."""
+        return sum(counts[outcome] for counts in self.sources.values() for outcome in outcomes)
+
+    @property
+    def rows_in(self) -> int:
+        """Rows read, and the further rows that splitting made of them."""
+        return self.total("read", "from_splitting")
+
+    @property
+    def damaged(self) -> int:
+        """Quarantined rows that indicate a damaged or misread source rather than a filter."""
+        return sum(self.quarantined_by_reason[reason] for reason in DAMAGE)
+
+
+class Merger:
+    """Merges chunks. It keeps the digests of the accepted texts, and the rows that wait for the next shard."""
+
+    def __init__(self, config: IngestionConfig, counts: Counts, side: SideStore | None = None) -> None:
+        self.config, self.counts, self.side = config, counts, side
+        self._ids, self._forms = DigestMap(), DigestMap()
+        self._near = None if config.near_duplicates is None else NearDuplicates(config.near_duplicates)
+        self._accepted: list[tuple[str, str, str, str, str | None]] = []
+        self._refused: list[tuple[str, str, int, str, str, str]] = []
+        self._values: list[Any] = []
+
+    def merge(self, prepared: Prepared) -> None:
+        """Sort the rows of the next chunk into accepted, duplicate and quarantined."""
+        counts = self.counts
+        counts.truncated += prepared.truncated
+        for (source, outcome), number in prepared.counts.items():
+            counts.sources[source][outcome] += number
+        for source, bad in prepared.refused:
+            file, detail = printable(bad.file), printable(shorten(bad.detail, 400))
+            counts.sources[source]["quarantined"] += 1
+            counts.quarantined_by_reason[bad.reason] += 1
+            counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
+            self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
+        for source, row, meta, identity, form, signature in prepared.candidates:
+            split = row.split or ""
+            if split not in SPLITS:
+                split = self.config.splits.split_of(form, held_out=split == HELD_OUT)
+            number, elsewhere = SPLITS.index(split), self._forms.get(form)
+            if self._ids.get(identity) is not None:
+                kind = "exact"
+            elif elsewhere not in (None, number):
+                place = SPLITS[elsewhere or 0]
+                kind = f"in_{place}_but_for_case" if row.describes is None else f"described_in_{place}"
+            elif self._near is not None and signature is not None and self._near.seen(signature):
+                kind = "near"
+            else:
+                self._remember(identity, form, number, signature)
+                counts.sources[source]["accepted"] += 1
+                counts.splits[split] += 1
+                self._accepted.append((identity.hex(), row.text, source, split, meta))
+                self._values.append(row.vector)
+                continue
+            counts.sources[source]["duplicates"] += 1
+            counts.duplicates_by_kind[kind] += 1
+
+    def _remember(self, identity: bytes, form: bytes, number: int, signature: Any) -> None:
+        self._ids.put(identity, 0)
+        if self._forms.get(form) is None:
+            self._forms.put(form, number)
+        if self._near is not None and signature is not None:
+            self._near.add(signature)
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows that wait for the next shard of the records or of the quarantine."""
+        return max(len(self._accepted), len(self._refused))
+
+    def take_tables(self) -> dict[str, pa.Table]:
+        """Return the rows accepted and refused since the last call, and their values for the side store."""
+        named = (("records", self._accepted, RECORD_SCHEMA), ("quarantine", self._refused, QUARANTINE_SCHEMA))
+        tables = {name: _table(rows, schema) for name, rows, schema in named}
+        if self.side is not None:
+            tables["side"] = self.side.table([row[0] for row in self._accepted], self._values)
+        self._accepted, self._refused, self._values = [], [], []
+        return tables
+
+    def restore(self, records: ShardStore) -> None:
+        """Restore the state of an interrupted run from the records that it committed."""
+        key, near = self.config.splits.key.encode(), self.config.near_duplicates
+        for table in records.iter_tables(columns=["id", "text", "split", "meta"]):
+            for identity, text, split, meta in zip(*table.to_pydict().values(), strict=True):
+                described, signature = described_by(meta), None
+                if near is not None and described is None:
+                    signature = near.signature(comparison_form(whole_text(text, meta_value(meta, PAIR))))
+                form = comparison_digest(described or text, key=key)
+                self._remember(bytes.fromhex(identity), form, SPLITS.index(split), signature)
+
+
+def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
