@@ -11,6 +11,7 @@ thing alone decides its split, so that no image is in two splits.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -145,10 +146,13 @@ class Preparation:
                 usable.append((source, self._checked(row)))
             except Unusable as error:
                 out.refused.append((source, error.at(row.file, row.line)))
+        longest = math.inf if self.limits is None else self.limits.max_length
         for (source, row), lengths in zip(usable, self._lengths([row for _, row in usable]), strict=True):
-            pieces = self._pieces(row, lengths)
-            out.counts[source, "from_splitting"] += len(pieces) - 1
-            out.truncated += self._truncates(lengths)
+            pieces = [(row, lengths)]
+            if max(lengths) > longest:
+                pieces = self._shortened(row, lengths)
+                out.counts[source, "from_splitting"] += len(pieces) - 1
+                out.truncated += pieces[0][1] != lengths and len(pieces) == 1
             for piece, size in pieces:
                 try:
                     out.candidates.append(self._candidate(source, piece, size))
@@ -160,6 +164,8 @@ class Preparation:
         """Return the row with normalised texts, and with the accepted value of the side store."""
         text = self._checked_text(row.text)
         pair = None if row.pair is None else self._checked_text(row.pair)
+        if self.side is None and row.vector is None and (text, pair) == (row.text, row.pair):
+            return row
         vector = None if self.side is None else self.side.accept(row.vector)
         return row._replace(text=text, pair=pair, vector=vector)
 
@@ -167,7 +173,7 @@ class Preparation:
         if "\0" in text:
             raise Unusable("nul", "NUL character in the text", text)
         try:
-            size = len(text.encode("utf-8"))
+            size = len(text) if text.isascii() else len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             detail = f"lone surrogate at character {error.start}: the source was decoded with the wrong encoding"
             raise Unusable("encoding", detail, text) from None
@@ -180,23 +186,21 @@ class Preparation:
         return text
 
     def _lengths(self, rows: list[Row]) -> Iterator[list[int]]:
-        """Yield the numbers of tokens of each text and of the second text of a pair; none without a tokenizer."""
-        texts = [[text for text in (row.text, row.pair) if text is not None] for row in rows]
-        if self.tokenizer is None:
-            yield from ([] for _ in texts)
-        else:
-            counts = iter(np.diff(self.tokenizer.encode_base([text for pair in texts for text in pair])[1]).tolist())
-            yield from ([next(counts) for _ in pair] for pair in texts)
+        """Yield the numbers of tokens of each text and of the second text of a pair; 0 without a tokenizer."""
+        texts = [row.text for row in rows] + [row.pair for row in rows if row.pair is not None]
+        counts = [0] * len(texts)
+        if self.tokenizer is not None:
+            counts = np.diff(self.tokenizer.encode_base(texts)[1]).tolist()
+        second = iter(counts[len(rows) :])
+        yield from (
+            [count] if row.pair is None else [count, next(second)] for row, count in zip(rows, counts, strict=False)
+        )
 
-    def _truncates(self, lengths: list[int]) -> bool:
-        limits = self.limits
-        return limits is not None and limits.too_long == "truncate" and max(lengths) > limits.max_length
-
-    def _pieces(self, row: Row, lengths: list[int]) -> list[tuple[Row, list[int]]]:
-        """Return the row, or the pieces of a text that is too long, with their numbers of tokens."""
+    def _shortened(self, row: Row, lengths: list[int]) -> list[tuple[Row, list[int]]]:
+        """Return a row with too many tokens, truncated or divided if that is asked for, with its numbers of tokens."""
         limits, tokenizer = self.limits, self.tokenizer
-        if limits is None or tokenizer is None or max(lengths) <= limits.max_length:
-            return [(row, lengths)]
+        assert limits is not None
+        assert tokenizer is not None
         if limits.too_long == "truncate":
             return [(row, [min(length, limits.max_length) for length in lengths])]
         if limits.too_long == "drop" or row.pair is not None or row.vector is not None:
@@ -209,9 +213,10 @@ class Preparation:
         ]
 
     def _candidate(self, source: str, row: Row, lengths: list[int]) -> Candidate:
-        self.config.length.check(row.text)
         if self.limits is not None:
             self.limits.check(lengths, row.text)
+        if "piece" in row.meta:
+            self.config.length.check(row.text)
         try:
             meta = meta_text(row.meta)
             if len(meta or "") > self.config.max_row_bytes:
@@ -313,8 +318,7 @@ class Merger:
 
     def _remember(self, identity: bytes, form: bytes, number: int, signature: Any) -> None:
         self._ids.put(identity, 0)
-        if self._forms.get(form) is None:
-            self._forms.put(form, number)
+        self._forms.put(form, number)
         if self._near is not None and signature is not None:
             self._near.add(signature)
 

@@ -32,7 +32,7 @@ class DigestMap:
         return int(self._values[place]) if known else None
 
     def put(self, digest: bytes, number: int) -> None:
-        """Store a number with a digest that is not known yet."""
+        """Store a number with a digest; one that is known has the same number."""
         self._latest[digest] = number
         if len(self._latest) > max(_LATEST, len(self._keys) // 8):
             keys = np.concatenate([self._keys, np.array(list(self._latest), "S16")])

@@ -163,8 +163,9 @@ class TextTokenizer:
         if len(texts) < 2 * _ROWS_PER_THREAD:
             found = self._ids(texts)
         else:
-            parts = [texts[start : start + _ROWS_PER_THREAD] for start in range(0, len(texts), _ROWS_PER_THREAD)]
-            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            threads = min(_THREADS, os.cpu_count() or 1, len(texts) // _ROWS_PER_THREAD)
+            parts = [texts[len(texts) * i // threads : len(texts) * (i + 1) // threads] for i in range(threads)]
+            with ThreadPoolExecutor(threads) as pool:
                 found = list(itertools.chain.from_iterable(pool.map(self._ids, parts)))
         offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(found), np.int64, count=int(offsets[-1])), offsets

@@ -136,3 +136,12 @@ class Draw:
 
     def parts(self, make: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         return self.until(make, "|".join)
+
+    def fill(self, table: Sequence[Sequence[Sequence[str]]], *slots: int | Sequence[str]) -> tuple[str, ...]:
+        """Draw a row of a table, then one option for each slot: of a field of the row, by its number, or of a list."""
+
+        def make() -> tuple[str, ...]:
+            row = self.choice(table)
+            return tuple(self.choice(row[slot] if isinstance(slot, int) else slot) for slot in slots)
+
+        return self.parts(make)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from . import facts
 from .activities import Activity
 from .scenes import Draw, active, fronted, passive, sentence, with_article
-from .words import CROWDS, FAMILY, FRONTED_TIMES, FUTURE_TIMES, JOBS, KIDS, NAMES, PEOPLE, TIMES, predicates_for
+from .words import CROWDS, FAMILY, FRONTED_TIMES, FUTURE_TIMES, JOBS, KIDS, NAMES, PEOPLE, TIMES, Agent, predicates_for
 
 OWNERS = NAMES + FAMILY + JOBS
 EVERYBODY = PEOPLE + KIDS + CROWDS + JOBS
@@ -13,6 +13,10 @@ GENDERED = PEOPLE + KIDS + CROWDS
 THEIR = {"she": "her", "he": "his", "they": "their"}
 HOMELY = ("kitchen", "cleaning", "garden", "reading", "music", "clothes", "animals", "food", "film")
 UNPLANNED = ("losing", "rescue")
+
+
+def texts_of(agents: tuple[Agent, ...]) -> tuple[str, ...]:
+    return tuple(agent.text for agent in agents)
 
 
 def _passive_possible(row: Activity) -> bool:
@@ -125,39 +129,23 @@ def possession(draw: Draw) -> str:
 
 
 def there_is(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        things, adjectives, places = draw.choice(facts.PRESENCES)
-        return (draw.choice(adjectives), draw.choice(things), draw.choice(places))
-
-    adjective, thing, place = draw.parts(make)
+    adjective, thing, place = draw.fill(facts.PRESENCES, 1, 0, 2)
     return sentence(f"there is {with_article(f'{adjective} {thing}')} {place}")
 
 
 def giving(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        givers, verbs, receivers, gifts = draw.choice(facts.GIFTS)
-        return (draw.choice(givers), draw.choice(verbs), draw.choice(receivers), draw.choice(gifts))
-
-    return sentence(" ".join(draw.parts(make)))
+    return sentence(" ".join(draw.fill(facts.GIFTS, 0, 1, 2, 3)))
 
 
 def because(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        feelings, causes = draw.choice(facts.CAUSES)
-        return (draw.choice(GENDERED).text, draw.choice(feelings), draw.choice(causes))
-
-    who, feeling, cause = draw.parts(make)
+    who, feeling, cause = draw.fill(facts.CAUSES, texts_of(GENDERED), 0, 1)
     agent = next(agent for agent in GENDERED if agent.text == who)
     cause = cause.format(they=agent.pronoun, their=THEIR[agent.pronoun])
     return sentence(f"{who} {agent.was} {feeling} because {cause}")
 
 
 def request(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        verbs, things, adjectives, places = draw.choice(facts.REQUESTS)
-        return (draw.choice(verbs), draw.choice(adjectives), draw.choice(things), draw.choice(places))
-
-    verb, adjective, thing, place = draw.parts(make)
+    verb, adjective, thing, place = draw.fill(facts.REQUESTS, 0, 2, 1, 3)
     return sentence(f"please {verb} the {adjective} {thing} {place}")
 
 
@@ -172,57 +160,33 @@ def comparison(draw: Draw) -> str:
 
 
 def speech(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        subjects, states, times = draw.choice(facts.NEWS)
-        return (draw.choice(EVERYBODY).text, draw.choice(subjects), draw.choice(states), draw.choice(times))
-
-    who, subject, state, time = draw.parts(make)
+    who, subject, state, time = draw.fill(facts.NEWS, texts_of(EVERYBODY), 0, 1, 2)
     return sentence(f"{who} said that {subject} {state} {time}")
 
 
 def journey(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        destinations, transports = draw.choice(facts.JOURNEYS)
-        return (draw.choice(EVERYBODY).text, draw.choice(destinations), draw.choice(transports))
-
-    who, destination, transport = draw.parts(make)
+    who, destination, transport = draw.fill(facts.JOURNEYS, texts_of(EVERYBODY), 0, 1)
     company = draw.maybe(facts.COMPANIONS)
     return sentence(f"{who} traveled to {destination} by {transport} {company}".rstrip())
 
 
 def animal(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        animals, adjectives, acts, places = draw.choice(facts.ANIMAL_ACTS)
-        return (draw.choice(adjectives), draw.choice(animals), draw.choice(acts), draw.choice(places))
-
-    return sentence("the " + " ".join(draw.parts(make)))
+    return sentence("the " + " ".join(draw.fill(facts.ANIMAL_ACTS, 1, 0, 2, 3)))
 
 
 def wearing(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        items, colors, occasions = draw.choice(facts.OUTFITS)
-        return (draw.choice(OWNERS).text, draw.choice(colors), draw.choice(items), draw.choice(occasions))
-
-    who, color, item, occasion = draw.parts(make)
+    who, color, item, occasion = draw.fill(facts.OUTFITS, texts_of(OWNERS), 1, 0, 2)
     outfit = f"{color} {item}" if item in facts.WITHOUT_ARTICLE else with_article(f"{color} {item}")
     return sentence(f"{who} wore {outfit} {occasion}")
 
 
 def full_of(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        places, crowds, regions = draw.choice(facts.CROWDED)
-        return (draw.choice(places), draw.choice(regions), draw.choice(crowds))
-
-    place, region, crowd = draw.parts(make)
+    place, region, crowd = draw.fill(facts.CROWDED, 0, 2, 1)
     return sentence(f"the {place} {region} was full of {crowd} {draw.choice(facts.CROWD_TIMES)}")
 
 
 def too_much(draw: Draw) -> str:
-    def make() -> tuple[str, ...]:
-        things, much, verbs = draw.choice(facts.TOO_MUCH)
-        return (draw.choice(things), draw.choice(much), draw.choice(EVERYBODY).text, draw.choice(verbs))
-
-    thing, much, who, verb = draw.parts(make)
+    thing, much, who, verb = draw.fill(facts.TOO_MUCH, 0, 1, texts_of(EVERYBODY), 2)
     return sentence(f"the {thing} was too {much} for {who} to {verb}")
 
 
