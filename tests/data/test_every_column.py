@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.checks import Outcome
 
 from mm_ldlm.data import index as module
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
-from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.sentences import sample_rows, texts_of_split
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.families.ccdd.token_identity import Classifier, identity_bits

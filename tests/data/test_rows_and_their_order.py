@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.checks import Outcome
 
 from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.data import Dataset, commit
@@ -17,7 +18,6 @@ from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import values
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.sentences import held_out, latents_of, read_sentences, rows_of_ids, texts_of_split
 from mm_ldlm.data.store import ShardStore, StoreWriter

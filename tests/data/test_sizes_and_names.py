@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.checks import Outcome
 
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.index import splits_of, write_index, write_quarantine
-from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.sentences import sample_rows
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.checks import Outcome
 
 from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError, ValidationError
 from mm_ldlm.data import Dataset, commit
 from mm_ldlm.data.dataset import NAME
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
-from mm_ldlm.data.latents.checks import Outcome
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.sentences import read_sentences, rows_of_ids, split_rows
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter

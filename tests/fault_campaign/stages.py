@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import helpers
-
 from mm_ldlm.data.store.verified import RECORD
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -7,10 +7,10 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mm_ldlm.inference.verbatim import rewritten, with_masks
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.inference.verbatim import rewritten, with_masks
 
 
 @pytest.fixture(scope="module")

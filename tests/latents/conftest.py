@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mm_ldlm.data.store.verified import RECORD
 
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.corpus.splits import SplitConfig, split_of
@@ -20,7 +21,6 @@ from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore, StoreWriter
-from mm_ldlm.data.store.verified import RECORD
 
 ENCODERS = str(Path(__file__).parents[1] / "encoders")
 if ENCODERS not in sys.path:  # `embedding_service` is imported by name

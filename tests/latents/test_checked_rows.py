@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.alignment import check_tokens
+from mm_ldlm.data.latents.findings import Findings
 
 from mm_ldlm.data.corpus.record import DECODED
 from mm_ldlm.data.latents import spot_check, statistics
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.alignment import check_tokens
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import StoreWriter
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.checks import Outcome, validate
 
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.latents import extract, worker
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.checks import Outcome, validate
 from mm_ldlm.data.latents.config import ValidationConfig
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import file_sha256

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.checks import Outcome, validate
+from mm_ldlm.data.latents.findings import Findings, enforce
 
 from mm_ldlm.core.errors import StoreError, ValidationError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column, write_index, write_quarantine
 from mm_ldlm.data.latents import alignment, checks
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.checks import Outcome, validate
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import Findings, enforce
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 
@@ -454,8 +454,9 @@ def test_norms_of_a_normalising_encoder(data: Any) -> None:
 
 @pytest.mark.parametrize("choice", ["warn", "quarantine"])
 def test_norms_of_other_encoders_are_compared_with_their_quartiles(data: Any, choice: str) -> None:
-    from mm_ldlm.data.latents import statistics
     from mm_ldlm.data.latents.checks import check_vectors
+
+    from mm_ldlm.data.latents import statistics
 
     def edit(ids: list[str], vectors: np.ndarray) -> tuple[list[str], np.ndarray]:
         vectors *= np.random.default_rng(0).uniform(1, 1.5, (len(vectors), 1)).astype(np.float32)

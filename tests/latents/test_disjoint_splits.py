@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.alignment import check_ids, check_texts, check_tokens
+from mm_ldlm.data.latents.findings import Findings
 
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.latents import alignment
-from mm_ldlm.data.latents.alignment import check_ids, check_texts, check_tokens
-from mm_ldlm.data.latents.findings import Findings
 from mm_ldlm.data.store import ShardStore, StoreWriter
 
 Row = tuple[str, str, str | None]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.alignment import check_ids, check_texts, check_tokens
+from mm_ldlm.data.latents.checks import check_vectors, validate
+from mm_ldlm.data.latents.findings import Finding, Findings
+from mm_ldlm.data.latents.statistics import Statistics
 
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
 from mm_ldlm.data.latents import alignment
-from mm_ldlm.data.latents.alignment import check_ids, check_texts, check_tokens
-from mm_ldlm.data.latents.checks import check_vectors, validate
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import Finding, Findings
-from mm_ldlm.data.latents.statistics import Statistics
 from mm_ldlm.data.store import ShardStore, StoreWriter
 
 TOKENIZER: Any = SimpleNamespace(max_length=3, vocab_size=9, pad_id=7, mask_id=8, fingerprint="t")

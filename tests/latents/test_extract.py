@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.plan import default_shard_rows
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError
@@ -26,7 +27,6 @@ from mm_ldlm.data.latents import extract as module
 from mm_ldlm.data.latents import worker
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
-from mm_ldlm.data.latents.plan import default_shard_rows
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore
 

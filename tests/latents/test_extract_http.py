@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.checks import validate
+from mm_ldlm.data.latents.plan import Plan, make_plan
 from tests.extras.http_encoder.embedding_service import DIM, Service, unit
 
 from mm_ldlm.core.config import parse
@@ -20,10 +22,8 @@ from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintErr
 from mm_ldlm.data.encoders import EncoderConfig, load_encoder, locate_encoder, parse_encoder
 from mm_ldlm.data.latents import extract as extraction
 from mm_ldlm.data.latents import worker
-from mm_ldlm.data.latents.checks import validate
 from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
 from mm_ldlm.data.latents.extract import extract
-from mm_ldlm.data.latents.plan import Plan, make_plan
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, Shard
 

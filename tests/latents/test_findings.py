@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.checks import check_vectors
+from mm_ldlm.data.latents.findings import MAX_EXAMPLES, Findings, enforce
+from mm_ldlm.data.latents.plan import Plan, default_shard_rows
+from mm_ldlm.data.latents.spot_check import _swapped, default_tolerance, sample
+from mm_ldlm.data.latents.statistics import Statistics
 
 from mm_ldlm.core.errors import ValidationError
 from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.data.latents import figures, statistics
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.checks import check_vectors
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import MAX_EXAMPLES, Findings, enforce
-from mm_ldlm.data.latents.plan import Plan, default_shard_rows
-from mm_ldlm.data.latents.spot_check import _swapped, default_tolerance, sample
-from mm_ldlm.data.latents.statistics import Statistics
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import StoreWriter
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.latents.spot_check import check_spots
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
 from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA
@@ -15,8 +17,6 @@ from mm_ldlm.data.encoders import EncoderConfig, parse_encoder
 from mm_ldlm.data.latents import plan
 from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
 from mm_ldlm.data.latents.extract import extract
-from mm_ldlm.data.latents.findings import Findings
-from mm_ldlm.data.latents.spot_check import check_spots
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 from mm_ldlm.extras.own_vectors import latents as module

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.alignment import check_tokens
+from mm_ldlm.data.latents.checks import check_vectors
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.latents.statistics import measure
 
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.latents import spot_check
-from mm_ldlm.data.latents.alignment import check_tokens
-from mm_ldlm.data.latents.checks import check_vectors
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import Findings
-from mm_ldlm.data.latents.statistics import measure
 from mm_ldlm.data.store import ShardStore, StoreWriter
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.plan import Plan, make_plan
 from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
 
 from mm_ldlm.core.errors import ConfigurationError, EncoderError
@@ -21,7 +22,6 @@ from mm_ldlm.data.latents import extract as module
 from mm_ldlm.data.latents import hosts, worker
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
-from mm_ldlm.data.latents.plan import Plan, make_plan
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 from mm_ldlm.distributed.launch import HostsConfig

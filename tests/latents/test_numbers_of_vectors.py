@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from mm_ldlm.data.latents.findings import Finding, Findings
+from mm_ldlm.data.latents.statistics import Statistics
 
 from mm_ldlm.core.errors import StoreError
 from mm_ldlm.data.corpus.record import DECODED
@@ -18,10 +20,8 @@ from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.data.latents import figures, normaliser_fit, spot_check, statistics
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ValidationConfig
-from mm_ldlm.data.latents.findings import Finding, Findings
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.normaliser_fit import fit
-from mm_ldlm.data.latents.statistics import Statistics
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import StoreWriter
 

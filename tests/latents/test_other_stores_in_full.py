@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.findings import Finding, Findings
 from mm_ldlm.extras.layout.reading import LISTS, Folder
 from PIL import Image
 
@@ -21,7 +22,6 @@ from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.data.latents import checks, token_vectors
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig, TokenClustersConfig
-from mm_ldlm.data.latents.findings import Finding, Findings
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.extras.layout.export import write_layout

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.data.latents.plan import Plan, make_plan
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.data.encoders import parse_encoder
 from mm_ldlm.data.latents import extract, hosts, worker
 from mm_ldlm.data.latents.config import ExtractConfig
-from mm_ldlm.data.latents.plan import Plan, make_plan
 from mm_ldlm.extras.ray.engine import RayEngineConfig
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from mm_ldlm.data.latents.alignment import check_texts, check_tokens
+from mm_ldlm.data.latents.findings import Findings, enforce
 from mm_ldlm.data.latents.rate import FIRST_SECONDS, Rate
 
 from mm_ldlm.core.errors import ConfigurationError, StoreError, ValidationError
 from mm_ldlm.data.latents import alignment, figures, spot_check, statistics
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.alignment import check_texts, check_tokens
 from mm_ldlm.data.latents.config import TokenClustersConfig, ValidationConfig
-from mm_ldlm.data.latents.findings import Findings, enforce
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, norms
 from mm_ldlm.data.latents.normaliser_fit import fit
 from mm_ldlm.data.latents.store import LatentStore

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from mm_ldlm.data.latents.alignment import check_ids
+from mm_ldlm.data.latents.checks import check_vectors, validate
+from mm_ldlm.data.latents.findings import Findings
+from mm_ldlm.data.latents.statistics import Statistics
 
 from mm_ldlm.data.latents import checks
 from mm_ldlm.data.latents import store as latent_store
-from mm_ldlm.data.latents.alignment import check_ids
-from mm_ldlm.data.latents.checks import check_vectors, validate
 from mm_ldlm.data.latents.config import ExtractConfig, ValidationConfig
-from mm_ldlm.data.latents.findings import Findings
-from mm_ldlm.data.latents.statistics import Statistics
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 

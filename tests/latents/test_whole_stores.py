@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mm_ldlm.data.latents.plan import Plan, make_plan
 from tests.extras.http_encoder.embedding_service import DIM, Service, unit
 
 from mm_ldlm.core.errors import FingerprintError, StoreError
@@ -19,7 +20,6 @@ from mm_ldlm.data.encoders import LocatedEncoder, parse_encoder
 from mm_ldlm.data.latents import extract, hosts, worker
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
-from mm_ldlm.data.latents.plan import Plan, make_plan
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import LaunchConfig

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mm_ldlm.data.latents.plan import Plan
 
 from mm_ldlm.core.config import parse
 from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError, MMLDLMError, StoreError
@@ -22,7 +23,6 @@ from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.normaliser_fit import fit
-from mm_ldlm.data.latents.plan import Plan
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter, write_shard
 from mm_ldlm.extras.layout import export as layout

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
 from torch import Tensor
 
 from mm_ldlm.core.errors import SamplingError
@@ -11,7 +12,6 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
-from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
 
 each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTIVES_AND_OPTIONS))
 DDIM = latent_sampler("ddim", steps=2)
@@ -127,9 +127,11 @@ def test_lengths_are_distributions_where_they_were_trained(kind: str, options: d
 def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5)).train()
     made = GenerativeModel(model, SHAPE)
-    with pytest.raises(ZeroDivisionError), made.evaluating():
+    with made.evaluating():
         assert not model[1].training
         assert not model(torch.ones(1, 2)).requires_grad
+    assert model[1].training
+    with pytest.raises(ZeroDivisionError), made.evaluating():
         raise ZeroDivisionError
     assert model[1].training
 

@@ -51,6 +51,13 @@ class LayeredConfigLoader(OmegaConfigLoader):
     types with the merge strategy "soft" are merged by `merge`; for other types a layer replaces whole top-level keys.
     """
 
+    def for_environment(self, env: str, params: dict[str, Any]) -> LayeredConfigLoader:
+        """Make the loader of another environment of the same configuration."""
+        return type(self)(
+            self.conf_source, env=env, runtime_params=params, base_env=self.base_env,
+            default_run_env=self.default_run_env, merge_strategy=self.merge_strategy,
+        )  # fmt: skip
+
     def layers(self) -> tuple[str, ...]:
         """List the folders to read, lowest first: base, then the layers of the environment."""
         root = self._get_conf_env_path("")

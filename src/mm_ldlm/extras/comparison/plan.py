@@ -113,9 +113,8 @@ def _session(
 ) -> Session:
     from mm_ldlm.app.parameters import check_machine, check_parameters
     from mm_ldlm.data.features import LATENTS, planned
-    from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
 
-    own = CONFIG_LOADER_CLASS(loader.conf_source, env=layers, runtime_params=params, **CONFIG_LOADER_ARGS)
+    own = loader.for_environment(layers, params)
     parameters = own["parameters"]
     typed = check_parameters(parameters)
     check_machine(typed, read=typed.keys(), unused={"training", "encoder"})
