@@ -56,6 +56,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
         return type(self)(
             self.conf_source, env=env, runtime_params=params, base_env=self.base_env,
             default_run_env=self.default_run_env, merge_strategy=self.merge_strategy,
+            custom_resolvers=self._custom_resolvers,
         )  # fmt: skip
 
     def layers(self) -> tuple[str, ...]:
