@@ -14,10 +14,10 @@ from tests.training.ranks import train_on_ranks
 
 from mm_ldlm.core.errors import WorkerFailed
 from mm_ldlm.distributed import collectives
+from mm_ldlm.extras.sanity.checks import SanityConfig, check_sanity
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.jsonl import read_events, read_metrics
-from mm_ldlm.training.sanity import SanityConfig, check_sanity
 from mm_ldlm.training.session import LOG
 from mm_ldlm.training.spec import TrainingSpec
 

@@ -98,7 +98,8 @@ class ProjectHooks:
         read = {name.removeprefix("params:") for name in pipeline.inputs()}
         launches = any("training_spec" in node.inputs for node in pipeline.nodes)
         embeds = "embedding" in read and from_encoder(objective=typed["objective"], model=typed["model"])
-        unused = {name for name, used in (("training", launches or "sanity" in read), ("encoder", embeds)) if not used}
+        only_plans = "training_spec" in pipeline.all_outputs() and not launches
+        unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
         check_machine(typed, read=read, unused=unused)
         if "training" in read:
             refuse_missing_origin(typed["training"], typed["model"], runs=Path(self._entries["runs"]["filepath"]))

@@ -34,7 +34,6 @@ SECTIONS = Registry(
         "model": "mm_ldlm.models.registry:MODELS",
         "objective": "mm_ldlm.objectives.registry:OBJECTIVES",
         "training": "mm_ldlm.training.config:TrainingConfig",
-        "sanity": "mm_ldlm.training.sanity:SanityConfig",
         "sampling": "mm_ldlm.pipelines.sampling.config:SamplingConfig",
         "evaluation": "mm_ldlm.evaluation.config:EvaluationConfig",
         "reporting": "mm_ldlm.evaluation.config:ReportingConfig",

@@ -21,7 +21,7 @@ MAIN = ("ingestion", "embedding", "validation", "training", "sampling", "evaluat
 """Pipelines of the main job (`kedro run` without options), in order."""
 PIPELINES = Registry(
     "pipeline",
-    {name: f"mm_ldlm.pipelines.{name}.pipeline:create_pipeline" for name in (*MAIN, "sanity")},
+    {name: f"mm_ldlm.pipelines.{name}.pipeline:create_pipeline" for name in MAIN},
     group="pipelines",
 )
 """Functions that create the pipelines that `--pipelines` can name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.pipelines.sanity import nodes
+from mm_ldlm.extras.sanity import nodes
 
 
 def create_pipeline() -> Pipeline:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
     from mm_ldlm.data.encoders import EncoderConfig
+    from mm_ldlm.extras.sanity.checks import SanityConfig
     from mm_ldlm.models.base import ModelConfig
     from mm_ldlm.objectives.base import ObjectiveConfig
     from mm_ldlm.training.config import TrainingConfig
-    from mm_ldlm.training.sanity import SanityConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def check_configuration(
     """Run the checks; return a table of name, finding and remedy (empty if the check passed)."""
     import dataclasses
 
+    from mm_ldlm.extras.sanity.checks import check_sanity
     from mm_ldlm.training.plan import plan
-    from mm_ldlm.training.sanity import check_sanity
 
     spec = plan(dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed)
     checks = check_sanity(spec, root=runs, config=sanity)
