@@ -2,6 +2,8 @@
 
 import io
 import json
+import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,19 @@ import pytest
 from tests.data.corpus.examples import disk, read, reasons, texts
 
 from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.data.corpus.record import meta_text
 from mm_ldlm.data.corpus.sources import Row
 
 
-def written(kind: str, path: Path, columns: dict[str, Any] | pa.Table) -> dict[str, Any]:
+def written(
+    kind: str, path: Path, columns: dict[str, Any] | pa.Table, compression: str | None = None
+) -> dict[str, Any]:
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     if kind == "parquet":
-        pq.write_table(table, path, row_group_size=10)
+        pq.write_table(table, path, row_group_size=10, compression=compression)
     else:
         new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
-        with new(str(path), table.schema) as writer:
+        with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_table(table, max_chunksize=10)
     return {"kind": "parquet" if kind == "parquet" else "arrow", "path": str(path)}
 
@@ -108,6 +113,73 @@ def test_offsets_outside_the_buffers_are_refused_and_never_followed(tmp_path: Pa
         (tmp_path / "a").write_bytes(sink.getvalue().replace(good, bad))
         with pytest.raises(SourceError, match="damaged"):
             read({"kind": "arrow", "path": str(tmp_path / "a")})
+
+
+def rich_table(count: int) -> pa.Table:
+    """A table with a column of each kind of layout: offsets, fixed sizes, bits, indices, nested values."""
+    numbers = list(range(count))
+    return pa.table(
+        {
+            "text": [f"text number {n} é" for n in numbers],
+            "more": pa.array([None if n % 7 == 0 else f"more {n}" for n in numbers], pa.large_string()),
+            "lists": pa.array([[f"w{i}" for i in range(n % 4)] for n in numbers], pa.list_(pa.string())),
+            "struct": pa.array([{"a": n, "b": f"b{n}"} for n in numbers]),
+            "date": pa.array(numbers, pa.date32()),
+            "time": pa.array(numbers, pa.timestamp("us")),
+            "word": pa.array([f"k{n % 3}" for n in numbers]).dictionary_encode(),
+            "flag": pa.array([n % 3 == 0 for n in numbers]),
+            "vector": pa.array([[n, n + 1.0] for n in numbers], pa.list_(pa.float32(), 2)),
+        }
+    )
+
+
+def damaged(original: bytes, draw: random.Random) -> bytes:
+    """The bytes with flipped bits, cut, zeroed or repeated, or with numbers that are likely to be offsets and counts."""
+    data, size = bytearray(original), len(original)
+    place, other = draw.randrange(size) // 8 * 8, draw.randrange(size)
+    match draw.randrange(6):
+        case 0:
+            for _ in range(draw.choice((1, 1, 4, 32))):
+                data[draw.randrange(size)] ^= 1 << draw.randrange(8)
+        case 1:
+            del data[place:]
+        case 2:
+            number = draw.choice((0, 1, -1, 2**31 - 1, -(2**31), draw.randrange(2**31), size, 10**6))
+            data[place : place + 4] = struct.pack("<i", number)
+        case 3:
+            number = draw.choice((-1, 2**63 - 1, -(2**63), 2**40, draw.randrange(2**62), size + 8))
+            data[place : place + 8] = struct.pack("<q", number)
+        case 4:
+            data[place : place + draw.randrange(1, 200)] = bytes(draw.randrange(1, 200))
+        case _:
+            data[place : place + 64] = data[other : other + 64]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(1800, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "compression"),
+    [("arrow", None), ("arrow", "zstd"), ("stream", None), ("parquet", None), ("parquet", "snappy")],
+)
+def test_damage_is_refused_or_loses_no_row(tmp_path: Path, kind: str, compression: str | None, cases: int) -> None:
+    """Arrow follows a damaged offset out of its buffers, which would end this process."""
+    table = rich_table(60)
+    keys = written(kind, tmp_path / "a", table, compression)
+    original, refused = (tmp_path / "a").read_bytes(), list[str]()
+    keys |= {"meta_columns": table.schema.names[2:]}
+    changes = ({"columns": ["text", "more"]}, {"label_column": "word"}, {"columns": ["missing"]})
+    for case in range(cases):
+        (tmp_path / "a").write_bytes(damaged(original, random.Random(f"{cases} {case}")))
+        for change in changes:
+            try:
+                rows = read({**keys, **change})
+            except SourceError as error:
+                refused.append(str(error))
+                continue
+            assert len(rows) == 60 * len(change.get("columns", ["text"]))
+            assert all(meta_text(row.meta) for row in rows if isinstance(row, Row))
+    assert 0 < len(refused) < cases * len(changes)
+    assert max(map(len, refused)) < 1500
 
 
 def test_rows_of_a_table_are_numbered_over_its_batches(tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def test_files_of_a_list_and_a_glob_are_read_once_in_order(kind: str, tmp_path: 
     assert texts(read({**keys[0], "path": str(tmp_path / "*" / Path(paths[0]).name)})) == ["a", "b"]
 
 
+def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("a line\n")
+    keys = {"kind": "text", "path": str(tmp_path / "caf*")}  # parameters are Unicode, the names of files need not be
+    assert texts(read(keys)) == ["a line"]
+    assert json.dumps(described(keys))
+    assert ingested(tmp_path / "out", keys).texts == ["a line"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_name_and_the_number_of_samples_are_those_of_the_parameters(kind: str, tmp_path: Path) -> None:
     keys = written(kind, tmp_path / "input", rows_of("one", "two", "three", "four"))

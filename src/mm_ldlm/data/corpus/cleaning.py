@@ -213,8 +213,7 @@ class Preparation:
         ]
 
     def _candidate(self, source: str, row: Row, lengths: list[int]) -> Candidate:
-        if self.limits is not None:
-            self.limits.check(lengths, row.text)
+        self._check_lengths(row, lengths)
         if "piece" in row.meta:
             self.config.length.check(row.text)
         try:
@@ -229,6 +228,17 @@ class Preparation:
         form = comparison_digest(row.describes or row.text, key=self.config.splits.key.encode())
         signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
         return Candidate(source, row, meta, text_digest(whole, row.describes), form, signature)
+
+    def _check_lengths(self, row: Row, lengths: list[int]) -> None:
+        if (limits := self.limits) is None:
+            return
+        for length in lengths:
+            if length < limits.min_length:
+                reason = "too_few_tokens" if length else "no_tokens"
+                raise Unusable(reason, f"{length} tokens, tokenizer.min_length is {limits.min_length}", row.text)
+            if length > limits.max_length:
+                detail = f"{length} tokens, tokenizer.max_length is {limits.max_length}"
+                raise Unusable("too_many_tokens", detail, row.text)
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

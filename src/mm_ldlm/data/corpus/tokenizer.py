@@ -26,7 +26,6 @@ from mm_ldlm.core.files import InputFile, new_directory
 from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.detokenising import detokenise
-from mm_ldlm.data.corpus.sources.base import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 FORMAT_VERSION = 1
@@ -68,16 +67,6 @@ class TokenizerConfig:
             raise InvalidValue(
                 f"min_length {self.min_length} is above max_length {self.max_length}", "min_length", "max_length"
             )
-
-    def check(self, lengths: Sequence[int], text: str) -> None:
-        """Raise `Unusable` for a text, or a pair of texts, with too few or too many tokens."""
-        for length in lengths:
-            if length < self.min_length:
-                reason = "too_few_tokens" if length else "no_tokens"
-                raise Unusable(reason, f"{length} tokens, tokenizer.min_length is {self.min_length}", text)
-            if length > self.max_length:
-                detail = f"{length} tokens, tokenizer.max_length is {self.max_length}"
-                raise Unusable("too_many_tokens", detail, text)
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         if self.path is not None:

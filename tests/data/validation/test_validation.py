@@ -1,0 +1,448 @@
+"""Validation: planted faults are found in their rows and nowhere else, and every row is valid or in quarantine."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.data.corpus.examples import word_tokenizer
+from tests.data.encoders.tiny import folder_of, plain_modules
+
+from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA, comparison_form, record_id
+from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokens import tokenize_records
+from mm_ldlm.data.encoders import LocalEncoderConfig
+from mm_ldlm.data.features import Inputs
+from mm_ldlm.data.latents.normaliser import NormaliserConfig
+from mm_ldlm.data.latents.store import Latents, LatentStore
+from mm_ldlm.data.latents.store import schema as latent_schema
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.validation import checks, figures, texts, vectors
+from mm_ldlm.data.validation.checks import Outcome
+from mm_ldlm.data.validation.config import ValidationConfig
+from mm_ldlm.data.validation.findings import Finding, enforce, plain
+
+WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
+ROWS, DIM, SHARD = 48, 32, 20
+_ORDER = np.random.default_rng(0).permutation(ROWS).tolist()  # the mean of every shard is near the others'
+TEXTS = [f"{WORDS[row // len(WORDS)]} {WORDS[row % len(WORDS)]} the" for row in _ORDER]
+TOKENIZER = word_tokenizer(*WORDS, max_length=5)
+REUSED = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+Columns = dict[str, list[Any]]
+
+
+@dataclasses.dataclass
+class Stores:
+    """A folder with the stores `records`, `tokens` and `latents`, and the encoder of the latents."""
+
+    root: Path
+    encoder: LocalEncoderConfig
+    tokenizer: TextTokenizer = TOKENIZER
+
+    def opened(self, name: str) -> ShardStore:
+        return (LatentStore if name == "latents" else ShardStore).open(self.root / name, name)
+
+    def columns(self, name: str) -> Columns:
+        found: Columns = self.opened(name).table(slice(None)).to_pydict()
+        return found
+
+    def write(self, name: str, columns: Columns, schema: Any = None, **meta: Any) -> None:
+        """Replace a store by another one with the same fingerprints, as a program with a fault would write it."""
+        old = self.opened(name)
+        writer = StoreWriter(self.root / name, kind=name, schema=schema or old.schema, shard_rows=SHARD)
+        writer.append(columns)
+        writer.finish(fingerprints=old.manifest.fingerprints, meta={**old.manifest.meta, **meta})
+
+    def validate(self, *, sets: Any = None, latents: bool = True, **limits: Any) -> Outcome:
+        config = ValidationConfig(**{"max_quarantine_fraction": 1.0, "spot_rows": 0, **limits})
+        made = {"latents": self.opened("latents")} if latents else {}
+        inputs = Inputs(self.opened("records"), self.opened("tokens"), self.tokenizer, made)
+        plan = {name: Latents(NormaliserConfig()) for name in made}
+        return checks.validate(plan, inputs, encoder=self.encoder, config=config, evaluation_sets=sets or {}, seed=0)
+
+
+def write_records(folder: Path, rows: list[tuple[str, str, str | None]]) -> ShardStore:
+    """Write records of (text, split, digest of what it describes)."""
+    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA, shard_rows=SHARD)
+    writer.append({
+        "id": [record_id(text, None, about) for text, _, about in rows], "text": [text for text, *_ in rows],
+        "source": ["s"] * len(rows), "split": [split for _, split, _ in rows],
+        "meta": [about and json.dumps({"describes": {"digest": about}}) for *_, about in rows],
+    })  # fmt: skip
+    writer.finish()
+    return ShardStore.open(folder, "records")
+
+
+def write_tokens(records: ShardStore, folder: Path) -> None:
+    limits = TokenizerConfig(max_length=TOKENIZER.max_length)
+    tokenize_records(records, TOKENIZER, limits, folder).write(folder)
+
+
+@pytest.fixture(scope="module", params=[("Pooling", "Normalize"), ("Pooling",)], ids=["normalised", "other norms"])
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    """Intact stores, for an encoder that normalises and for another one; do not write into them."""
+    root = tmp_path_factory.mktemp("pristine")
+    shutil.copytree(folder_of("minilm"), root / "encoder")
+    plain_modules(root / "encoder", *request.param)
+    encoder = LocalEncoderConfig(name="tiny/words", path=str(root / "encoder"), device="cpu")
+    splits = ("train", "train", "validation", "test")
+    records = write_records(root / "records", [(text, splits[row % 4], None) for row, text in enumerate(TEXTS)])
+    write_tokens(records, root / "tokens")
+    located = encoder.locate()
+    writer = StoreWriter(root / "latents", kind="latents", schema=latent_schema(DIM, "float32"), shard_rows=SHARD)
+    ids = records.strings("id").take(slice(None))
+    writer.append({"id": ids, "latent": list(encoder.load(located).encode(TEXTS))})
+    made_by = {"records": records.manifest.fingerprint, "encoder": located.fingerprint}
+    writer.finish(fingerprints=made_by, meta={"dim": DIM, "encoder": located.describe()})
+    return Stores(root, encoder)
+
+
+@pytest.fixture
+def stores(pristine: Stores, tmp_path: Path) -> Stores:
+    """A copy to break."""
+    for name in ("records", "tokens", "latents"):
+        shutil.copytree(pristine.root / name, tmp_path / name)
+    return dataclasses.replace(pristine, root=tmp_path)
+
+
+def named(outcome: Outcome, check: str) -> list[dict[str, Any]]:
+    return [finding for finding in outcome.report["findings"] if finding["check"] == check]
+
+
+def errors(outcome: Outcome) -> set[str]:
+    return {finding["check"] for finding in outcome.report["findings"] if finding["severity"] == "error"}
+
+
+# -- all rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latents", [True, False])
+def test_intact_stores_pass_without_a_finding_but_the_comparison_with_the_encoder(
+    pristine: Stores, latents: bool
+) -> None:
+    outcome = pristine.validate(spot_rows=20, latents=latents)
+    assert outcome.failing == {}
+    assert [finding["severity"] for finding in outcome.report["findings"]] == ["info"] * latents
+    assert (outcome.report["passed"], outcome.report["valid"], outcome.report["quarantined"]) == (True, ROWS, 0)
+    json.dumps(outcome.report, allow_nan=False)
+    enforce(outcome.report)
+
+
+FAULTS: dict[str, tuple[str, str, Callable[[Columns, int], None]]] = {
+    "nan": ("latents", "finite", lambda c, i: c["latent"][i].__setitem__(3, np.nan)),
+    "infinity": ("latents", "finite", lambda c, i: c["latent"][i].__setitem__(0, -np.inf)),
+    "zero": ("latents", "zero", lambda c, i: c["latent"].__setitem__(i, [0.0] * DIM)),
+    "norm": ("latents", "norm", lambda c, i: c["latent"].__setitem__(i, [1e3 + i, *c["latent"][i][1:]])),
+    "outside": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, TOKENIZER.vocab_size)),
+    "negative": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, -1)),
+    "pad": ("tokens", "special tokens", lambda c, i: c["input_ids"][i].__setitem__(1, TOKENIZER.pad_id)),
+    "mask": ("tokens", "special tokens", lambda c, i: c["input_ids"][i].__setitem__(1, TOKENIZER.mask_id)),
+    "length": ("tokens", "token lengths", lambda c, i: c["length"].__setitem__(i, 2)),
+    "empty": ("tokens", "empty", lambda c, i: (c["input_ids"][i].clear(), c["length"].__setitem__(i, 0))[0]),
+    "long": ("tokens", "length", lambda c, i: (c["input_ids"][i].extend([1] * 5), c["length"].__setitem__(i, 8))[0]),
+    "text": ("records", "ids", lambda c, i: c["text"].__setitem__(i, f"another text {i}")),
+}
+"""Store, check that finds it, and the change of a row"""
+
+
+@REUSED
+@given(
+    st.dictionaries(st.integers(0, ROWS - 1), st.sampled_from(sorted(FAULTS)), max_size=8), st.sampled_from([7, 65_536])
+)
+def test_exactly_the_damaged_rows_are_quarantined_with_their_reasons(
+    pristine: Stores, tmp_path: Path, planted: dict[int, str], window: int
+) -> None:
+    """The stores are read in windows; a row has the same number in each of them."""
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    broken = dataclasses.replace(pristine, root=tmp_path)
+    expected: dict[str, list[int]] = {}
+    for name in ("records", "tokens", "latents"):
+        shutil.copytree(pristine.root / name, tmp_path / name)
+        columns = broken.columns(name)
+        for row, fault in sorted(planted.items()):
+            if FAULTS[fault][0] == name:
+                FAULTS[fault][2](columns, row)
+                expected.setdefault(FAULTS[fault][1], []).append(row)
+        broken.write(name, columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "_ROWS", window)
+        outcome = broken.validate(on_norm_outlier="quarantine", on_duplicate_vector="warn")
+    found = {check: rows.tolist() for check, rows in outcome.failing.items()}
+    assert found == {check: sorted(rows) for check, rows in expected.items()}
+    assert outcome.report["quarantined"] == len(planted)
+    assert outcome.report["valid"] + outcome.report["quarantined"] == outcome.report["rows"] == ROWS
+    for check, rows in found.items():
+        assert [finding["count"] for finding in named(outcome, check)] == [len(rows)]
+    unusable = {"token ids", "special tokens", "token lengths", "length", "ids"}
+    assert errors(outcome) - {"records"} == unusable & set(found)
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_a_run_stops_if_too_many_rows_fail(stores: Stores, count: int) -> None:
+    columns = stores.columns("latents")
+    columns["latent"][:count] = [[0.0] * DIM] * count
+    stores.write("latents", columns)
+    outcome = stores.validate(max_quarantine_fraction=4 / ROWS)
+    assert outcome.report["passed"] == (count == 4)
+    assert errors(outcome) == ({"quarantine"} if count == 5 else set())
+
+
+def test_every_failed_contract_is_reported_with_its_remedy(refuses: Any) -> None:
+    found = [
+        Finding("info", "seen", "this was seen"),
+        Finding("error", "first", "1 row is wrong.", "Do this.", examples=range(9), failing=np.arange(9)),
+        Finding("warning", "noted", "this should be read"),
+        Finding("error", "second", "2 rows are wrong.", "Do that.", count=2),
+    ]
+    report = {"findings": plain(found)}
+    assert [(each["check"], each["count"]) for each in report["findings"]] == [
+        ("first", 9), ("second", 2), ("noted", 0), ("seen", 0),
+    ]  # fmt: skip
+    with refuses(ValidationError, "1 row is wrong", "Do this", "2 rows are wrong", "Do that", "0, 1, 2, 3, 4"):
+        enforce(report)
+    enforce({"findings": [each for each in report["findings"] if each["severity"] != "error"]})
+
+
+# -- what belongs together ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("tokens", "records"), ("tokens", "tokenizer"), ("latents", "records"), ("latents", "encoder")],
+)
+def test_pitfall_25_a_store_of_other_inputs_fails_its_contract(stores: Stores, name: str, source: str) -> None:
+    manifest = stores.opened(name).manifest
+    changed = dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, source: "0" * 32})
+    changed.write(stores.root / name)
+    outcome = stores.validate(spot_rows=20)
+    assert errors(outcome) == {source}
+    assert "0" * 32 in named(outcome, source)[0]["message"]
+
+
+@pytest.mark.parametrize("name", ["tokens", "latents"])
+@pytest.mark.parametrize("change", ["swapped", "shifted", "foreign", "fewer", "more"])
+def test_rows_of_other_records_are_found(stores: Stores, name: str, change: str) -> None:
+    columns = stores.columns(name)
+    ids = columns["id"]
+    wrong = [10, 30]
+    if change == "swapped":
+        ids[10], ids[30] = ids[30], ids[10]
+    elif change == "shifted":
+        columns["id"], wrong = [*ids[1:], ids[0]], list(range(ROWS))
+    elif change == "foreign":
+        ids[10], ids[30] = "0" * 32, "1" * 32
+    else:
+        size = ROWS - 1 if change == "fewer" else ROWS + 1
+        columns, wrong = {key: [*values, values[0]][:size] for key, values in columns.items()}, []
+    stores.write(name, columns)
+    outcome = stores.validate()
+    assert errors(outcome) == {"alignment"}
+    assert outcome.failing.get("alignment", np.empty(0)).tolist() == wrong
+    words = named(outcome, "alignment")[0]["message"]
+    assert ("swapped or shifted" in words) == (change in ("swapped", "shifted"))
+
+
+@pytest.mark.parametrize("name", ["records", "tokens", "latents"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "columns"])
+def test_a_damaged_shard_fails_its_contract(stores: Stores, name: str, damage: str) -> None:
+    """The damage occurs after the stores were opened, which would refuse the others."""
+    inputs = {each: stores.opened(each) for each in ("records", "tokens", "latents")}
+    file = sorted((stores.root / name).glob("part-*.arrow"))[-1]
+    raw = file.read_bytes()
+    if damage == "flipped":
+        file.write_bytes(raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(raw[:-100] if damage == "cut" else bytes(len(raw)))
+    made = {"latents": inputs["latents"]}
+    plan = {"latents": Latents(NormaliserConfig())}
+    outcome = checks.validate(
+        plan, Inputs(inputs["records"], inputs["tokens"], TOKENIZER, made), encoder=stores.encoder,
+        config=ValidationConfig(), evaluation_sets={}, seed=0,
+    )  # fmt: skip
+    assert errors(outcome) & {"shards", "checksum"}
+    assert not outcome.report["passed"]
+    assert any(file.name in str(finding) for finding in outcome.report["findings"])
+
+
+# -- disjoint splits ---------------------------------------------------------------------------------------------------
+
+FORMS = st.sampled_from(["a cat", " A  CAT", "a Cat", "a dog", "a DOG", "a bird", "\uff21 cat"])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(FORMS, st.sampled_from(SPLITS), st.sampled_from([None, "a" * 32, "b" * 32])), min_size=1, max_size=9
+    ),
+    st.lists(FORMS, max_size=2),
+)
+def test_pitfall_14_texts_in_two_splits_and_in_evaluation_sets_are_found(
+    rows: list[tuple[str, str, str | None]], evaluation: list[str]
+) -> None:
+    """What a text describes is compared in its place: a caption may occur with two images in two splits."""
+    key = [about or comparison_form(text) for text, _, about in rows]
+    splits = {each: {split for other, (_, split, _) in zip(key, rows, strict=True) if other == each} for each in key}
+    across = sum(len(found) - 1 for found in splits.values())
+    leaked = [row for row, (_, split, about) in enumerate(rows)
+              if split == "train" and about is None and key[row] in {comparison_form(text) for text in evaluation}]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        records = write_records(Path(folder), rows)
+        for on_leakage in ("remove", "report"):
+            subject: Any = checks.Subject(
+                {}, Inputs(records, records, TOKENIZER, {}), {}, LocalEncoderConfig(), None,
+                ValidationConfig(on_leakage=on_leakage), {"set": evaluation}, 0,
+            )  # fmt: skip
+            found = {finding.check: finding for finding in texts.check_texts(subject)}
+            assert ("held-out rows" in found) == all(split != "test" for _, split, _ in rows)
+            assert found["split leakage"].count == across if across else "split leakage" not in found
+            repeats = len(rows) - sum(map(len, splits.values()))
+            assert found["duplicate texts"].count == repeats if repeats else "duplicate texts" not in found
+            failing = found["evaluation leakage"].failing.tolist() if leaked else []
+            assert failing == (leaked if on_leakage == "remove" else [])
+            assert ("evaluation leakage" in found) == bool(leaked)
+
+
+@pytest.mark.parametrize("wrong", ["dev", "", "Train"])
+def test_a_record_without_a_split_and_a_forged_id_fail_their_contracts(stores: Stores, wrong: str) -> None:
+    columns = stores.columns("records")
+    columns["split"][5] = wrong
+    columns["meta"][7] = json.dumps({"pair": "a second text"})  # which the id does not contain
+    stores.write("records", columns)
+    outcome = stores.validate()
+    assert {"splits", "ids"} <= errors(outcome)
+    assert outcome.failing["ids"].tolist() == [7]
+
+
+def test_many_unknown_tokens_in_a_split_are_a_warning(stores: Stores) -> None:
+    counts = {"train": {"tokens": 100, "unknown": 1}, "test": {"tokens": 100, "unknown": 2}, "validation": {}}
+    stores.write("tokens", stores.columns("tokens"), splits=counts)
+    (finding,) = named(stores.validate(), "unknown tokens")
+    assert (finding["severity"], finding["count"]) == ("warning", 2)
+    assert "test" in finding["message"]
+
+
+# -- latents -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 60), st.integers(1, 9), st.sampled_from(["float32", "float16"]), st.integers(1, 60),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_the_statistics_are_those_of_numpy_however_the_store_is_divided(
+    count: int, dim: int, dtype: Any, shard_rows: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    values = (draw.normal(size=(count, dim)) + 100 * draw.normal(size=dim)).astype(dtype)
+    values[draw.random(count) < 0.2] = values[0]
+    values[draw.random((count, dim)) < 0.02] = np.nan
+    with tempfile.TemporaryDirectory() as folder:
+        writer = StoreWriter(folder, kind="latents", schema=latent_schema(dim, dtype), shard_rows=shard_rows)
+        writer.append({"id": [str(row) for row in range(count)], "latent": list(values)})
+        writer.finish()
+        found = vectors.measure(LatentStore.open(folder), plot_rows=1000, seed=0)
+    finite = np.isfinite(values).all(1)
+    good = values[finite].astype(np.float64)
+    assert np.array_equal(found.finite_n, finite)
+    assert np.array_equal(found.bad_per_dimension_d, (~np.isfinite(values)).sum(0))
+    np.testing.assert_allclose(found.norm_n[finite], np.linalg.norm(good, axis=1), rtol=1e-12)
+    same = found.digest_n[finite, None] == found.digest_n[None, finite]
+    assert np.array_equal(same, (good[:, None] == good[None]).all(-1))
+    if len(good) > 1:
+        np.testing.assert_allclose(found.std_d, good.std(0), rtol=1e-6, atol=1e-6)
+        unit = good / np.linalg.norm(good, axis=1, keepdims=True)
+        cosine = unit @ unit.T - 3 * np.eye(len(good))
+        np.testing.assert_allclose(found.neighbour_cosine, cosine.max(1), atol=1e-5)
+        covariance = np.linalg.eigvalsh(np.cov(good, rowvar=False).reshape(dim, dim))[::-1]
+        np.testing.assert_allclose(found.spectrum, covariance / (covariance.sum() or 1), atol=1e-9)
+    json.dumps(found.summary(), allow_nan=False)
+
+
+@pytest.mark.parametrize("most", [6 / ROWS, 5.9 / ROWS])
+@pytest.mark.parametrize("quarantine", [True, False])
+def test_different_texts_with_one_vector(stores: Stores, most: float, quarantine: bool) -> None:
+    columns = stores.columns("latents")
+    for row in (8, 30):
+        columns["latent"][row] = columns["latent"][2]
+    columns["latent"][40] = columns["latent"][39] = columns["latent"][3]
+    stores.write("latents", columns)
+    policy = "quarantine" if quarantine else "warn"
+    outcome = stores.validate(max_duplicate_fraction=most, on_duplicate_vector=policy)
+    (finding,) = named(outcome, "duplicate vectors")
+    assert (finding["count"], finding["severity"]) == (6, "warning" if most * ROWS >= 6 else "error")
+    assert outcome.failing.get("duplicate vectors", np.empty(0)).tolist() == ([8, 30, 39, 40] if quarantine else [])
+
+
+@pytest.mark.parametrize(("most", "severity"), [(2 / DIM, "warning"), (1.9 / DIM, "error")])
+def test_dimensions_that_do_not_vary(stores: Stores, most: float, severity: str) -> None:
+    columns = stores.columns("latents")
+    columns["latent"] = [[0.5, *vector[1:7], 0.25, *vector[8:]] for vector in columns["latent"]]
+    stores.write("latents", columns)
+    (finding,) = named(stores.validate(max_collapsed_fraction=most), "collapsed dimensions")
+    assert (finding["count"], finding["examples"], finding["severity"]) == (2, ["0", "7"], severity)
+
+
+def test_a_shard_of_another_encoder_drifts_and_differs_from_the_encoder(stores: Stores) -> None:
+    columns = stores.columns("latents")
+    columns["latent"][SHARD : 2 * SHARD] = [[-2 * x for x in each] for each in columns["latent"][SHARD : 2 * SHARD]]
+    stores.write("latents", columns)
+    outcome = stores.validate(spot_rows=ROWS)
+    assert [finding["examples"] for finding in named(outcome, "drift")] == [["part-000001.arrow"]]
+    assert outcome.failing["spot re-encoding"].tolist() == list(range(SHARD, 2 * SHARD))
+    assert "spot re-encoding" in errors(outcome)
+
+
+def test_swapped_vectors_differ_from_the_encoder_and_decoded_texts_are_not_compared(stores: Stores) -> None:
+    columns = stores.columns("latents")
+    vector = columns["latent"]
+    vector[4], vector[25], vector[9] = vector[25], vector[4], vector[10]
+    stores.write("latents", columns)
+    outcome = stores.validate(spot_rows=ROWS)
+    assert outcome.failing["spot re-encoding"].tolist() == [4, 9, 25]
+    assert "swapped" in named(outcome, "spot re-encoding")[0]["message"]
+    records = stores.columns("records")
+    for row in (4, 9, 25):
+        records["meta"][row] = json.dumps({DECODED: True})
+    stores.write("records", records)
+    outcome = stores.validate(spot_rows=ROWS)
+    assert "spot re-encoding" not in outcome.failing
+    assert [finding["count"] for finding in named(outcome, "spot re-encoding")] == [3, ROWS - 3]
+
+
+@given(st.integers(1, 500), st.integers(1, 600), st.integers(0, 9))
+def test_a_sample_is_spread_over_all_rows(rows: int, size: int, seed: int) -> None:
+    found = vectors.spread(rows, size, seed=seed)
+    assert len(found) == min(rows, size)
+    assert 0 <= found[0] <= found[-1] < rows
+    assert np.diff(found, prepend=0, append=rows).max() <= 2 * -(-rows // min(size, rows))
+
+
+@pytest.mark.parametrize("dim", [DIM - 1, DIM + 1])
+def test_vectors_of_another_dimension_fail_their_contract(stores: Stores, dim: int) -> None:
+    columns = stores.columns("latents")
+    columns["latent"] = [[*vector, 0.5][:dim] for vector in columns["latent"]]
+    stores.write("latents", columns, latent_schema(dim, "float32"), dim=dim)
+    assert "dimension" in errors(stores.validate(spot_rows=20))
+
+
+def test_figures_count_every_row(pristine: Stores) -> None:
+    found = pristine.validate().statistics
+    lengths = pristine.opened("tokens").ints("length").take(slice(None))
+    for figure in (figures.norm_histogram(found), figures.neighbour_cosine(found), figures.length_histogram(lengths)):
+        (bars,) = figure.data
+        assert sum(bars.y) == ROWS
+    (line,) = figures.spectrum(found).data
+    assert sum(line.y) == pytest.approx(1)
+    for figure in (figures.norm_histogram(None), figures.spectrum(None), figures.neighbour_cosine(None)):
+        assert not figure.data
