@@ -15,7 +15,7 @@ from tests.environments import CONF, parameters
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.app.tracking.hooks import TrackingHooks
+from mm_ldlm.extras.mlflow.hooks import TrackingHooks
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 ROOT = "/ROOT"

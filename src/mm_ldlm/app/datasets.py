@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +20,7 @@ from kedro_datasets._typing import TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 
-from mm_ldlm.core.files import InputFile, new_directory, recorded, write_bytes, write_text
+from mm_ldlm.core.files import InputFile, new_directory, write_bytes, write_text
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
@@ -324,34 +324,3 @@ class RunDataset(JsonDataset):
 
     def _describe(self) -> dict[str, Any]:
         return {**super()._describe(), "chosen": self._chosen}
-
-
-class TrackedMetricsDataset(AbstractDataset):
-    """Function from an MLflow run id to the last metrics of that run; None for an unknown run, or without tracking.
-
-    `filepath` is the reference to the tracking store that the hook writes.
-    """
-
-    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._filepath, self.metadata = Path(filepath), metadata
-
-    def load(self) -> Callable[[str], dict[str, float] | None]:
-        uri = (recorded(self._filepath) or {}).get("tracking_uri")
-
-        def metrics_of(run_id: str) -> dict[str, float] | None:
-            if uri is None:
-                return None
-            from mm_ldlm.app.tracking.mlflow import MlflowRun
-
-            return MlflowRun(uri, run_id).metrics()
-
-        return metrics_of
-
-    def save(self, data: Any) -> NoReturn:
-        raise DatasetError("expected a node that reads tracked metrics, found one that writes them. Correct the graph.")
-
-    def _exists(self) -> bool:
-        return self._filepath.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._filepath)}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
+    from mm_ldlm.app.progress import Follower
+
 log = logging.getLogger(__name__)
 
 TIMINGS = "timings"
@@ -46,6 +48,7 @@ class ProjectHooks:
         self._entries: Mapping[str, Any] = {}
         self._catalog: CatalogProtocol | None = None
         self._locks = FolderLocks()
+        self._follower: Follower | None = None
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._last: float | None = None  # time of the last event
@@ -151,12 +154,23 @@ class ProjectHooks:
         self.loading = None
 
     @hook_impl
-    def before_node_run(self, node: Node) -> None:
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+        """Say which node runs, and show the progress of a training while it does."""
         log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])
+        if {"training_spec", "runs"} <= inputs.keys():
+            from mm_ldlm.app.progress import ProgressSink, follower_of
+
+            self._follower = follower_of(inputs, ProgressSink(inputs["training_spec"]["training"]["max_steps"]))
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         self._count(node)
+        self._unfollow()
+
+    def _unfollow(self) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
@@ -202,6 +216,7 @@ class ProjectHooks:
 
     @hook_impl
     def on_pipeline_error(self) -> None:
+        self._unfollow()
         self._locks.release()
 
 

@@ -24,7 +24,6 @@ from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
 SECTIONS = Registry(
     "section",
     {
-        "tracking": "mm_ldlm.app.tracking.config:TrackingConfig",
         "ingestion": "mm_ldlm.data.corpus.config:IngestionConfig",
         "tokenizer": "mm_ldlm.data.corpus.tokenizer:TokenizerConfig",
         "encoder": "mm_ldlm.data.encoders:ENCODERS",

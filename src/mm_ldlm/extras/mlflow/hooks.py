@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from mm_ldlm.app.tracking.mlflow import MOST_HEADLINES, MlflowRun, open_somewhere, within
 from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import TrackingError, purposeful
 from mm_ldlm.core.files import recorded
 from mm_ldlm.core.messages import reason_of
+from mm_ldlm.extras.mlflow.client import MOST_HEADLINES, MlflowRun, MlflowSink, open_somewhere, within
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.reference import run_folder
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
-    from mm_ldlm.app.tracking.progress import Follower, Sink
+    from mm_ldlm.app.progress import Follower
     from mm_ldlm.data import Dataset
 
 log = logging.getLogger(__name__)
@@ -113,17 +113,12 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Show the progress of a training, and send its log to MLflow, while the node runs."""
-        if {"training_spec", "runs"} <= inputs.keys():
-            from mm_ldlm.app.tracking.progress import Follower, MlflowSink, ProgressSink
-            from mm_ldlm.training.session import LOG
+        """Send the log of a training while the node runs."""
+        if self._run is not None and {"training_spec", "runs"} <= inputs.keys():
+            from mm_ldlm.app.progress import follower_of
 
-            spec = inputs["training_spec"]
-            self._send("tag", {"run_folder": str(spec["name"])})  # so that a run that fails leads to it as well
-            sinks: list[Sink] = [ProgressSink(spec["training"]["max_steps"])]
-            if self._run is not None:
-                sinks.append(MlflowSink(self._run))
-            self._follower = Follower(inputs["runs"] / spec["name"] / LOG, sinks)
+            self._send("tag", {"run_folder": str(inputs["training_spec"]["name"])})  # also of a run that fails
+            self._follower = follower_of(inputs, MlflowSink(self._run))
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:

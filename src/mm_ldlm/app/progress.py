@@ -1,4 +1,4 @@
-"""Progress of a training: a thread that reads the log while it is written, for the terminal and for MLflow."""
+"""Progress of a training: a thread that reads the log while it is written, and the line on the terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.app.tracking.mlflow import MlflowRun
 from mm_ldlm.core.messages import about, duration, reason_of, show
 from mm_ldlm.training.jsonl import follow, number
+from mm_ldlm.training.session import LOG
 
 log = logging.getLogger(__name__)
 Lines = Sequence[dict[str, Any]]
@@ -27,16 +27,15 @@ _LONGEST_SENTENCE = 160
 
 
 class Follower:
-    """A thread that passes new lines of a log to sinks until it is stopped, and then the remaining lines.
+    """A thread that passes new lines of a log to a sink until it is stopped, then the remaining lines, then none.
 
-    A sink that raises is removed with a warning, because an error in tracking must not stop the run. At the end every
-    sink receives no lines.
+    A sink that raises gets no more lines, with a warning, because an error in tracking must not stop the run.
     """
 
-    def __init__(self, path: Path, sinks: Sequence[Sink]) -> None:
+    def __init__(self, path: Path, sink: Sink) -> None:
         self.lines = 0
         """Number of lines that were passed on"""
-        self._path, self._sinks = path, list(sinks)
+        self._path, self._sink, self._broken = path, sink, False
         self._done = threading.Event()
         self._batches = follow(path, stop=self._done.is_set)
         self._first = next(self._batches)  # the present end of the log, so that no line of this session is missed
@@ -56,41 +55,17 @@ class Follower:
 
     def _pass_on(self, lines: Lines) -> None:
         self.lines += len(lines)
-        for sink in list(self._sinks):
+        if not self._broken:
             try:
-                sink(lines)
+                self._sink(lines)
             except Exception as error:
-                self._sinks.remove(sink)
-                log.warning("%s no longer follows %s: %s", type(sink).__name__, self._path, reason_of(error))
+                self._broken = True
+                log.warning("%s no longer follows %s: %s", type(self._sink).__name__, self._path, reason_of(error))
 
 
-class MlflowSink:
-    """Sends the lines of a log to an MLflow run.
-
-    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
-    that was away for a while misses none.
-    """
-
-    PAUSE = 60.0
-    KEPT = 100_000
-
-    def __init__(self, run: MlflowRun) -> None:
-        self._run, self._waiting, self._resting_until = run, list[dict[str, Any]](), -math.inf
-
-    def __call__(self, lines: Lines) -> None:
-        self._waiting = [*self._waiting, *lines][-self.KEPT :]
-        if not self._waiting or (lines and time.monotonic() < self._resting_until):
-            return
-        try:
-            self._run.add_lines(self._waiting)
-        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
-            if not lines:
-                log.warning("MLflow lacks the last %d lines of the log, which has them all", len(self._waiting))
-            elif self._resting_until == -math.inf:
-                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
-            self._resting_until = time.monotonic() + self.PAUSE
-        else:
-            self._waiting, self._resting_until = [], -math.inf
+def follower_of(inputs: Mapping[str, Any], sink: Sink) -> Follower:
+    """Follow the log of the training that a node runs, whose inputs these are."""
+    return Follower(inputs["runs"] / inputs["training_spec"]["name"] / LOG, sink)
 
 
 class ProgressSink:

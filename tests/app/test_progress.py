@@ -1,0 +1,80 @@
+"""Progress: no line of a training's log is missed, and every line can be shown."""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mm_ldlm.app.progress import Follower, ProgressSink, estimate, progress_line, sentence
+from mm_ldlm.training.jsonl import Tracker
+
+
+def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    received: list[int] = []
+
+    def sink(lines: Any) -> None:
+        received.extend(line["step"] for line in lines)
+
+    def broken(lines: Any) -> None:
+        raise RuntimeError("a" * 10**5)
+
+    log = Tracker(tmp_path / "log.jsonl")
+    log.metrics(0, {})  # of an earlier session
+    follower, other = Follower(tmp_path / "log.jsonl", sink), Follower(tmp_path / "log.jsonl", broken)
+    writers = [threading.Thread(target=log.metrics, args=(step, {"loss": 1.0})) for step in range(1, 20)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    follower.stop()
+    other.stop()
+    log.close()
+    assert sorted(received) == list(range(1, 20))
+    assert follower.lines == 19
+    assert len(caplog.text) < 2000
+
+
+def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sink = ProgressSink(3, quiet_seconds=0.0)
+    sink([{"step": 1, "loss": "nan", "lr": 0.1}, {"step": 2, "loss": 2.0, "lr": 0.1, "seconds_left": 3700.0}])
+    sink(
+        [
+            {"event": "rollback", "step": 2, "reason": "loss grew"},
+            {"event": "start", "step": 0, "resumed_from": "step-1"},
+        ]
+    )
+    sink([])
+    assert "step 2/3" in caplog.text
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        "step 2: rollback loss grew"
+    ]
+    assert "step-1" in caplog.text
+
+
+@given(st.dictionaries(st.sampled_from(["loss", "lr", "grad_norm", "tokens_per_second", "seconds_left", "skipped"]),
+                       st.one_of(st.floats(), st.sampled_from(["nan", "inf", "x", None]))))  # fmt: skip
+def test_any_line_of_the_log_can_be_shown(line: dict[str, Any]) -> None:
+    line = {
+        **line,
+        "seconds_left": None if line.get("seconds_left") in (float("inf"), "inf") else line.get("seconds_left"),
+    }
+    if isinstance(line["seconds_left"], float) and not 0 <= line["seconds_left"] < 1e9:
+        line["seconds_left"] = 5.0
+    if line["seconds_left"] == "nan":
+        line["seconds_left"] = None
+    assert progress_line({"step": 1, **line}, max_steps=2, smoothed=None).isprintable()
+
+
+def test_sentences_and_estimates_are_one_line() -> None:
+    line = {"time": 0, "seconds_left": 600.0, "seconds_per_step": 0.5, "measured_steps": 20}
+    assert "about 10 min" in estimate(line)
+    shown = sentence({"step": 1, "text": "a\nb" * 1000, "original": "a"})
+    assert shown.isprintable()
+    assert len(shown) < 500
+    assert "exact" in sentence({"step": 1, "text": "a", "original": "a"})
+    assert "noise" in sentence({"step": 1, "text": "a"})
