@@ -19,6 +19,7 @@ _VARYING = (
     (re.compile(r"0x[0-9a-f]{6,}"), "0xADDRESS"),
     (re.compile(r"(Known here|[Cc]hoose an? [^:]+): [\w, ]+"), r"\1: NAMES"),  # of whatever families are installed
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
+    (re.compile(r"\brun-[0-9a-f]{12}\b"), "run-NAME"),
 )
 
 

@@ -44,7 +44,7 @@ def test_every_published_form_of_sts_b_gives_the_pairs(kind: str, tmp_path: Path
         ("original", "two men", "two\tmen at\tsea"),
         ("glue", "two men", "two\tmen"),
         ("csv", '"two men"', '"two men",1'),
-        ("csv", "two men", "x" * 140_000),  # beyond the limit of the csv module
+        ("csv", "0.5", "0.5\r1"),  # a line end that the csv module refuses
         ("csv", "0.5", "nan"),
         ("csv", "0.5", "5.5"),
         ("csv", "0.5", "half"),

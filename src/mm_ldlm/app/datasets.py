@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kedro.io import AbstractDataset, DatasetError
-from kedro_datasets._typing import TablePreview
+from kedro_datasets._typing import PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
+from kedro_datasets.partitions import PartitionedDataset
 
 from mm_ldlm.core.files import InputFile, new_directory, write_bytes, write_text
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
@@ -112,6 +113,23 @@ class SamplesDataset(TableDataset):
             return json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(MADE_BY)
         except (OSError, ValueError, pa.ArrowException):  # a damaged table belongs to no run, and is written again
             return None
+
+
+class FiguresDataset(PartitionedDataset):
+    """Folder of Plotly figures, one JSON file for each; saving replaces the folder.
+
+    kedro-viz previews one of them, which `preview_args: {name: …}` in the metadata of the entry chooses.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(
+            path=filepath, dataset="plotly.JSONDataset", filename_suffix=".json", overwrite=True, metadata=metadata
+        )
+
+    def preview(self, name: str) -> PlotlyPreview:
+        """Show one figure in kedro-viz."""
+        found: PlotlyPreview = json.loads(self.load()[name]().to_json())
+        return found
 
 
 # --- directories ------------------------------------------------------------------------------------------------------

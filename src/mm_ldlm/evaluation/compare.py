@@ -18,7 +18,7 @@ import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile, write_bytes, write_json
-from mm_ldlm.core.messages import shorten, show
+from mm_ldlm.core.messages import show
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
 from mm_ldlm.evaluation.headline import headlines, likelihood_kind
 from mm_ldlm.evaluation.suites import suites
@@ -94,7 +94,7 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
     try:
         rows = pd.read_parquet(file.check())
     except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …
-        file.refuse("a Parquet table", f"an error ({shorten(' '.join(str(error).split()), 200)})")
+        file.refuse("a Parquet table", f"an error ({str(error).rpartition(': ')[2]})")
     if not len(rows):
         return None
     if wrong := [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]:

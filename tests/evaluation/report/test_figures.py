@@ -138,7 +138,6 @@ def test_a_figure_of_another_pipeline_is_copied() -> None:
     copy = theme.adopted(other)
     assert (copy.layout.title.text, copy.layout.width) == (None, None)
     assert (other.layout.title.text, other.layout.width) == ("own", 300)
-    assert theme.empty("nothing").layout.annotations[0].text == "nothing"
 
 
 # -- the training log --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, keep
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.nodes import judge_members
-from mm_ldlm.extras.comparison.page import PLOTS, report
+from mm_ldlm.extras.comparison.page import report
 from mm_ldlm.extras.comparison.plan import PATHS, Session
 from mm_ldlm.extras.comparison.results import collect
 from mm_ldlm.extras.comparison.sessions import Outcome
@@ -178,8 +178,8 @@ def test_a_comparison_fails_only_where_all_members_failed() -> None:
 def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> None:
     runs = [ended(tmp_path, name, rows=costs(nats, 1)) for name, nats in (("ar", 2.0), ("mdlm", 2.3))]
     found = results_of(*runs, ended(tmp_path, "broken"), budget={"seconds": 90.0})
-    made = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
-    page = re.sub(r"<script.*?</script>", "", made["comparison_report"], flags=re.DOTALL)
+    text, figures = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    page = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     for text in (
         "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is ar", "1,234", "Failed runs",
         "Error: &lt;why&gt;", "mdlm − ar", "Likelihood, paired on 60 sentences", "no seed is finished by both",
@@ -188,13 +188,13 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
         assert text in page, text
     difference = next(row for row in found["rows"] if row["member"] == "mdlm")["difference"]
     assert f"{difference:.3f}" in page
-    assert all(made[name].data for name in PLOTS)
-    assert list(made["plot_members_differences"].data[0]["x"]) == [difference]
-    assert list(made["plot_members_curves"].data[0]["y"]) == [0.3, 0.15]
+    assert figures.keys() == {"plot_members_scores", "plot_members_curves", "plot_members_differences"}
+    assert list(figures["plot_members_differences"].data[0]["x"]) == [difference]
+    assert list(figures["plot_members_curves"].data[0]["y"]) == [0.3, 0.15]
 
 
-def test_a_page_where_all_failed_has_the_reasons_and_empty_figures(tmp_path: Path) -> None:
+def test_a_page_where_all_failed_has_the_reasons_and_no_figures(tmp_path: Path) -> None:
     found = results_of(ended(tmp_path, "a"), ended(tmp_path, "b"))
-    made = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
-    assert made["comparison_report"].count("Error: &lt;why&gt;") == 2
-    assert not any(made[name].data for name in PLOTS)
+    text, figures = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    assert text.count("Error: &lt;why&gt;") == 2
+    assert figures == {}

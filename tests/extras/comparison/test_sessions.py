@@ -87,7 +87,6 @@ if member == "long": print("\\n".join(map(str, range(99)))); sys.exit(3)
     ]
     for outcome in found:
         assert f"training {outcome.member}" in Path(outcome.log).read_text()
-        assert outcome.seconds > 0
 
 
 def test_a_session_is_a_kedro_run_with_the_options_of_a_file(session: Make, run: Run, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def rendered(template: str, *, figures: Mapping[str, go.Figure], **values: Any) 
 
     Everything that comes from data is escaped, by the template (autoescape) or by `embedded_json`.
     """
-    plots = {name: embedded_json(figure) for name, figure in figures.items() if figure.data}
+    plots = {name: embedded_json(figure) for name, figure in figures.items()}
     text: str = (
         _environment()
         .get_template(template)

@@ -79,9 +79,3 @@ def bars(values: Sequence[Mapping[str, Any]], colour: str) -> dict[str, Any]:
         "thickness": 1.2,
         "width": 4,
     }
-
-
-def empty(text: str = "nothing to show for this run") -> go.Figure:
-    """Make a figure without data that shows a sentence."""
-    note = {"text": text, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
-    return chart([], x={"visible": False}, y={"visible": False}, height=160, annotations=[note])

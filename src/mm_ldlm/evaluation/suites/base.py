@@ -87,7 +87,6 @@ class Suite:
         row_columns: columns of numbers of its table with one row per held-out sentence (besides `id`) that runs are
             compared by; () for a suite without such a table.
         sections: sections of the parameters that it reads besides `evaluation`.
-        plots: names of its figures.
         template: its section of the report, as "package/file" of a Jinja template.
         usual: whether most runs have it, so that the report says why it is left out.
     """
@@ -98,7 +97,6 @@ class Suite:
     samples: ClassVar[tuple[str, ...]] = ()
     row_columns: ClassVar[tuple[str, ...]] = ()
     sections: ClassVar[tuple[str, ...]] = ()
-    plots: ClassVar[tuple[str, ...]] = ()
     template: ClassVar[str]
     usual: ClassVar[bool] = True
 
@@ -122,7 +120,7 @@ class Suite:
         return ()
 
     def figures(self, metrics: Metrics) -> dict[str, go.Figure | None]:
-        """Draw the figures `plots`; None for one without data."""
+        """Draw its figures, by names that no other suite has; None for one without data."""
         return {}
 
     def section(self, page: ReportInputs) -> dict[str, Any]:

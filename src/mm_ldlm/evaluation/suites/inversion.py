@@ -34,7 +34,6 @@ class Inversion(Suite):
     name, title, use = "inversion", "From latent to text", "l2t"
     samples = ("l2t",)
     row_columns = ("exact", "matches", "positions", *inv.BLEU_COLUMNS)
-    plots = ("plot_baselines", "plot_calls", "plot_length")
     template = "mm_ldlm.evaluation.suites/inversion.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:

@@ -22,7 +22,6 @@ class Latents(Suite):
 
     name, title, use = "latents", "From text to latent", "t2l"
     samples = ("t2l", "unconditional")
-    plots = ("plot_cosine", "plot_latent_spectrum", "plot_calibration")
     template = "mm_ldlm.evaluation.suites/latents.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:

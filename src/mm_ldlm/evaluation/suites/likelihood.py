@@ -47,7 +47,6 @@ class Likelihood(Suite):
 
     name, title = "likelihood", "Likelihood"
     row_columns = ("tokens",)
-    plots = ("plot_mask_ratio",)
     template = "mm_ldlm.evaluation.suites/likelihood.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:

@@ -48,7 +48,6 @@ class Sts(Suite):
     """
 
     name, title = "sts", "Semantic textual similarity"
-    plots = ("plot_sts", "plot_sts_scatter")
     template = "mm_ldlm.evaluation.suites/sts.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
     from mm_ldlm.extras.comparison.config import ComparisonConfig
@@ -62,8 +63,8 @@ def collect_results(
     return results, pd.DataFrame(results["rows"])
 
 
-def report_members(results: dict[str, Any], reporting: ReportingConfig) -> dict[str, Any]:
-    """Render the page of the comparison, and its figures by catalog name."""
+def report_members(results: dict[str, Any], reporting: ReportingConfig) -> tuple[str, dict[str, go.Figure]]:
+    """Render the page of the comparison, and its figures by name."""
     from mm_ldlm.extras.comparison.page import report
 
     return report(results, title=reporting.title, smoothing=reporting.smoothing)

@@ -11,20 +11,23 @@ from plotly.subplots import make_subplots
 from mm_ldlm.evaluation.report import page, theme
 from mm_ldlm.evaluation.report.figures import comparison
 from mm_ldlm.evaluation.report.training_figures import smoothed
-from mm_ldlm.extras.comparison.pipeline import PLOTS
 
 TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
 """Key of the training log → title of its panel"""
 
 
-def report(results: Mapping[str, Any], *, title: str, smoothing: float) -> dict[str, Any]:
-    """Render the page ("comparison_report") and its figures, by catalog name."""
-    drawn = (comparison(results), curves(results["curves"], smoothing=smoothing), differences(results["paired"]))
-    figures = {name: figure or theme.empty() for name, figure in zip(PLOTS, drawn, strict=True)}
+def report(results: Mapping[str, Any], *, title: str, smoothing: float) -> tuple[str, dict[str, go.Figure]]:
+    """Render the page, and its figures by name."""
+    drawn = {
+        "plot_members_scores": comparison(results),
+        "plot_members_curves": curves(results["curves"], smoothing=smoothing),
+        "plot_members_differences": differences(results["paired"]),
+    }
+    figures = {name: figure for name, figure in drawn.items() if figure is not None}
     text = page.rendered(
         "mm_ldlm.extras.comparison/comparison.html.j2", figures=figures, title=title, kind="comparison", c=results
     )
-    return {"comparison_report": text, **figures}
+    return text, figures
 
 
 def curves(runs: Sequence[Mapping[str, Any]], *, smoothing: float) -> go.Figure | None:

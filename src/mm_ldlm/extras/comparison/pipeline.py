@@ -6,9 +6,6 @@ from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.extras.comparison import nodes
 
-PLOTS = ("plot_members_scores", "plot_members_curves", "plot_members_differences")
-"""Figures of this pipeline, each a catalog entry"""
-
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
@@ -30,7 +27,7 @@ def create_pipeline() -> Pipeline:
             node(
                 nodes.report_members,
                 inputs=["comparison_results", "params:reporting"],
-                outputs={"comparison_report": "comparison_report", **{name: name for name in PLOTS}},
+                outputs=["comparison_report", "comparison_figures"],
                 name="report_members",
             ),
             node(

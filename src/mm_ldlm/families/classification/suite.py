@@ -64,7 +64,6 @@ class Classification(Suite):
 
     name, title, use = "classification", "Classification", "classify"
     sections = ("classification",)
-    plots = ("plot_confusion", "plot_reliability")
     template = "mm_ldlm.families.classification/report.html.j2"
     usual = False
 

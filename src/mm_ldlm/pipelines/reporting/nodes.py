@@ -23,8 +23,6 @@ Metrics = dict[str, Any]
 log = logging.getLogger(__name__)
 
 _AGAIN = "Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
-OWN_PLOTS = ("plot_training", "plot_diagnostics", "plot_comparison")
-"""Figures of this pipeline besides those of the suites."""
 DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
 """Figures of the validation pipeline that the report shows too."""
 
@@ -87,8 +85,8 @@ def write_report(
     reporting: ReportingConfig,
     parameters: dict[str, Any],
     **inputs: Any,
-) -> dict[str, Any]:
-    """Render the page ("report") and its figures, by catalog name.
+) -> tuple[str, dict[str, go.Figure]]:
+    """Render the page, and the figures of the run and of the suites by name; those without data are left out.
 
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
@@ -114,9 +112,8 @@ def write_report(
         "plot_comparison": figures.comparison(comparison),
     }
     for name, suite in suites().items():
-        found = {} if "skipped" in results[name] else suite.figures(results[name])
-        drawn |= {plot: found.get(plot) for plot in suite.plots}
-    plots = {name: theme.empty() if figure is None else figure for name, figure in drawn.items()}
+        drawn |= {} if "skipped" in results[name] else suite.figures(results[name])
+    plots = {name: figure for name, figure in drawn.items() if figure is not None}
     for figure in plots.values():
         figure.update_layout(meta={MADE_BY: metrics[MADE_BY]})
     report = ReportInputs(
@@ -139,7 +136,7 @@ def write_report(
     for card in page.cards(metrics):
         log.info("%-24s %s%s", card["label"], card["value"], f"  [{card['interval']}]" if card["interval"] else "")
     shown = {name: theme.adopted(inputs[name]) for name in DATA_PLOTS}
-    return {"report": page.render(report, plots | shown), **plots}
+    return page.render(report, plots | shown), plots
 
 
 def _refuse_other(weights: Mapping[str, str], inputs: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ def create_pipeline() -> Pipeline:
     found = suites()
     metrics = _named([f"metrics_{name}" for name in found])
     rows = _named([f"{name}_rows" for name, suite in found.items() if suite.row_columns])
-    plots = _named([*nodes.OWN_PLOTS, *(plot for suite in found.values() for plot in suite.plots)])
     of_run = _named(["run", "runs"])
     evaluation, reporting = {"evaluation": "params:evaluation"}, {"reporting": "params:reporting"}
     reports = _named(["ingestion_report", "validation_report", *nodes.DATA_PLOTS])
@@ -37,7 +36,7 @@ def create_pipeline() -> Pipeline:
                     **of_run, **_named(["metrics", "comparison", "timings", "parameters"]), **reporting, **reports,
                     **metrics, **rows,
                 },
-                outputs={"report": "report", **plots},
+                outputs=["report", "figures"],
                 name="write_report",
             ),
         ],
