@@ -34,7 +34,7 @@ class Cases:
 
     def __init__(self) -> None:
         self.options: dict[tuple[str, str], list[dict[str, Any]]] = {
-            ("text_processes", "absorbing"): [{}, {"schedule": {"kind": "cosine", "epsilon": 0.2}}],
+            ("text_processes", "absorbing"): [{}, {"schedule": {"kind": "cosine", "epsilon": 5e-3}}],
             ("objectives", "multimodal"): [
                 *({"mode": mode} for mode in ("l2t", "t2l", "unconditional", "mixed")),
                 {"mode": "sequential", "self_condition": True, "_model": {"kind": "mmdit", "self_condition": True}},

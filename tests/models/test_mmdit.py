@@ -125,7 +125,7 @@ def test_both_directions_overfit_one_batch() -> None:
         "latents_Bd": torch.zeros_like(given["latents_Bd"]), "t_text_B": torch.zeros(8), "t_latent_B": torch.ones(8)
     }  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for _ in range(80):
         text = F.cross_entropy(model(**to_text, heads=("text",)).logits[valid_BL], batch.tokens_BL[valid_BL])
         latent = F.mse_loss(model(**to_latent, heads=("latent",)).latent_Bd, given["latents_Bd"])
         optimizer.zero_grad()

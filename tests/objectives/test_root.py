@@ -61,7 +61,7 @@ def dataset(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Dataset:
 def run(dataset: Dataset, name: str, *, objective: dict[str, Any] = LEARNED) -> Path:
     runs = dataset.directory.parent / "runs"
     spec = plan(
-        dataset, runs=runs, seed=3, encoder={}, tracking={},
+        dataset, runs=runs, seed=3, encoder={},
         model=parse_kind(MODELS, {"kind": "mmdit", "dim": 16, "depth": 1, "heads": 2}, at="model"),
         objective=parse_kind(OBJECTIVES, objective, at="objective"),
         training=_training(name),

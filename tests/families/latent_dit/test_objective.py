@@ -1,0 +1,50 @@
+"""Texts given latents: the latent reaches every word, the learned null latent replaces it, and guidance compares both."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.components import SHAPE, configs_of, inputs_of, model_of, random_batch, root_of
+
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.diffusion.random import RowGenerator
+
+KINDS = ("latent_dit", "latent_dit_cross")
+BATCH = random_batch(examples=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_word_and_the_length_depend_on_the_latent_and_not_on_one_that_is_dropped(kind: str) -> None:
+    model, other_Bd = model_of(kind, {}), torch.randn(3, SHAPE.dim("latents"))
+    given = inputs_of(model, BATCH) | {"null_latent_B": torch.tensor([True, False, False])}
+    first, second = (model(**given | {"latents_Bd": latents_Bd}) for latents_Bd in (given["latents_Bd"], other_Bd))
+    for name in ("logits", "length_logits"):
+        one, two = getattr(first, name), getattr(second, name)
+        assert torch.equal(one[0], two[0])
+        assert bool(((one - two)[1:].abs().amax(-1) > 1e-4).all())
+
+
+@pytest.mark.parametrize(
+    ("dropout", "able", "unable"),
+    [(0.0, "l2t", "unconditional"), (1.0, "unconditional", "l2t"), (0.5, "search", "t2l")],
+)
+def test_the_uses_of_a_run_follow_from_its_dropout(dropout: float, able: str, unable: str) -> None:
+    config, model = configs_of("latent_conditioned", {"condition_dropout": dropout})
+    found = config.capabilities(model)
+    assert able in found
+    assert unable not in found
+    assert ("l2t" in found and "l2t" in found.guided) == (dropout == 0.5), "guidance needs both"
+
+
+def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
+    tokens_BL, draw = BATCH.tokens_BL, RowGenerator(0, torch.arange(3))
+    with refuses(SamplingError, "objective.condition_dropout"):
+        _generation(0.0).likelihood(tokens_BL, latents_Bd=None, draws=1, generator=draw)
+    without = _generation(0.5).likelihood(tokens_BL, latents_Bd=None, draws=1, generator=draw).nll_KB
+    given = _generation(0.5).likelihood(tokens_BL, latents_Bd=BATCH.fields["latents"], draws=1, generator=draw).nll_KB
+    assert not torch.allclose(without, given)
+
+
+def _generation(dropout: float) -> Any:
+    root = root_of("latent_conditioned", {"condition_dropout": dropout})
+    return root.objective.generative_model(root.model)
