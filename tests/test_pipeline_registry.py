@@ -25,7 +25,11 @@ LAYERS = {
     "02_intermediate": "intermediate", "03_primary": "primary", "04_feature": "feature", "05_model_input": "model_input",
     "06_models": "models", "07_model_output": "model_output", "08_reporting": "reporting",
 }  # fmt: skip
-OTHER_THAN_ITS_FOLDER = {"quarantine_ingestion": "intermediate", "validation_report": "model_input"}
+OTHER_THAN_ITS_FOLDER = {
+    "quarantine_ingestion": "intermediate",
+    "validation_report": "model_input",
+    "layout_workspace": None,
+}
 """Entries that decide about a later layer, or are written next to an earlier one, are drawn with it."""
 PARTS = {
     "data": "/D",

@@ -103,8 +103,8 @@ def test_pitfall_15_every_key_of_every_configuration_is_read_somewhere() -> None
         hint = waiting.pop()
         if isinstance(hint, Kinds):
             waiting += [hint.find(kind, at="") for kind in hint.known]
-        elif dataclasses.is_dataclass(hint) and hint not in found:
-            found.add(typing.cast(type, hint))
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in found:
+            found.add(hint)
             waiting += typing.get_type_hints(hint, include_extras=True).values()
         else:
             waiting += [*typing.get_args(hint), *getattr(hint, "__metadata__", ())]

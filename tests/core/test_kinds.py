@@ -13,7 +13,7 @@ import mm_ldlm
 from mm_ldlm.core import kinds as module
 from mm_ldlm.core.config import PositiveInt, config, parse, parse_kind, to_dict
 from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed
+from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, registered
 
 Refuses = Callable[..., Any]
 
@@ -72,7 +72,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (info / "METADATA").write_text("Name: shapes_of_a_test\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[mm_ldlm.shapes]\nround = shapes_of_a_test:Circle\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    registered.cache_clear()
     yield tmp_path
+    registered.cache_clear()
     for name in ("shapes_of_a_test", "broken_of_a_test"):
         sys.modules.pop(name, None)
 

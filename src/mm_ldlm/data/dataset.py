@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.models.base import DataShape
+
+if TYPE_CHECKING:
+    from mm_ldlm.models.base import DataShape
 
 NAME = "dataset.json"
 FORMAT_VERSION = 1
@@ -191,6 +193,8 @@ class Dataset:
     @property
     def shape(self) -> DataShape:
         """Sizes of the data that a model is built for."""
+        from mm_ldlm.models.base import DataShape
+
         fields = {
             name: self.field(name).shape
             for name in self.names if name in FEATURES and feature_of(name).normaliser_folder is not None

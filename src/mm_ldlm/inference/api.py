@@ -6,33 +6,18 @@ they are standardised.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
-
-from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.core.kinds import Registry
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.inference import editing, embedding, inverting, scoring
-from mm_ldlm.inference.arguments import text_sampler_of
-from mm_ldlm.inference.conversion import Converter, Encoder, Floats
-from mm_ldlm.inference.loading import Parts, load_run
-from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.verbatim import Template
-from mm_ldlm.inference.writing import Writer, Written
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.capabilities import USES, Capabilities
-from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.inference.model import LoadedModel
 
 REQUESTS = Registry(what="request", core={}, group="requests")
 """Methods and properties that families and other packages add to `MMLDLM`: functions whose first argument is the model,
 and properties."""
 
 
-class MMLDLM:
+class MMLDLM(LoadedModel):
     """Trained model that embeds, inverts, generates, infills, edits, interpolates and scores texts.
 
     `MMLDLM.from_run(path)` loads it from a run folder; `capabilities` lists the supported uses. Samplers are chosen by
@@ -52,97 +37,6 @@ class MMLDLM:
         normalisers: the normalisers of other fields, by the names of their folders in a checkpoint.
     """
 
-    def __init__(
-        self,
-        model: GenerativeModel,
-        capabilities: Capabilities,
-        tokenizer: TextTokenizer,
-        normaliser: Any | None = None,
-        encoder: Encoder | None = None,
-        *,
-        batch_tokens: int | None = None,
-        load_encoder: Callable[[], Encoder] | None = None,
-        no_encoder: str | None = None,
-        normalisers: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model, self.capabilities, self.tokenizer = model, capabilities, tokenizer
-        self.normalisers = dict(normalisers or {})
-        self.parts: Parts | None = None
-        self.writer = Writer(model, batch_tokens=batch_tokens)
-        self.converter = Converter(
-            model.shape, model.device, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder,
-            no_encoder=no_encoder,
-        )  # fmt: skip
-
-    @classmethod
-    def from_run(
-        cls,
-        path: str | Path,
-        *,
-        encoder: Encoder | None = None,
-        checkpoint: str | int = "latest",
-        use_ema: bool = True,
-        device: str | torch.device | None = None,
-        batch_tokens: int | None = None,
-    ) -> MMLDLM:
-        """Load a trained model from a run folder.
-
-        Args:
-            path: a run folder, one of its checkpoints, or a folder of runs, of which the newest is used.
-            encoder: the encoder; None loads the encoder named in the run's config.json when it is first needed.
-            checkpoint: "latest", "best", a step, or the name of a checkpoint folder ("step-00001000").
-            use_ema: use the averaged weights (EMA) instead of the last ones.
-            device: the device; None is the first GPU if there is one, otherwise the CPU.
-
-        Raises:
-            CheckpointError: the folder has no complete checkpoint, or files that a model needs are missing.
-        """
-        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        made = cls(
-            parts.model, parts.capabilities, parts.tokenizer, parts.normaliser, encoder,
-            batch_tokens=batch_tokens, load_encoder=parts.load_encoder, no_encoder=parts.no_encoder,
-            normalisers=parts.normalisers,
-        )  # fmt: skip
-        made.parts = parts
-        return made
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MMLDLM:
-        """Copy the weights; the tokenizer, the normalisers and the encoder, which do not change, are shared."""
-        made = object.__new__(type(self))
-        made.__dict__ |= self.__dict__
-        made.model = copy.deepcopy(self.model, memo)
-        made.writer = Writer(made.model, batch_tokens=self.batch_tokens)
-        return made
-
-    def __copy__(self) -> MMLDLM:
-        """Copy the model; a copy that shared its weights would be the same object."""
-        return copy.deepcopy(self)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse pickling, which runs code when it is read and does not contain the encoder."""
-        raise SamplingError(
-            "MMLDLM is not pickled. Give the other process the path of the run folder and load it there by "
-            "MMLDLM.from_run(path)."
-        )
-
-    def __repr__(self) -> str:
-        """Name the run, the step, the number of parameters and the uses in one line."""
-        run = f"{self.parts.checkpoint.parent.parent.name}, step {self.parts.step:,}, " if self.parts else ""
-        count = sum(parameter.numel() for parameter in self.model.model.parameters())
-        uses = ", ".join(use for use in USES if use in self.capabilities)
-        return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"
-
-    def __getattr__(self, name: str) -> Any:
-        """Find a request that a family or another package adds (`REQUESTS`)."""
-        if name.startswith("_") or name not in REQUESTS:
-            raise AttributeError(f"'MMLDLM' object has no attribute {name!r}")
-        return REQUESTS.load(name).__get__(self, type(self))
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *REQUESTS})
-
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     invert = inverting.invert
     interpolate = inverting.interpolate
     generate = inverting.generate
@@ -155,91 +49,11 @@ class MMLDLM:
     score = scoring.score
     score_tokens = scoring.score_tokens
 
-    # --- what requests share ------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        """Find a request that a family or another package adds (`REQUESTS`)."""
+        if name.startswith("_") or name not in REQUESTS:
+            raise AttributeError(f"'MMLDLM' object has no attribute {name!r}")
+        return REQUESTS.load(name).__get__(self, type(self))
 
-    @property
-    def shape(self) -> DataShape:
-        """Vocabulary size, maximum text length, and the shapes of the other data."""
-        return self.model.shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a latent.
-
-        Raises:
-            SamplingError: the run has no latents.
-        """
-        return self.converter.dim
-
-    @property
-    def max_length(self) -> int:
-        """Number of tokens of the longest text that the model reads at once."""
-        return self.shape.max_length
-
-    @property
-    def batch_tokens(self) -> int:
-        """Number of tokens of one batch, including pads."""
-        return self.writer.batch_tokens
-
-    @property
-    def normaliser(self) -> Any:
-        """Normaliser of the latents; None for a run without latents."""
-        return self.converter.normaliser
-
-    @property
-    def encoder(self) -> Encoder:
-        """Encoder that made the latents.
-
-        Raises:
-            SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
-        """
-        return self.converter.encoder
-
-    @property
-    def no_encoder(self) -> str | None:
-        """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
-        need it."""
-        return self.converter.no_encoder
-
-    def text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:
-        """Return the configuration of a text sampler; None is the default of the model."""
-        return text_sampler_of(sampler, steps, default=self.model.default_sampler(conditional=conditional))
-
-    def texts(
-        self,
-        written: Written,
-        sources: Sequence[str | None],
-        raw_nd: Floats | None,
-        *,
-        reembed: bool = False,
-        templates: Sequence[Template] | None = None,
-    ) -> Texts:
-        """Make the result of texts that were written; `reembed` adds their cosines to the latents `raw_nd`.
-
-        `templates` have what stays of each text as its author wrote it; without them all tokens are decoded.
-        """
-        if templates is None:
-            texts = self.tokenizer.decode_batch(written.tokens)
-        else:
-            pairs = zip(templates, written.tokens, strict=True)
-            texts = [template.filled(row, self.tokenizer) for template, row in pairs]
-        cosines, encoder_calls = written.cosines, written.encoder_calls
-        if reembed and cosines is None and raw_nd is not None:
-            cosines, encoder_calls = self.converter.cosines(texts, raw_nd), encoder_calls + 1
-        known = [source for source in sources if source is not None]
-        return Texts(
-            texts=tuple(texts),
-            tokens=written.tokens,
-            log_probs=written.log_probs,
-            model_calls=written.model_calls,
-            encoder_calls=encoder_calls,
-            sources=tuple(sources),
-            cosines=cosines,
-            latents=raw_nd,
-            latent_norms=None if raw_nd is None else self.converter.norms(raw_nd),
-            unknown=self.converter.unknown(self.tokenizer.encode(known)) if known else None,
-        )
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *REQUESTS})

@@ -20,14 +20,14 @@ from mm_ldlm.inference.verbatim import rewritten, with_masks
 from mm_ldlm.sampling.orders import top_by_row
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.inference.model import LoadedModel
 
 Which = Literal["least_likely", "random"]
 Mark = Annotated[str, bounded(min_length=1)]
 
 
 def infill(
-    model: MMLDLM,
+    model: LoadedModel,
     texts: Sequence[str] | str,
     *,
     latents: Latents | None = None,
@@ -62,7 +62,7 @@ def infill(
 
 
 def edit(
-    model: MMLDLM,
+    model: LoadedModel,
     sources: Sequence[str] | str,
     *,
     targets: Latents | Sequence[str] | str,

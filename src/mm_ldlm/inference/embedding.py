@@ -15,19 +15,19 @@ from mm_ldlm.inference.conversion import Latents, TooLong
 from mm_ldlm.inference.results import Embeddings, Neighbours
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.inference.model import LoadedModel
 
 CHUNK = 65_536
 """Number of rows of a store that are read together"""
 
 
-def encode(model: MMLDLM, texts: Sequence[str] | str) -> Floats:
+def encode(model: LoadedModel, texts: Sequence[str] | str) -> Floats:
     """Embed texts by the encoder: raw latents (n, d)."""
     return model.converter.encoded(texts_of(texts))
 
 
 def embed(
-    model: MMLDLM,
+    model: LoadedModel,
     texts: Sequence[str] | str,
     *,
     sampler: Any = "ddim",
@@ -48,7 +48,7 @@ def embed(
 
 
 def embed_tokens(
-    model: MMLDLM,
+    model: LoadedModel,
     ids: Sequence[Sequence[int]],
     texts: Sequence[str],
     *,
@@ -68,7 +68,7 @@ def embed_tokens(
     return Embeddings(tuple(texts), raw_nd, raw_Knd, calls, unknown=model.converter.unknown(ids))
 
 
-def neighbours(model: MMLDLM, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
+def neighbours(model: LoadedModel, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
     """Find the k rows of `store` nearest to each raw latent by cosine; the store is read in chunks.
 
     `store` is a `latents.store.LatentStore`, or an (m, d) array, whose row numbers then serve as ids.

@@ -23,7 +23,7 @@ from mm_ldlm.sampling.limits import MOST_STEPS, Candidates
 from mm_ldlm.sampling.search import SearchConfig
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.inference.model import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
 
 
 def invert(
-    model: MMLDLM,
+    model: LoadedModel,
     targets: Latents | Sequence[str] | str | Path,
     *,
     sampler: Any = None,
@@ -128,7 +128,7 @@ def _several(made: Texts, count: int, samples: int, keep: str, *, drawn: bool) -
 
 
 def interpolate(
-    model: MMLDLM,
+    model: LoadedModel,
     a: Latents | Sequence[str] | str,
     b: Latents | Sequence[str] | str,
     *,
@@ -186,7 +186,7 @@ def slerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
 
 
 def generate(
-    model: MMLDLM,
+    model: LoadedModel,
     n: int,
     *,
     order: JointOrder = "text_first",
@@ -227,7 +227,7 @@ def generate(
     return model.texts(written, [None] * n, raw_nd)
 
 
-def length_of(model: MMLDLM, length: Any, use: Any, *, sampler: Any, order: str = "") -> Length:
+def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order: str = "") -> Length:
     """Check a length before texts are made for it: the run can choose it, or the sampler can write it.
 
     A text that is written together with a latent, or that the latent is drawn from, fits the model's window.

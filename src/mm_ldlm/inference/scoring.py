@@ -15,14 +15,14 @@ from mm_ldlm.inference.results import Scores
 from mm_ldlm.sampling.limits import Draws
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.inference.model import LoadedModel
 
 STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 """Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
 
 
 def score(
-    model: MMLDLM, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
+    model: LoadedModel, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
 ) -> Scores:
     """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
 
@@ -34,7 +34,7 @@ def score(
 
 
 def score_tokens(
-    model: MMLDLM,
+    model: LoadedModel,
     ids: Sequence[Sequence[int]],
     texts: Sequence[str],
     *,

@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mm_ldlm.core.errors import EncoderError
 from mm_ldlm.core.files import InputFile, inside
 from mm_ldlm.core.messages import show
 from mm_ldlm.data.encoders.registry import REGISTRY, EncoderSpec, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.encoders.local import LocalEncoderConfig
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _NOT_OURS = ["onnx/*", "openvino/*", "*/onnx/*", "*.msgpack", "*.h5", "*.ot"]
@@ -64,8 +61,8 @@ class LocatedWeights:
         return {**spec, "dim": self.dim, "dtype": self.dtype, "fingerprint": self.fingerprint}
 
 
-def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
-    """Find the weights of an encoder and check them.
+def locate_weights(config: Any) -> LocatedWeights:
+    """Find the weights of an encoder (a `LocalEncoderConfig`) and check them.
 
     Raises:
         EncoderError: The weights are missing, or are not those that the spec names.
@@ -115,7 +112,7 @@ def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
     return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
 
 
-def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:
+def _folder(config: Any, source: str, revision: str | None) -> Path:
     """Return the folder that the parameters name, that of a package, or that of the cache of the hub."""
     if config.path is not None:
         folder = Path(config.path)

@@ -7,7 +7,8 @@ keeps the requested order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,18 @@ import pyarrow as pa
 
 from mm_ldlm.core.errors import StoreError
 
-if TYPE_CHECKING:
-    from mm_ldlm.data.store.shards import ShardStore
-
 Rows = Any
 """A sequence of row numbers, an int64 array, or a slice."""
+
+
+class Shards(Protocol):
+    """What a column needs of its store (`ShardStore`)."""
+
+    directory: Path
+
+    def rows(self, rows: Rows) -> npt.NDArray[np.int64]: ...
+    def locate(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]: ...
+    def array(self, number: int, name: str, *, touched: int | None) -> pa.Array: ...
 
 
 class Column:
@@ -33,7 +41,7 @@ class Column:
     what = ""
     shape: tuple[int, ...] = ()
 
-    def __init__(self, store: ShardStore, field: pa.Field) -> None:
+    def __init__(self, store: Shards, field: pa.Field) -> None:
         self.store, self.name, self.type = store, field.name, field.type
         if not self.fits(field.type):
             raise StoreError(
@@ -81,7 +89,7 @@ class FixedColumn(Column):
 
     what = "a fixed-size list"
 
-    def __init__(self, store: ShardStore, field: pa.Field) -> None:
+    def __init__(self, store: Shards, field: pa.Field) -> None:
         super().__init__(store, field)
         self.dim = int(self.type.list_size)
         self.shape = (self.dim,)

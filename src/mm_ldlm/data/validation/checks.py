@@ -13,36 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core.errors import StoreError
-from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
+from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
-from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation import texts, vectors
 from mm_ldlm.data.validation.config import ValidationConfig
 from mm_ldlm.data.validation.findings import NO_ROWS, Finding, failing_rows, plain
-from mm_ldlm.data.validation.vectors import Statistics
-
-
-@dataclasses.dataclass
-class Subject:
-    """What is checked.
-
-    Attributes:
-        plan: the features that objective and model read.
-        stores: records, tokens and the stores of the features, by name.
-        located: the encoder of the latents; None without latents, and the encoder is then not compared.
-        evaluation_sets: texts by the name of the set, which must not be trained on.
-        statistics: of the latents, once they were measured.
-    """
-
-    plan: Mapping[str, Feature]
-    inputs: Inputs
-    stores: Mapping[str, ShardStore]
-    encoder: EncoderConfig
-    located: LocatedEncoder | None
-    config: ValidationConfig
-    evaluation_sets: Mapping[str, Sequence[str]]
-    seed: int
-    statistics: Statistics | None = None
+from mm_ldlm.data.validation.vectors import Statistics, Subject
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.validation.checks import Subject
+    from mm_ldlm.data.validation.vectors import Subject
 
 _ROWS = 65_536
 _AGAIN = "Remove the token store and run the ingestion pipeline again."

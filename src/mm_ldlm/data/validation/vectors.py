@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.validation.checks import Subject
+    from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
+    from mm_ldlm.data.features import Feature, Inputs
+    from mm_ldlm.data.validation.config import ValidationConfig
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,6 +64,29 @@ class Statistics:
             "effective_dimensions": float(np.exp(-(fractions * np.log(fractions)).sum())) if len(fractions) else 0.0,
             "neighbour_cosine": _quantiles(self.neighbour_cosine),
         }
+
+
+@dataclasses.dataclass
+class Subject:
+    """What is checked.
+
+    Attributes:
+        plan: the features that objective and model read.
+        stores: records, tokens and the stores of the features, by name.
+        located: the encoder of the latents; None without latents, and the encoder is then not compared.
+        evaluation_sets: texts by the name of the set, which must not be trained on.
+        statistics: of the latents, once they were measured.
+    """
+
+    plan: Mapping[str, Feature]
+    inputs: Inputs
+    stores: Mapping[str, ShardStore]
+    encoder: EncoderConfig
+    located: LocatedEncoder | None
+    config: ValidationConfig
+    evaluation_sets: Mapping[str, Sequence[str]]
+    seed: int
+    statistics: Statistics | None = None
 
 
 def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:

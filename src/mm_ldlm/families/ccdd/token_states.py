@@ -25,7 +25,6 @@ from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.store import StoredType
-from mm_ldlm.data.latents.worker import fixed_threads
 from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.parts import Parts
@@ -132,6 +131,8 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
         "parameters": fingerprint({"config": config, "format": FORMAT_VERSION}),
     }
     parts = Parts(workspace, made_by)
+    from mm_ldlm.data.latents.worker import fixed_threads
+
     done = parts.begin()
     if Manifest.exists(workspace):
         return Manifest.read(workspace)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, config
+from mm_ldlm.core.config import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.sentences import Rows as StoreRows
 from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
-from mm_ldlm.evaluation.config import Bins
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 from mm_ldlm.families.classification.metrics import measure
 
@@ -42,7 +41,7 @@ class ClassificationEvalConfig:
 
     split: Split = "test"
     examples: Rows = 5000
-    bins: Bins = 15
+    bins: Annotated[int, bounded(gt=0, le=1_000)] = 15
     baseline_rows: RowsOrNone = 50_000
     baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
     baseline_iterations: Repeats = 400

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.families.images.config import ImagesConfig
 from mm_ldlm.families.images.decoding import Pixels, digest, read_image
+
+if TYPE_CHECKING:
+    from mm_ldlm.families.images.config import ImagesConfig
 
 _ROWS = 1024
 

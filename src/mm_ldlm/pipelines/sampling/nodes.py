@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.pipelines.sampling.tasks import TASKS, Task, task_of
+from mm_ldlm.pipelines.sampling import TASKS
+from mm_ldlm.pipelines.sampling.tasks import Task, task_of
 from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:

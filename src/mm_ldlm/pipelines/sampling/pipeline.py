@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.pipelines.sampling import nodes
-from mm_ldlm.pipelines.sampling.tasks import TASKS
+from mm_ldlm.pipelines.sampling import TASKS, nodes
 
 
 def create_pipeline() -> Pipeline:

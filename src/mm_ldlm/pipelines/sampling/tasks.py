@@ -1,7 +1,4 @@
-"""Tasks of the sampling pipeline: their interface, their registry, and the tasks on texts and latents.
-
-A family or another package adds a task under the group `tasks`.
-"""
+"""Tasks of the sampling pipeline: their interface, and the tasks on texts and latents."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.pipelines.sampling import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,18 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TASKS = Registry(
-    what="sampling task",
-    core={
-        "l2t": "mm_ldlm.pipelines.sampling.tasks:L2t",
-        "t2l": "mm_ldlm.pipelines.sampling.tasks:T2l",
-        "unconditional": "mm_ldlm.pipelines.sampling.tasks:Unconditional",
-        "infill": "mm_ldlm.pipelines.sampling.tasks:Infill",
-        "edit": "mm_ldlm.pipelines.sampling.tasks:Edit",
-        "interpolate": "mm_ldlm.pipelines.sampling.tasks:Interpolate",
-    },
-    group="tasks",
-)
 Columns = Mapping[str, str]
 """Column of a table → its type"""
 TEXT_COLUMNS = {

@@ -7,7 +7,7 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mm_ldlm.core.config import InvalidValue, PositiveFloat, PositiveInt, config
 from mm_ldlm.core.errors import SourceError
@@ -15,9 +15,6 @@ from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.core.messages import reason_of, show
 from mm_ldlm.data.store.fingerprint import file_sha256
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 
 EXCERPT_CHARACTERS = 160
 DAMAGE = (
@@ -103,13 +100,13 @@ class Opening:
         seed: seed of the run, for sources that generate their texts.
         max_row_bytes: bound on a line, a document and a cell.
         normalise: maps a text to the form in which it is stored.
-        tokenizer: tokenizer of the records, for sources that contain tokens.
+        tokenizer: tokenizer of the records (`TextTokenizer`), for sources that contain tokens.
     """
 
     seed: int
     max_row_bytes: int
     normalise: Callable[[str], str] = str
-    tokenizer: TextTokenizer | None = None
+    tokenizer: Any = None
 
 
 @config
