@@ -164,8 +164,6 @@ class Preparation:
         """Return the row with normalised texts, and with the accepted value of the side store."""
         text = self._checked_text(row.text)
         pair = None if row.pair is None else self._checked_text(row.pair)
-        if self.side is None and row.vector is None and (text, pair) == (row.text, row.pair):
-            return row
         vector = None if self.side is None else self.side.accept(row.vector)
         return row._replace(text=text, pair=pair, vector=vector)
 

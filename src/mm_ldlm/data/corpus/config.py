@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, config
+from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, bounded, config
 from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.record import UnicodeForm, normalise
@@ -19,7 +19,8 @@ class IngestionConfig:
     """Parameters of `ingestion`.
 
     Attributes:
-        sources: read one after another, or in proportion to their weights until one of them is exhausted.
+        sources: read one after another, or in proportion to their weights until one of them is exhausted; with `path`
+            and `text_column` in the source that they change.
         path: replaces the path of the one source that has a path, because the command line cannot address list items.
         text_column: replaces the columns of that source, which must be a table.
         unicode_form: NFC, NFKC or none.
@@ -38,7 +39,7 @@ class IngestionConfig:
         progress: show a progress bar.
     """
 
-    sources: tuple[Annotated[Any, SOURCES], ...]
+    sources: Annotated[tuple[Annotated[Any, SOURCES], ...], bounded(min_length=1)]
     path: str | None = None
     text_column: str | None = None
     unicode_form: UnicodeForm = "NFC"
@@ -55,8 +56,6 @@ class IngestionConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise InvalidValue("'sources' must name at least one source", "sources")
         labels = [source.label for source in self.sources]
         if twice := {label for label in labels if labels.count(label) > 1}:
             raise InvalidValue(
@@ -66,33 +65,25 @@ class IngestionConfig:
             raise InvalidValue(
                 "some sources have a weight and others none: give one to every source or to none", "sources"
             )
-        for key, value, named in (("path", self.path, "path"), ("text_column", self.text_column, "columns")):
-            fitting = [source.label for source in self._with_path() if hasattr(source, named)]
-            if value is not None and len(fitting) != 1:
+        for key, named in (("path", "path"), ("text_column", "columns")):
+            if (value := getattr(self, key)) is None:
+                continue
+            fitting = [source for source in self.sources if source.paths and hasattr(source, named)]
+            if len(fitting) != 1:
                 raise InvalidValue(
                     f"'{key}' replaces the '{named}' of the only source with a path, found {len(fitting)} of them. "
                     f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
                     "own_csv), or set ingestion.sources",
                     key,
                 )
-
-    def _with_path(self) -> list[Any]:
-        return [source for source in self.sources if source.paths]
+            changed = dataclasses.replace(fitting[0], **{named: value if named == "path" else (value,)})
+            sources = tuple(changed if source is fitting[0] else source for source in self.sources)
+            object.__setattr__(self, "sources", sources)
 
     def input_files(self) -> Iterator[tuple[str, str]]:
-        for place, source in enumerate(self.with_path_in_source().sources):
+        for place, source in enumerate(self.sources):
             at = "" if self.path is not None and source.paths else f"sources.{place}."
             yield from ((f"{at}{key}", path) for key, path in source.files)
-
-    def with_path_in_source(self) -> "IngestionConfig":
-        """Return the same configuration with `path` and `text_column` moved into the source that they change."""
-        changed: dict[str, Any] = {} if self.path is None else {"path": self.path}
-        if self.text_column is not None:
-            changed["columns"] = (self.text_column,)
-        if not changed:
-            return self
-        sources = tuple(dataclasses.replace(s, **changed) if s.paths else s for s in self.sources)
-        return dataclasses.replace(self, sources=sources, path=None, text_column=None)
 
     def normalise(self, text: str) -> str:
         """Return a text in the form in which it is stored."""

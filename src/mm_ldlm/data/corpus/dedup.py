@@ -1,11 +1,11 @@
 """Duplicate removal: exact duplicates by their digests, near duplicates by MinHash."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import Fraction, InvalidValue, Size, config
+from mm_ldlm.core.config import Size, bounded, config
 
 _LATEST = 1 << 16
 _WEIGHTS = (0.1, 0.9)
@@ -46,22 +46,16 @@ class NearDuplicateConfig:
     """MinHash over character shingles of the comparison form.
 
     Attributes:
-        threshold: estimated Jaccard similarity at which a text counts as a near duplicate of an earlier one.
-        num_perm: number of hash functions; the standard error of the estimate is about 1 / (2 sqrt(num_perm)).
+        threshold: estimated Jaccard similarity at which a text counts as a near duplicate of an earlier one; exact
+            duplicates are always removed.
+        num_perm: number of hash functions; the standard error of the estimate is about 1 / (2 sqrt(num_perm)), which
+            is too large with fewer than 64.
         shingle_characters: length of a shingle.
     """
 
-    threshold: Fraction = 0.8
-    num_perm: Size = 64
+    threshold: Annotated[float, bounded(ge=0.1, le=0.95)] = 0.8
+    num_perm: Annotated[int, bounded(ge=64, le=65_536)] = 64
     shingle_characters: Size = 5
-
-    def __post_init__(self) -> None:
-        if not 0.1 <= self.threshold <= 0.95:
-            raise InvalidValue(
-                f"threshold {self.threshold:g} is outside 0.1 to 0.95; exact duplicates are always removed", "threshold"
-            )
-        if self.num_perm < 64:
-            raise InvalidValue(f"num_perm {self.num_perm} is below 64, which makes the estimate too noisy", "num_perm")
 
     def signature(self, form: str) -> Any:
         """Compute the MinHash of a comparison form, without what only further updates would need."""

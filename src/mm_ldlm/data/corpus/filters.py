@@ -33,10 +33,7 @@ class LengthConfig:
         """Raise `Unusable` for a text that is out of bounds."""
         if not text:
             raise Unusable("empty", "only white space", text)
-        counts = {"characters": len(text)}
-        if self.min_words > 1 or self.max_words is not None:
-            counts["words"] = len(text.split())
-        for unit, count in counts.items():
+        for unit, count in (("characters", len(text)), ("words", len(text.split()))):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if count < low:
                 raise Unusable("too_short", f"{count} {unit}, min_{unit} is {low}", text)

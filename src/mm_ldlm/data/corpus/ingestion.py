@@ -66,7 +66,7 @@ def ingest(
         SourceError: a source is missing, empty or unreadable, too many rows are damaged, or no row was accepted.
         WorkerFailed: the engine lost a task too often; what was written is kept, and the next run continues.
     """
-    config, started = config.with_path_in_source(), time.monotonic()
+    started = time.monotonic()
     opening = Opening(seed, config.max_row_bytes, config.normalise, tokenizer)
     made_by = _fingerprints(config, opening, tokens)
     folders = {"records": workspace, "quarantine": quarantine}
@@ -267,7 +267,7 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
 
 def _fingerprints(config: IngestionConfig, opening: Opening, tokens: TokenizerConfig | None) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
-    for name in ("progress", "max_bad_fraction", "replace", "engine"):
+    for name in ("path", "text_column", "progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources

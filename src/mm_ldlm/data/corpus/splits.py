@@ -5,9 +5,9 @@ that differ only in case or encoding are always in the same split.
 """
 
 import struct
-from typing import Literal
+from typing import Annotated, Literal
 
-from mm_ldlm.core.config import Fraction, InvalidValue, config
+from mm_ldlm.core.config import Fraction, InvalidValue, bounded, config
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -19,15 +19,13 @@ class SplitConfig:
 
     validation: Fraction = 0.02
     test: Fraction = 0.02
-    key: str = "mm-ldlm"
+    key: Annotated[str, bounded(pattern=r"^[ -~]{1,64}$")] = "mm-ldlm"
 
     def __post_init__(self) -> None:
         if self.validation + self.test >= 1:
             raise InvalidValue(
                 f"validation + test = {self.validation + self.test:g} leaves no training text", "validation", "test"
             )
-        if not self.key or len(self.key.encode()) > 64:
-            raise InvalidValue("the key must have 1 to 64 bytes", "key")
 
     def split_of(self, digest: bytes, *, held_out: bool = False) -> Split:
         """Return the split of a comparison digest, 16 bytes.

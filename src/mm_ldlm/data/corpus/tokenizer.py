@@ -234,15 +234,14 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         base_file, file = (InputFile(Path(directory) / name, remedy="Run ingestion again.") for name in _FILES)
+        base_file.check()
         document = file.json(_Vocabulary)
         if document.format_version != FORMAT_VERSION or not 0 < document.max_length < 2**31:
             found = f"{document.format_version} and {document.max_length}"
             file.refuse(f"the format version {FORMAT_VERSION} and a maximum length", found)
         try:
-            base = Tokenizer.from_file(str(base_file.check()))
+            base = Tokenizer.from_file(str(base_file.path))
             kept = None if document.kept is None else np.asarray(document.kept, np.int64)
-        except StoreError:
-            raise
         except Exception as error:  # the Rust library raises plain Exception
             base_file.refuse("a saved tokenizer", f"an error ({reason_of(error)})")
         if kept is not None and not 0 <= kept.min(initial=0) <= kept.max(initial=0) < document.base_size:

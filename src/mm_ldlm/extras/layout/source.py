@@ -53,7 +53,6 @@ class LayoutConfig(SourceConfig):
     latents: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if unknown := sorted(set(self.splits or ()) - set(SPLITS)):
             raise InvalidValue(f"the layout has the splits {', '.join(SPLITS)}, found {', '.join(unknown)}", "splits")
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, PositiveInt, config
+from mm_ldlm.core.config import PositiveFloat, PositiveInt, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.kinds import Kinds
-from mm_ldlm.core.messages import reason_of, show
+from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 EXCERPT_CHARACTERS = 160
@@ -126,19 +126,6 @@ class SourceConfig:
     name: str | None = None
     max_samples: PositiveInt | None = None
     weight: PositiveFloat | None = None
-
-    def __post_init__(self) -> None:
-        encoding = getattr(self, "encoding", "utf-8")
-        try:
-            encoded = "a\n".encode(encoding)
-        except (LookupError, ValueError):
-            encoded = b""
-        if encoded != b"a\n":
-            raise InvalidValue(
-                f"expected an encoding of text whose ASCII characters are single bytes, found {show(encoding)}. Use "
-                "utf-8 or another one that Python knows, or convert the file to UTF-8 (iconv)",
-                "encoding",
-            )
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         """Yield the rows of one file, in a reproducible order."""

@@ -11,13 +11,13 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.config import bounded, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable, excerpt
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
-from mm_ldlm.data.corpus.sources.lines import Line, read_lines
+from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines
 
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
@@ -32,7 +32,7 @@ class JsonlConfig(TableFilesConfig):
     """
 
     kind: str = "jsonl"
-    encoding: str = "utf-8"
+    encoding: Encoding = "utf-8"
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
@@ -58,14 +58,9 @@ class CsvConfig(TableFilesConfig):
     """
 
     kind: str = "csv"
-    encoding: str = "utf-8"
-    delimiter: str = ","
+    encoding: Encoding = "utf-8"
+    delimiter: Annotated[str, bounded(min_length=1, max_length=1)] = ","
     header: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.delimiter) != 1:
-            raise InvalidValue(f"'delimiter' must be one character, found {self.delimiter!r:.60}", "delimiter")
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         file, names = str(path), list[str]()

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.config import InvalidValue, bounded, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.messages import nearest, reason_of
 from mm_ldlm.data.corpus.record import LABEL, is_storable, label_text
@@ -43,7 +43,7 @@ class ColumnsConfig(SourceConfig):
         vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers.
     """
 
-    columns: tuple[str, ...] = ("text",)
+    columns: Annotated[tuple[str, ...], bounded(min_length=1)] = ("text",)
     meta_columns: tuple[str, ...] = ()
     label_column: str | None = None
     labels: tuple[str, ...] | None = None
@@ -51,9 +51,6 @@ class ColumnsConfig(SourceConfig):
     vector_column: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.columns:
-            raise InvalidValue("'columns' must name at least one column", "columns")
         if self.labels is not None and self.label_column is None:
             raise InvalidValue("'labels' needs 'label_column'", "labels", "label_column")
         one = len(self.columns) == 1
@@ -209,16 +206,11 @@ class HubConfig(ColumnsConfig):
     """
 
     kind: str = "hub"
-    dataset: str
+    dataset: Annotated[str, bounded(min_length=1)]
     subset: str | None = None
     revision: str | None = None
     streaming: bool = True
-    splits: Splits
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.dataset or not self.splits:
-            raise InvalidValue("expected a name and splits (for example {train: hash})", "dataset", "splits")
+    splits: Annotated[Splits, bounded(min_length=1)]
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         import datasets
@@ -267,6 +259,5 @@ def _cell(fields: Mapping[str, Any], name: str) -> Any:
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = _cell(fields, name)
     if not isinstance(value, str):
-        kind = "null" if value is None else type(value).__name__
-        raise Unusable("wrong_type", f"column '{name}' contains {kind}, expected text", value)
+        raise Unusable("wrong_type", f"column '{name}' contains {type(value).__name__}, expected text", value)
     return value

@@ -6,11 +6,11 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 
-from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.config import InvalidValue, checked, config
 from mm_ldlm.core.errors import SourceError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.sources.base import (
@@ -26,6 +26,20 @@ from mm_ldlm.data.corpus.splits import Split
 
 BESIDE = "beside"
 """Value of `vectors` for the .npy files that have the names of the text files"""
+
+
+def _encoding(name: str) -> str:
+    try:
+        encoded = "a\n".encode(name)
+    except (LookupError, ValueError):
+        encoded = b""
+    if encoded != b"a\n":
+        raise ValueError("an encoding that Python knows and whose ASCII characters are single bytes, such as utf-8")
+    return name
+
+
+Encoding = Annotated[str, checked(_encoding)]
+"""An encoding of text; a file in UTF-16 is converted first (iconv)"""
 _BUFFER = 1 << 20
 _UTF8_MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
@@ -48,11 +62,10 @@ class TextConfig(SourceConfig):
     path: str | tuple[str, ...]
     split: Split | None = None
     unit: Literal["line", "file"] = "line"
-    encoding: str = "utf-8"
+    encoding: Encoding = "utf-8"
     vectors: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.has_vectors and self.unit != "line":
             raise InvalidValue("'vectors' needs 'unit' line: a row of the .npy file belongs to one line", "vectors")
 
