@@ -1,6 +1,4 @@
-"""The manifest of a validated dataset: what it names, opens and refuses."""
-
-from __future__ import annotations
+"""The committed dataset: what it names is what is read, wherever it lies; what changed or is damaged is refused."""
 
 import json
 import shutil
@@ -10,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from tests.damage import damaged
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError
 from mm_ldlm.data import Dataset, commit
-from mm_ldlm.data.dataset import NAME, NORMALISERS
-from mm_ldlm.data.latents.store import LatentStore
-from mm_ldlm.data.store import StoreWriter
+from mm_ldlm.data.dataset import NAME
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]
@@ -25,184 +21,131 @@ LATENTS = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
 
 
 @pytest.fixture
-def make(write_dataset: Any, tmp_path: Path) -> Any:
-    return lambda **options: write_dataset(tmp_path / "data", TEXTS, SPLITS, **options)
+def made(write_dataset: Any, tmp_path: Path) -> Dataset:
+    vectors = np.ones((23, 6), np.float32)
+    found: Dataset = write_dataset(
+        tmp_path / "data", TEXTS, SPLITS, latents=LATENTS, token_vectors=vectors, shard_rows=3
+    )
+    return found
 
 
-def test_a_dataset_of_texts_and_latents(make: Any) -> None:
-    made = make(latents=LATENTS)
-    found = Dataset.open(made.directory)
+@pytest.fixture
+def other(write_dataset: Any, tmp_path: Path) -> Dataset:
+    found: Dataset = write_dataset(tmp_path / "other", TEXTS[::-1], SPLITS, latents=LATENTS[:, :4])
+    return found
+
+
+def stores_of(dataset: Dataset) -> dict[str, Path]:
+    return {name: dataset.folder(name) for name in dataset.names}
+
+
+def test_a_dataset_reads_what_it_names_wherever_it_is_moved(made: Dataset, tmp_path: Path) -> None:
+    shutil.move(made.directory.parent, tmp_path / "elsewhere")
+    found = Dataset.open(tmp_path / "elsewhere" / "dataset")
+    found.check()
     assert found.fingerprint == made.fingerprint
-    assert set(found.fingerprints) == {"records", "tokens", "index", "tokenizer", "latents", "normaliser", "encoder"}
-    assert isinstance(found.latents, LatentStore)
-    np.testing.assert_array_equal(found.latents.take(slice(None)), LATENTS)
-    assert (found.shape.vocab_size, found.shape.max_length, found.shape.latent_dim) == (23, 12, 6)
-    assert (found.shape.pad_id, found.shape.mask_id) == (found.tokenizer.pad_id, found.tokenizer.mask_id)
-    assert found.token_vectors is None
-    assert "latents" in found
-    assert found.folder("latents") == made.directory.parent / "latents"
+    assert found.fingerprints.keys() == {*made.names, "encoder"}
+    np.testing.assert_array_equal(found.values("latents"), LATENTS)
+    shape = found.shape
+    assert (shape.vocab_size, shape.max_length, dict(shape.fields)) == (23, 12, {"latents": (6,)})
+    for split in ("train", "test", "validation"):
+        rows = [row for row, each in enumerate(SPLITS) if each == split]
+        assert found.rows(split).tolist() == rows
+        assert found.lengths(split).tolist() == [len(TEXTS[row].split()) for row in rows]
 
 
-def test_a_dataset_of_texts_alone_has_no_latents(make: Any) -> None:
-    found = make()
-    assert found.latents is None
-    assert found.normaliser is None
-    assert found.shape.latent_dim is None
-    assert "encoder" not in found.fingerprints
-    with pytest.raises(StoreError, match=r"has no latents .*kedro run --pipelines=embedding,validation"):
-        found.require("latents")
-
-
-def test_rows_and_lengths_of_a_split(make: Any) -> None:
-    found = make(shard_rows=3)  # over the edges of shards
-    assert found.rows("test").tolist() == [0, 5, 10, 15]
-    assert found.lengths("test").tolist() == [len(TEXTS[i].split()) for i in (0, 5, 10, 15)]
-    assert len(found.rows("train")) == 16
-    assert found.rows("validation").tolist() == []
-    assert found.rows("validation").dtype == np.int64
-
-
-def test_opening_reads_the_manifest_only(make: Any) -> None:
-    made = make(latents=LATENTS)
-    for name in ("records", "tokens", "latents", "tokenizer"):
+def test_only_what_is_used_is_opened(made: Dataset) -> None:
+    for name in ("records", "latents"):
         shutil.rmtree(made.folder(name))
     found = Dataset.open(made.directory)
     assert len(found.index) == 20
-    with pytest.raises(StoreError, match="the store is not finished"):
-        _ = found.latents
+    for name in ("records", "latents"):
+        with pytest.raises(StoreError, match=str(made.folder(name))):
+            found.require(name)
 
 
-def test_a_store_that_changed_after_validation_is_refused(make: Any, write_dataset: Any, tmp_path: Path) -> None:
-    made = make(latents=LATENTS)
-    other = write_dataset(tmp_path / "other", TEXTS, SPLITS, latents=LATENTS + 1)
+def test_stores_that_are_named_through_a_link_are_found_where_they_are(made: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    link = tmp_path / "deep" / "er" / "link"
+    link.symlink_to(made.directory.parent)
+    for target in (link / "again", made.directory.parent / "direct"):
+        assert commit(target, stores={name: link / name for name in made.names}).fingerprint == made.fingerprint
+        paths = {entry["path"] for entry in json.loads((target / NAME).read_text())["stores"].values()}
+        assert paths == {f"../{name}" for name in made.names}
+        Dataset.open(made.directory.parent / target.name).check()
+
+
+def test_pitfall_25_a_store_that_changed_after_validation_is_refused(
+    made: Dataset, write_dataset: Any, tmp_path: Path
+) -> None:
+    changed = write_dataset(tmp_path / "changed", TEXTS, SPLITS, latents=LATENTS + 1)
     for name in ("latents", "normaliser"):
         shutil.rmtree(made.folder(name))
-        shutil.copytree(other.folder(name), made.folder(name))
+        shutil.copytree(changed.folder(name), made.folder(name))
     found = Dataset.open(made.directory)
     assert len(found.records) == 20
     for name in ("latents", "normaliser"):
-        with pytest.raises(FingerprintError, match=rf"the {name} changed after validation"):
+        with pytest.raises(FingerprintError, match=rf"{found.folder(name)}.*{found.fingerprints[name]}"):
             found.require(name)
     with pytest.raises(FingerprintError):
         found.check()
 
 
-def test_a_dataset_moves_with_its_stores(make: Any, tmp_path: Path) -> None:
-    made = make(latents=LATENTS)
-    shutil.move(made.directory.parent, tmp_path / "elsewhere")
-    moved = Dataset.open(tmp_path / "elsewhere" / "dataset")
-    moved.check()
-    assert moved.fingerprint == made.fingerprint
-
-
-def test_stores_that_are_named_by_a_link_are_found_where_they_are(make: Any, tmp_path: Path) -> None:
-    made = make(latents=LATENTS)
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    link = tmp_path / "deep" / "er" / "link"
-    link.symlink_to(made.directory.parent)
-    for target in (link / "again", made.directory.parent / "direct"):
-        found = commit(target, stores={name: link / name for name in made.names})
-        assert json.loads((target / NAME).read_text())["stores"]["tokens"]["path"] == "../tokens"
-        Dataset.open(made.directory.parent / target.name).check()
-        assert found.fingerprint == made.fingerprint
-
-
-def test_any_further_store_is_a_field(make: Any) -> None:
-    """An objective of another package may ask for a field that this project has never heard of."""
-    made = make(latents=LATENTS)
-    stores = {name: made.folder(name) for name in made.names}
-    more = commit(made.directory.parent / "more", stores={**stores, "labels": made.folder("latents")})
-    assert len(more.require("labels")) == 20
-    assert more.fingerprint != made.fingerprint
+def test_a_damaged_document_is_refused_with_its_name(made: Dataset, refuses: Any) -> None:
+    path = made.directory / NAME
+    document = json.loads(path.read_text())
+    for change, wrong in damaged(document):
+        path.write_text(json.dumps(wrong))
+        try:
+            found = Dataset.open(made.directory)
+            found.check()
+        except MMLDLMError as error:
+            message = str(error)
+        else:
+            assert found.fingerprint == made.fingerprint, change
+            continue
+        assert str(made.directory.parent) in message, change
+    path.unlink()
+    with refuses(StoreError, "--pipeline=validation"):
+        Dataset.open(made.directory)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: "{", "not readable as JSON"),
-        (lambda text: "[" * 100_000, "not readable as JSON .*nested too deeply"),
-        (lambda text: "[]", "expected format version 1, found None"),
-        (lambda text: text.replace('"format_version": 1', '"format_version": 7'), "expected format version 1, found 7"),
-        (lambda text: text.replace('"tokens"', '"tokans"'), "names no tokens"),
-        (lambda text: text.replace('"path"', '"pith"'), "must map each name to its path"),
-        (lambda text: text.replace('"encoder": "0', '"encoder": "1'), "the file was edited"),
-    ],
-)
-def test_an_ill_formed_manifest_is_refused(make: Any, change: Any, message: str) -> None:
-    path = make(latents=LATENTS).directory / NAME
-    path.write_text(change(path.read_text()))
-    with pytest.raises(StoreError, match=message):
-        Dataset.open(path.parent)
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "message"),
-    [
-        (
-            "token_vectors",
-            "latents",
-            "expected the store of the token_vectors, made from tokenizer, found one made from",
-        ),
-        ("latents", "token_vectors", "expected the store of the latents, made from records, found one made from"),
-        ("latents", "records", "of kind 'latents', found one of kind 'records'"),
-        ("tokens", "index", "of kind 'tokens', found one of kind 'index'"),
-        ("token_vectors", "tokens", "of kind 'latents', found one of kind 'tokens'"),
-    ],
-)
-def test_a_store_is_not_committed_as_another(make: Any, name: str, other: str, message: str, tmp_path: Path) -> None:
-    made = make(latents=LATENTS, token_vectors=np.zeros((23, 6), np.float32))
-    stores = {each: made.folder(each) for each in made.names}
-    commit(tmp_path / "target", stores=stores)
-    with pytest.raises(StoreError, match=message):
-        commit(tmp_path / "target", stores={**stores, name: made.folder(other)})
-
-
-def test_a_missing_manifest_names_the_pipeline_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"no validated dataset here. Run `kedro run --pipeline=validation`"):
-        Dataset.open(tmp_path)
-
-
+    "change",
+    ["records of other texts", "a normaliser of another dim", "latents of token vectors", "tokens of an index",
+     "no normaliser", "no index"],
+)  # fmt: skip
 def test_stores_that_were_not_made_from_one_another_are_not_committed(
-    make: Any, write_dataset: Any, tmp_path: Path
+    change: str, made: Dataset, other: Dataset, tmp_path: Path
 ) -> None:
-    made = make(latents=LATENTS)
-    stores = {name: made.folder(name) for name in made.names}
-    other = write_dataset(tmp_path / "other", TEXTS[::-1], SPLITS, latents=LATENTS[:, :4])
-    target = tmp_path / "target"
-    with pytest.raises(FingerprintError, match=r"the tokens were made with records \w+, but the records in"):
-        commit(target, stores=stores | {"records": other.folder("records")})
-    with pytest.raises(StoreError, match="expected a normaliser of dim 6, found 4"):
-        commit(target, stores=stores | {"normaliser": other.folder("normaliser")})
-    with pytest.raises(StoreError, match="needs their normaliser"):
-        commit(target, stores={name: path for name, path in stores.items() if name != "normaliser"})
-    with pytest.raises(StoreError, match="found no index among"):
-        commit(target, stores={name: path for name, path in stores.items() if name != "index"})
-    assert not (target / NAME).exists()
-
-
-@pytest.mark.parametrize("name", ["images", "token_states"])
-def test_every_store_of_vectors_needs_a_normaliser_of_its_dimension(make: Any, name: str, tmp_path: Path) -> None:
-    made = make(latents=LATENTS)
-    stores = {each: made.folder(each) for each in made.names}
-    StoreWriter(tmp_path / name, kind=name, schema=pa.schema([("value", pa.float32())])).finish(meta={"dim": 5})
-    stores[name] = tmp_path / name
-    with pytest.raises(StoreError, match=f"a dataset with {name} needs their normaliser"):
+    stores = stores_of(made)
+    words = change.split()
+    replaced = {
+        "records": other.folder("records"), "a": other.folder("normaliser"), "latents": made.folder("token_vectors"),
+        "tokens": made.folder("index"),
+    }  # fmt: skip
+    if words[0] == "no":
+        del stores[words[1]]
+    else:
+        stores[words[1] if words[0] == "a" else words[0]] = replaced[words[0]]
+    with pytest.raises(StoreError):
         commit(tmp_path / "target", stores=stores)
-    with pytest.raises(StoreError, match="expected a normaliser of dim 5, found 6"):
-        commit(tmp_path / "target", stores=stores | {NORMALISERS[name]: made.folder("normaliser")})
     assert not (tmp_path / "target" / NAME).exists()
 
 
-def test_the_manifest_is_plain_json_with_relative_paths(make: Any) -> None:
-    made = make(latents=LATENTS)
-    document = json.loads((made.directory / NAME).read_text())
-    assert document["stores"]["tokens"]["path"] == "../tokens"
-    assert document["fingerprint"] == made.fingerprint
+def test_what_a_dataset_lacks_is_named_with_the_pipelines_that_make_it(
+    write_dataset: Any, tmp_path: Path, refuses: Any
+) -> None:
+    bare = write_dataset(tmp_path / "bare", TEXTS, SPLITS)
+    assert "encoder" not in bare.fingerprints
+    assert not bare.shape.fields
+    with refuses(StoreError, "latents", "embedding,validation"):
+        bare.require("latents")
 
 
-def test_the_room_imports_nothing_that_a_bare_worker_lacks() -> None:
-    code = (
-        "import sys, mm_ldlm.data, mm_ldlm.data.sentences; "
+def test_a_training_worker_imports_nothing_that_it_does_not_need() -> None:
+    program = (
+        "import sys, mm_ldlm.data.dataset, mm_ldlm.data.sentences; "
         "print([n for n in ('kedro', 'mlflow', 'datasets', 'transformers', 'pandas') if n in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,43 +1,76 @@
-"""The index of valid examples, with and without latents."""
-
-from __future__ import annotations
+"""The index of valid examples: conservation of rows between index and quarantine, whatever fails."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.data import index as module
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
 from mm_ldlm.data.store import ShardStore
 
-TEXTS = [f"w{i} w{(i * 3) % 20}" for i in range(20)]
-SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]
+COUNT = 20
+TEXTS = [f"w{i} w{(i * 3) % 20}" + " w1" * (i % 3) for i in range(COUNT)]
+SPLITS = [("train", "test", "validation")[i % 3] for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def data(write_dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_dataset(tmp_path_factory.mktemp("data"), TEXTS, SPLITS, latents=np.ones((COUNT, 4)), shard_rows=7)
+
+
+REASONS = st.dictionaries(st.sampled_from(["not_finite", "too_long", "zero"]), st.sets(st.integers(0, COUNT + 1)))
+
+
+@settings(max_examples=30)
+@given(reasons=REASONS, window=st.integers(1, 30))
+def test_every_row_is_in_the_index_or_in_quarantine_with_every_reason(
+    data: Any, tmp_path_factory: pytest.TempPathFactory, reasons: dict[str, set[int]], window: int
+) -> None:
+    """A store may have more rows than the records; those have no text to report."""
+    folder = tmp_path_factory.mktemp("q")
+    failing = {reason: np.array(sorted(rows), np.int64) for reason, rows in reasons.items()}
+    bad = {row for rows in reasons.values() for row in rows if row < COUNT}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ROWS", window)
+        write_quarantine(data.records, failing, folder / "q")
+        quarantine = ShardStore.open(folder / "q", "quarantine")
+        if not {row for row in range(COUNT) if SPLITS[row] == "train"} - bad:
+            with pytest.raises(ValidationError):
+                write_index(data.records, data.tokens, data.require("latents"), quarantine, folder / "i")
+            return
+        write_index(data.records, data.tokens, data.require("latents"), quarantine, folder / "i")
+    found = quarantine.table(slice(None)).to_pylist()
+    pairs = sorted((row, reason) for reason, rows in reasons.items() for row in rows if row < COUNT)
+    assert [(each["row"], each["reason"]) for each in found] == pairs
+    assert all(each["text"] == TEXTS[each["row"]] for each in found)
+    index = ShardStore.open(folder / "i", "index")
+    assert sorted({*index.ints("row").take(slice(None)).tolist()} | bad) == list(range(COUNT))
+    assert len(index) == COUNT - len(bad)
+    assert index.strings("id").take(slice(None)) == data.records.strings("id").take(index.ints("row").take(slice(None)))
+    counts = {split: [row for row in range(COUNT) if SPLITS[row] == split and row not in bad] for split in {*SPLITS}}
+    for split, rows in counts.items():
+        assert split_column(index, split, "row").tolist() == rows
+        assert split_column(index, split, "length").tolist() == [len(TEXTS[row].split()) for row in rows]
+    assert splits_of(index) == {split: len(rows) for split, rows in counts.items() if rows}
+    assert list(splits_of(index).values()) == sorted(splits_of(index).values(), reverse=True)
+    assert index.manifest.meta["quarantined"] == len(bad)
 
 
 @pytest.mark.parametrize("with_latents", [True, False])
-def test_examples_in_quarantine_are_left_out(write_dataset: Any, tmp_path: Path, with_latents: bool) -> None:
-    data = write_dataset(tmp_path / "data", TEXTS, SPLITS, latents=np.ones((20, 4)) if with_latents else None)
-    write_quarantine(data.records, {"zero": np.array([3, 5])}, tmp_path / "q")
-    write_index(data.records, data.tokens, data.latents, ShardStore.open(tmp_path / "q"), tmp_path / "i")
-    index = ShardStore.open(tmp_path / "i", "index")
-    assert ("latents" in index.manifest.fingerprints) == with_latents
-    assert split_column(index, "test", "row").tolist() == [0, 10, 15]
-    assert splits_of(index) == {"train": 15, "test": 3}
-
-
-@pytest.mark.parametrize("rows", [[], [0], [19], [0, 19]])
-def test_any_number_of_examples_may_be_in_quarantine(write_dataset: Any, tmp_path: Path, rows: list[int]) -> None:
-    data = write_dataset(tmp_path / "data", TEXTS, SPLITS)
-    write_quarantine(data.records, {"zero": np.array(rows, np.int64)}, tmp_path / "q")
-    write_index(data.records, data.tokens, None, ShardStore.open(tmp_path / "q"), tmp_path / "i")
-    found = ShardStore.open(tmp_path / "i", "index").ints("row").take(slice(None)).tolist()
-    assert found == [row for row in range(20) if row not in rows]
-
-
-def test_an_index_without_training_examples_is_refused(write_dataset: Any, tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", TEXTS, ["test"] * 20)
+def test_an_index_names_what_it_was_made_from(with_latents: bool, data: Any, tmp_path: Path) -> None:
     write_quarantine(data.records, {}, tmp_path / "q")
-    with pytest.raises(ValidationError, match=r"expected training examples, found none: 20 records, 0 in quarantine"):
+    latents = data.require("latents") if with_latents else None
+    found = write_index(data.records, data.tokens, latents, ShardStore.open(tmp_path / "q"), tmp_path / "i")
+    assert found.fingerprints.keys() == {"records", "tokens", "quarantine", *(["latents"] * with_latents)}
+
+
+def test_a_corpus_without_training_examples_is_refused(write_dataset: Any, tmp_path: Path, refuses: Any) -> None:
+    data = write_dataset(tmp_path / "data", TEXTS, ["test"] * COUNT)
+    write_quarantine(data.records, {}, tmp_path / "q")
+    with refuses(ValidationError, "20 records", "ingestion.splits"):
         write_index(data.records, data.tokens, None, ShardStore.open(tmp_path / "q"), tmp_path / "i")

@@ -239,6 +239,9 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
         else:
             kind = name if name in REQUIRED else _NORMALISER
             entries[name] = Entry(path, kind, _open(Path(folder), kind).fingerprint)
+    for name, cls in features.items():
+        if (rows_of := {"record": "records", "id": "tokenizer"}.get(cls.row_of)) is not None:
+            made_from[name].setdefault(rows_of, "none")
     for name, ingredients in made_from.items():
         for other, wanted in ingredients.items():
             if other in entries and entries[other].fingerprint != wanted:

@@ -150,8 +150,8 @@ def feature_of(name: str) -> type[Feature]:
     """
     if name not in FEATURES:
         raise ConfigurationError(
-            f"expected the name of a feature that the objective or the model reads, found {name!r}. Choose one of "
-            f"{', '.join(FEATURES)}, or register it under the entry points mm_ldlm.features."
+            f"expected the name of a feature that the objective or the model reads, found {name!r}. Known "
+            f"here: {', '.join(FEATURES)}; or register it under the entry points mm_ldlm.features."
         )
     found: type[Feature] = FEATURES.load(name)
     return found

@@ -1,0 +1,132 @@
+"""An encoder outside the package, `kind: tests.data.latents.toy:ToyEncoderConfig`, and records for it to embed."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core.config import config, to_dict
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
+from mm_ldlm.data.encoders.base import Encoder
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.latents.extract import extract
+from mm_ldlm.data.latents.store import LatentStore
+from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store.fingerprint import fingerprint
+
+DIM = 5
+TEXTS = [f"text {number} {'with more words ' * (number % 4)}" for number in range(23)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Located:
+    """A toy encoder that was found."""
+
+    salt: str
+    name: str = "toy"
+    dim: int = DIM
+    normalised: bool = False
+    dtype: str = "float32"
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.salt)
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "dim": self.dim, "normalised": self.normalised, "fingerprint": self.fingerprint}
+
+
+@config
+class ToyEncoderConfig:
+    """Vectors from digests of texts.
+
+    Attributes:
+        salt: another salt is another encoder.
+        wrong: texts with this word have a vector that is not finite.
+        large: texts with this word have a vector beyond float16.
+        changes: file whose existence means that the encoder is no longer the one that was located.
+    """
+
+    kind: str = "tests.data.latents.toy:ToyEncoderConfig"
+    name: str = "toy"
+    salt: str = ""
+    wrong: str = "no such word"
+    large: str = "no such word"
+    changes: str = "/no/such/file"
+    device: str | None = "cpu"
+    dim: ClassVar[int] = DIM
+
+    @property
+    def batching(self) -> dict[str, int]:
+        return {}
+
+    def portable(self) -> dict[str, Any]:
+        return dict(to_dict(self))
+
+    def missing(self) -> str | None:
+        return None
+
+    def locate(self, *, expected: str | None = None) -> Located:
+        return Located(self.salt)
+
+    def load(self, located: Located, *, device: str | None = None) -> Encoder:
+        return ToyEncoder(self)
+
+
+class ToyEncoder(Encoder):
+    """The loaded toy encoder."""
+
+    dim = DIM
+
+    def __init__(self, options: ToyEncoderConfig) -> None:
+        super().__init__(Located(options.salt))
+        self.options = options
+
+    def run(self, prepared: Sequence[str]) -> npt.NDArray[np.float32]:
+        found = np.stack([digest_vector(text, self.options.salt) for text in prepared] or [np.zeros(DIM)])
+        for row, text in enumerate(prepared):
+            if self.options.wrong in text:
+                found[row, row % DIM] = np.nan
+            if self.options.large in text:
+                found[row, 0] = 1e6
+        return found[: len(prepared)].astype(np.float32)
+
+    def verify(self) -> None:
+        if Path(self.options.changes).exists():
+            raise EncoderError("expected the encoder that was located, found another one. Restore it.")
+
+
+def digest_vector(text: str, salt: str = "") -> npt.NDArray[np.float64]:
+    """Return a vector (DIM,) that depends on the text only."""
+    raw = hashlib.shake_256(f"{salt}{text}".encode()).digest(4 * DIM)
+    return np.frombuffer(raw, "<i4") / 2.0**31
+
+
+def records(folder: Path, texts: Sequence[str] = TEXTS, meta: Sequence[str | None] | None = None) -> ShardStore:
+    """Write records of these texts; four of five are training examples."""
+    count = len(texts)
+    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA, shard_rows=7)
+    writer.append({
+        "id": [record_id(text) for text in texts], "text": list(texts), "source": ["s"] * count,
+        "split": ["test" if row % 5 == 4 else "train" for row in range(count)], "meta": meta or [None] * count,
+    })  # fmt: skip
+    writer.finish()
+    return ShardStore.open(folder, "records")
+
+
+def embedded(stored: ShardStore, workspace: Path, encoder: Any = None, **options: Any) -> LatentStore:
+    """Extract latents and open them."""
+    settings: dict[str, Any] = {"shard_rows": 4, "processes": 1, "progress": False, **options}
+    extract(stored, encoder=encoder or ToyEncoderConfig(), config=ExtractConfig(**settings), workspace=workspace)
+    return LatentStore.open(workspace)
+
+
+def content(workspace: Path) -> dict[str, bytes]:
+    """Return every file of a store, hidden ones too, without the record of verified files."""
+    files = (path for path in workspace.rglob("*") if path.is_file() and path.name != ".verified")
+    return {str(path.relative_to(workspace)): path.read_bytes() for path in files}
