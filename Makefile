@@ -54,7 +54,7 @@ run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for oth
 	$(BIN)/kedro run --env=$(ENV) $(ARGS)
 
 test: check ## lint, import contracts and types, then every test that is not slow
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-slow: $(RAY) ## run fault campaigns and long tests; installs Ray, which some need
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -118,6 +118,13 @@ def _write_dataset(
     return commit(root / "dataset", stores=stores)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Make `-n 2` mean `-n 2 --dist loadgroup`, where pytest-xdist is installed."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist, config.option.loadscopereorder = "loadgroup", False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign whole files to processes (`--dist loadgroup`); those that need the finished run are first, in one.
 

@@ -1,4 +1,4 @@
-"""Ranks that the tests launch: `python -m tests.distributed.ranks CASE FOLDER`."""
+"""Ranks that the tests launch: `python -m tests.distributed.ranks CASE FOLDER`; those of `reports` are forked."""
 
 import json
 import os
@@ -23,16 +23,17 @@ def reports(folder: Path) -> None:
     from mm_ldlm.distributed.parallel import Parallel, full
     from mm_ldlm.distributed.process import joined
 
+    rank = environment.rank_info().rank
     shared_memory.CHUNK = 32
     with joined(device="cpu", timeout_minutes=1, threads=1) as process:
         found: dict[str, Any] = {
-            "sum": collectives.sum_(torch.arange(4.0) * (RANK + 1)).tolist(),
-            "max": collectives.max_(torch.tensor([float(RANK), -float(RANK)])).tolist(),
-            "gather": collectives.gather({"rank": RANK, "text": "ä€😀"[:RANK]}),
+            "sum": collectives.sum_(torch.arange(4.0) * (rank + 1)).tolist(),
+            "max": collectives.max_(torch.tensor([float(rank), -float(rank)])).tolist(),
+            "gather": collectives.gather({"rank": rank, "text": "ä€😀"[:rank]}),
         }
         memory = shared_memory.shared_memory(process, elements=101)
         assert memory is not None
-        for name, tensor in tensors(RANK).items():
+        for name, tensor in tensors(rank).items():
             memory.average_(tensor)
             found[name] = repr(tensor.double().flatten().tolist())
         for strategy in ("ddp", "fsdp"):
@@ -44,11 +45,11 @@ def reports(folder: Path) -> None:
                 shard(model, [model[0]], process)
             parallel = Parallel(model, process, strategy=strategy)
             for micro in range(2):  # of accumulation: gradients are exchanged in the last one only
-                x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2 * RANK + micro))
+                x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2 * rank + micro))
                 with parallel.accumulate(last=micro == 1):
                     (parallel.module(x).sum() * parallel.gradient_scale).backward()
             found[strategy] = [full(p.grad).flatten().tolist() for p in model.parameters() if p.grad is not None]
-    (folder / f"{RANK}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 def tensors(rank: int) -> dict[str, Any]:
@@ -103,5 +104,4 @@ def waits(folder: Path) -> None:
 if __name__ == "__main__":
     case, rest = globals()[sys.argv[1]], Path(sys.argv[2])
     with failure.recorded():
-        everyone = case in (reports, exits_beside_a_collective) or RANK == 1
-        case(rest) if everyone else waits(rest)
+        (case if case is exits_beside_a_collective or RANK == 1 else waits)(rest)

@@ -1,20 +1,20 @@
 """Collective operations, and the ways to average gradients, give every rank the numbers of all ranks together."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.distributed.ranks import tensors
+from tests.distributed.ranks import reports, tensors
+from tests.forked import run_forked
 
 from mm_ldlm.distributed import collectives
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest, run_ranks: Callable[..., Path]) -> list[dict[str, Any]]:
-    folder = run_ranks("reports", processes=request.param)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    run_forked(reports, folder, processes=request.param)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
 
 

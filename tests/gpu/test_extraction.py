@@ -15,6 +15,7 @@ from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
 from mm_ldlm.data.store import ShardStore, StoreWriter
 
+pytestmark = pytest.mark.gpu
 TOLERANCE = 2e-4
 """Largest difference of an entry of a vector of norm 1 from that on the CPU, in float32"""
 WORDS = ["the", "a", "river", "bicycle", "rode", "green", "along", "quietly", "of", "and", "Tuesday", "seven"]

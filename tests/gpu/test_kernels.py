@@ -15,6 +15,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.distributions import token_loss
 from mm_ldlm.models.layers import EPSILON, Attention, QKNorm, modulate, prepare_qkv, rope_table
 
+pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """Largest relative error by the type of the inputs"""
 Function = Callable[..., Tensor]

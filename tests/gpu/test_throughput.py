@@ -21,6 +21,7 @@ from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.training.throughput import peak_flops
 
+pytestmark = pytest.mark.gpu
 LATENTS = {"latents": (32,)}
 MMDIT_892M = MMDiTConfig(
     dim=1024, depth=24, heads=16, latent_tokens=8, mlp_ratio=3.125, token_vectors="random", direct_views=False,
@@ -35,8 +36,8 @@ STATE_BYTES = 4 * 5
 """Bytes for each parameter: weight, gradient, two moments and average, in float32"""
 
 
-def counted(config: MMDiTConfig, shape: DataShape, *, examples: int) -> tuple[int, int]:
-    """Return FLOPs of a forward pass in the mode l2t, and the parameters; nothing is computed."""
+def counted(config: MMDiTConfig, shape: DataShape, *, examples: int) -> int:
+    """Return FLOPs of a forward pass in the mode l2t; nothing is computed."""
     with FakeTensorMode(), torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Attention, "fused", False)  # the counter sees the products of attention
         model = MMDiT(config, shape).eval()
@@ -46,7 +47,7 @@ def counted(config: MMDiTConfig, shape: DataShape, *, examples: int) -> tuple[in
                 torch.zeros(examples, shape.max_length, dtype=torch.int64), valid_BL=None, t_text_B=time_B,
                 latents_Bd=torch.zeros(examples, shape.dim("latents")), t_latent_B=time_B, heads=("text", "length"),
             )  # fmt: skip
-    return counter.get_total_flops(), count_parameters(model)
+    return counter.get_total_flops()
 
 
 def measure(
@@ -66,7 +67,7 @@ def measure(
     task.train_until(run, steps + 2)
     seconds = (run.learner.state.seconds - before) / steps
     assert all(math.isfinite(line["loss"]) for line in run.tracker.lines)
-    rate = 3 * counted(config, shape, examples=examples)[0] / seconds
+    rate = 3 * counted(config, shape, examples=examples) / seconds
     peak = peak_flops(run.process.device)
     found = {
         "parameters": count_parameters(run.learner.root.model), "tokens_per_second": examples * shape.max_length / seconds,
@@ -75,13 +76,6 @@ def measure(
     if device == "cuda":
         found["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return found if peak is None else found | {"utilisation": rate / peak}
-
-
-def test_the_892m_model_has_the_parameters_of_its_name(measured: Any) -> None:
-    flops, parameters = counted(MMDIT_892M, SHAPE_892M, examples=4)
-    assert parameters == PARAMETERS_892M
-    per_token = 3 * flops / (4 * SHAPE_892M.max_length)
-    assert per_token == pytest.approx(6 * (parameters - SHAPE_892M.vocab_size * 1024), rel=0.4)
 
 
 def test_throughput_of_a_middle_size(device: str, tmp_path: Path, measured: Any) -> None:
@@ -93,12 +87,12 @@ def test_throughput_of_a_middle_size(device: str, tmp_path: Path, measured: Any)
     assert 0 < found.get("utilisation", 0.5) < 1, "correct the peak of this device (training.throughput.PEAKS)"
 
 
-@pytest.mark.gpu
-def test_throughput_and_memory_of_the_892m_model(tmp_path: Path, measured: Any) -> None:
+def test_throughput_and_memory_of_the_892m_model(gpu: str, tmp_path: Path, measured: Any) -> None:
     """Two micro-batches of four texts of 1,024 tokens, as conf/gpu8 trains it on one of eight GPUs."""
     needed = 1.2 * STATE_BYTES * PARAMETERS_892M / 2**30
     if torch.cuda.get_device_properties(0).total_memory / 2**30 < needed:
         pytest.skip(f"weights, gradients, moments and averages need {needed:.0f} GiB")
-    found = measure("cuda", tmp_path, MMDIT_892M, SHAPE_892M, examples=8, accumulation=2, steps=6)
+    found = measure(gpu, tmp_path, MMDIT_892M, SHAPE_892M, examples=8, accumulation=2, steps=6)
     measured(**found)
+    assert found["parameters"] == PARAMETERS_892M
     assert 0 < found.get("utilisation", 0.5) < 1

@@ -21,6 +21,7 @@ from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.session import LOG
 from mm_ldlm.training.spec import TrainingSpec
 
+pytestmark = pytest.mark.gpu
 LOSS, GRADIENT = 1e-4, 1e-3
 """Largest relative errors against the CPU; those of a gradient are relative to the largest one of the model"""
 LOW_PRECISION, COMPILED, PROCESSES = 0.05, 1e-3, 1e-3
@@ -99,13 +100,12 @@ def test_an_overflow_of_fp16_halves_the_scale_which_is_restored(device: str, tmp
     assert scales == [scale / 2] * 2
 
 
-@pytest.mark.gpu
-def test_a_compiled_model_has_the_same_losses(tmp_path: Path, measured: Any) -> None:
+def test_a_compiled_model_has_the_same_losses(gpu: str, tmp_path: Path, measured: Any) -> None:
     model = {"dim": 512, "depth": 6, "heads": 8}
     runs = []
     for chosen in (False, True):
         batch = {"examples": 16, "length_multiple": 12}
-        spec = task.spec("multimodal", model=model, precision={"compile": chosen}, batch=batch, device="cuda")
+        spec = task.spec("multimodal", model=model, precision={"compile": chosen}, batch=batch, device=gpu)
         runs.append(task.built(spec, tmp_path / str(chosen), data=task.data(spec, full=True)))
         loop.train(runs[-1])
     seconds = [run.tracker.lines[-1]["seconds_per_step"] for run in runs]
@@ -139,7 +139,6 @@ def spec_of(device: str, *faults: dict[str, Any], **training: Any) -> TrainingSp
     )
 
 
-@pytest.mark.slow
 def test_poison_on_the_last_rank_moves_nothing_and_the_others_train_like_one(
     ranks: Callable[..., Path], device: str, tmp_path: Path, measured: Any
 ) -> None:
@@ -156,7 +155,6 @@ def test_poison_on_the_last_rank_moves_nothing_and_the_others_train_like_one(
     assert found <= PROCESSES
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_equals_an_undisturbed_one(
     ranks: Callable[..., Path], device: str, tmp_path: Path, measured: Any
 ) -> None:

@@ -17,6 +17,7 @@ from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest
 
 KINDS = [kind for kind in OBJECTIVES.known]
+STEPS = 30
 EVERY_STEP = {"every_steps": 1, "keep_last": 100, "background": False}
 
 
@@ -41,31 +42,21 @@ def test_pitfall_16_ten_steps_are_five_and_five_to_the_bit(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_lowers_the_loss_and_moves_no_frozen_part(kind: str, tmp_path: Path) -> None:
-    spec = task.spec(kind, max_steps=60, batch={"examples": 48}, optimizer={"lr": 1e-2})
+def test_pitfall_31_training_lowers_the_loss_and_moves_exactly_what_is_trained(kind: str, tmp_path: Path) -> None:
+    spec = task.spec(kind, max_steps=STEPS, batch={"examples": 48}, optimizer={"lr": 2e-2})
     run = task.built(spec, tmp_path)
     root = run.learner.root
     before = {name: p.detach().clone() for name, p in root.named_parameters()}
     loop.train(run)
     losses = [line["loss"] for line in run.tracker.lines]
-    assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:3]), losses
+    assert np.mean(losses[-6:]) < 0.9 * np.mean(losses[:3]), losses
     moved = {name for name, p in root.named_parameters() if not torch.equal(p, before[name])}
     assert not {name for name, p in root.named_parameters() if not p.requires_grad} & moved
-    averages = task.saved(tmp_path, 60)
-    assert {f"ema.safetensors/{name}" for name in before} <= averages.keys()
-    assert {f"model.safetensors/{name}" for name in before} <= averages.keys()
-
-
-def test_pitfall_31_parameters_of_an_objective_are_trained_averaged_and_saved(tmp_path: Path) -> None:
-    for kind in KINDS:
-        run = task.built(task.spec(kind, max_steps=12), tmp_path / kind)
-        own = {name: p.detach().clone() for name, p in run.learner.root.named_parameters() if name[:5] == "objec"}
-        loop.train(run)
-        averages = run.learner.ema.values
-        trained = {name: p for name, p in run.learner.root.named_parameters() if name in own and p.requires_grad}
-        assert all(not torch.equal(p, own[name]) for name, p in trained.items()), kind
-        assert all(not torch.equal(averages[name], own[name]) for name in trained), kind
-        assert all(f"model.safetensors/{name}" in task.saved(tmp_path / kind, 12) for name in own), kind
+    own = {name for name, p in root.named_parameters() if name.startswith("objective.") and p.requires_grad}
+    assert own <= moved
+    assert not [name for name in own if torch.equal(run.learner.ema.values[name], before[name])]
+    saved = task.saved(tmp_path, STEPS).keys()
+    assert {f"{file}.safetensors/{name}" for file in ("model", "ema") for name in before} <= saved
 
 
 # -- a step is one global batch ----------------------------------------------------------------------------------------

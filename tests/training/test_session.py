@@ -32,6 +32,7 @@ def test_a_session_trains_once_and_names_the_run(
     assert run_session(spec.to_dict(), runs) == found
 
 
+@pytest.mark.slow
 def test_a_failure_is_that_of_the_rank(planned: Plan, tmp_path: Path) -> None:
     spec = dataclasses.replace(planned(), dataset="../nothing")
     with pytest.raises(WorkerFailed, match=r"rank 0 on \S+ failed before the first step: .*nothing") as raised:

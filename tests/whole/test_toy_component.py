@@ -82,12 +82,14 @@ def test_it_is_trained_with_what_its_objective_learns(run_folder: Path) -> None:
         assert all(float(value.abs().max()) > 1e-3 for value in found.values())
 
 
-def test_a_resumed_run_ends_at_the_same_weights(kedro: Kedro, run_folder: Path, results: Path) -> None:
-    start = run_folder / "checkpoints" / "step-00000006"
-    resume = start.relative_to(run_folder.parent).as_posix()
-    kedro(
-        "run", "--env=test+toy", "--pipelines=training", f"--params=training.run_name=resumed,training.resume={resume}"
-    )
+def test_a_resumed_run_ends_at_the_same_weights(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TOY)
+    monkeypatch.setenv("PYTHONPATH", str(TOY))
+    from mm_ldlm.training.session import run_session
+
+    document = read(run_folder / "config.json")
+    document["training"] |= {"run_name": "resumed", "resume": f"{run_folder.name}/checkpoints/step-00000006"}
+    run_session(document, run_folder.parent)
     resumed = run_folder.parent / "resumed"
     assert not (resumed / "checkpoints" / "step-00000006").exists()
     for name in ("model", "ema", "optimizer"):

@@ -60,17 +60,23 @@ def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: Path
 
 def load_tensors(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Copy tensors by name into `targets`, in place, like `load_parameters`."""
-    missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
     shapes = [
         f"{name}: expected {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
         for name, target in targets.items()
         if name in tensors and tensors[name].shape != target.shape
     ]
-    if missing or unknown or shapes:
+    differing = {
+        "Missing": sorted(set(targets) - set(tensors)), "Unknown": sorted(set(tensors) - set(targets)), "Shapes": shapes
+    }  # fmt: skip
+    if any(differing.values()):
+        words = [
+            f"{kind} ({len(names)}): {'; '.join(names[:3])}{' …' * (len(names) > 3)}."
+            for kind, names in differing.items()
+            if names
+        ]
         raise CheckpointError(
-            f"{path} does not fit this model. Missing: {missing or 'none'}. Unknown: {unknown or 'none'}. "
-            f"Shapes: {'; '.join(shapes) or 'equal'}. Use the configuration that the checkpoint was trained with, or "
-            "choose another checkpoint."
+            f"{path} does not fit this model. {' '.join(words)} Use the configuration that the checkpoint was trained "
+            "with, or choose another checkpoint."
         )
     for name, target in targets.items():
         assign(target, tensors[name])
