@@ -13,8 +13,8 @@ from mutation.fitting import fitting_tests
 from mutation.operators import Mutant, mutants_of
 from mutation.runner import Fault, Limits, Run, run_faults
 
-ROOMS = ("diffusion", "objectives", "sampling", "training", "checkpoints", "store", "latents", "corpus", "evaluation",
-         "inference", "pipelines")  # fmt: skip
+ROOMS = ("core", "distributed", "diffusion", "models", "sampling", "objectives", "data", "training", "inference",
+         "evaluation", "pipelines", "app", "families", "extras")  # fmt: skip
 PACKAGE = "src/mm_ldlm"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 MOST_FILES = 12
 """Largest number of test files of one source file"""
-DEFAULTS = "tests/test_defaults.py"
+DEFAULTS = "tests/app/test_parameters.py"
 """Test file of the types and defaults of all parameters"""
-CONFIGURATION = ("tests/test_decisions.py", DEFAULTS, "tests/test_parameters.py", "tests/pipelines/test_graph.py")
+CONFIGURATION = (DEFAULTS, "tests/test_pipeline_registry.py", "tests/app/test_config_loader.py")
 """Test files of `conf/base`"""
 
 
@@ -27,7 +27,7 @@ def imports_of(file: Path) -> frozenset[str]:
 def fitting_tests(root: Path, path: str) -> list[str]:
     """Return the test files to run on a fault in `path` (relative to `root`), the likeliest to fail first.
 
-    First the files with the name of the module (tests/test_config.py for src/mm_ldlm/config.py), then those that
+    First the files with the name of the module (tests/core/test_config.py for src/mm_ldlm/core/config.py), then those that
     import it, then those of its room, then those that import a module which imports it. A module that declares
     parameters also has `DEFAULTS`.
     """
@@ -35,7 +35,8 @@ def fitting_tests(root: Path, path: str) -> list[str]:
         return [name for name in CONFIGURATION if (root / name).is_file()]
     parts = Path(path).relative_to("src/mm_ldlm").with_suffix("").parts
     declares = re.search(r"^@config$|bounded\(", (root / path).read_text(encoding="utf-8"), re.MULTILINE)
-    module, room, words = ".".join(parts), parts[0], {part for part in parts[1:] if part != "nodes"}
+    module, words = ".".join(parts), {part for part in parts if part != "nodes"}
+    room = "/".join(parts[:2] if parts[0] in ("families", "extras") else parts[:1])
     above = {
         ".".join(file.relative_to(root / "src/mm_ldlm").with_suffix("").parts)
         for file in (root / "src/mm_ldlm").rglob("*.py")

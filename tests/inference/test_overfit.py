@@ -1,0 +1,111 @@
+"""A model overfitted to four sentences: every sampler rebuilds them, and the other requests agree with the latents."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, tokenizer
+
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
+from mm_ldlm.sampling.search import SearchConfig
+
+STEPS = 260
+TEXTS = ["w1 w2 w3 w4 w5", "w6 w7 w8", "w9 w10 w11 w12 w13 w14 w15", "w16 w2 w18 w1"]
+OBJECTIVE = MULTIMODAL | {
+    "loss_type_weights": {"l2t": 3, "t2l": 2, "unconditional": 0}, "parameterisation": "x0", "latent_loss": "uniform",
+    "latent_weight": 1.0, "condition_dropout": 0.25,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learned() -> MMLDLM:
+    root = root_of(MMDIT | {"dim": 48}, OBJECTIVE, spread=0.0).requires_grad_(True)
+    plain, pad = make(), tokenizer().pad_id
+    ids = tokenizer().encode(TEXTS) * 8
+    tokens_BL = torch.tensor([row + [pad] * (7 - len(row)) for row in ids])
+    latents_Bd = plain.converter.standardised(plain.encode(TEXTS)).repeat(8, 1)
+    rows, valid_BL = torch.arange(len(ids)), tokens_BL != pad
+    batch = Batch(tokens_BL, valid_BL, {"latents": latents_Bd}, rows, rows, len(ids), int(valid_BL.sum()))
+    optimizer = torch.optim.Adam(root.parameters(), lr=4e-3)
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = 4e-3 * min(1, (STEPS - step) / 60)
+        generator = RowGenerator(step, rows)
+        kind = root.objective.kind(generator, step=step)
+        losses, weights = root(batch, generator, kind=kind, step=step), root.objective.weights
+        optimizer.zero_grad()
+        sum(weights[name] * losses[name][0] / losses[name][1] for name in weights if name in losses).backward()
+        optimizer.step()
+    objective, model = parse_kind(OBJECTIVES, OBJECTIVE, at=""), parse_kind(MODELS, MMDIT | {"dim": 48}, at="")
+    frozen = root.requires_grad_(False).eval()
+    return MMLDLM(
+        frozen.objective.generative_model(frozen.model), objective.capabilities(model), tokenizer(),
+        plain.normaliser, BagEncoder(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(TEXT_SAMPLERS))
+def test_every_sampler_rebuilds_from_masks_what_was_learned(kind: str, learned: MMLDLM) -> None:
+    known = getattr(TEXT_SAMPLERS.find(kind, at=""), "__dataclass_fields__", {})
+    given: dict[str, Any] = {"steps": 8, "temperature": 0.5}
+    options = {key: value for key, value in given.items() if key in known}
+    options |= {"inner": text_sampler("confidence", **given)} if "inner" in known else {}
+    options |= {"timestep": "mask_ratio"} if "timestep" in known else {}
+    sampler = text_sampler(kind, **options)
+    if learned.capabilities.sampler_refusal(sampler, "l2t", given_latent=True) is None:
+        assert list(learned.invert(learned.encode(TEXTS), sampler=sampler).texts) == TEXTS
+
+
+def test_fewer_calls_do_for_what_is_certain(learned: MMLDLM) -> None:
+    latents = learned.encode(TEXTS)
+    quick = learned.invert(latents, sampler="threshold")
+    assert list(quick.texts) == TEXTS
+    assert quick.model_calls.sum() * 5 < learned.invert(latents, sampler="ancestral", steps=64).model_calls.sum()
+
+
+def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> None:
+    latents = learned.encode(TEXTS)
+    found = learned.invert(latents, search=SearchConfig(candidates=3, rounds=1, lengths=2))
+    assert list(found.texts) == TEXTS
+    assert found.cosines is not None
+    assert found.cosines.min() > 0.999
+    assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15", latents=latents[2]).texts[0] == TEXTS[2]
+    assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15").texts[0] == TEXTS[2]
+    edited = learned.edit("w16 w2 w18 w5", targets=latents[3], strength=0.25)
+    assert edited.texts[0] == TEXTS[3], "the word that is least likely given the latent is rewritten"
+    path = learned.interpolate(TEXTS[:2], TEXTS[2:], steps=3)
+    assert [path.written.texts[place] for place in (0, 2, 3, 5)] == [TEXTS[0], TEXTS[2], TEXTS[1], TEXTS[3]]
+
+
+def test_embedding_comes_near_the_encoder(learned: MMLDLM) -> None:
+    def cosine(**how: Any) -> Any:
+        return np.einsum("nd,nd->n", learned.embed(TEXTS, **how).latents, learned.encode(TEXTS)).mean()
+
+    assert cosine(steps=10, draws=4) > 0.9
+    assert cosine(sampler="one_step", draws=8) > 0.9
+
+
+def test_a_latent_makes_its_text_likely(learned: MMLDLM) -> None:
+    given, alone = learned.score(TEXTS, latents=learned.encode(TEXTS)), learned.score(TEXTS)
+    assert (given.nll < alone.nll).all()
+    assert given.nll.mean() < 0.5 < alone.nll.mean()
+
+
+def test_guidance_sharpens_at_twice_the_calls(learned: MMLDLM) -> None:
+    plain, guided = (
+        learned.invert(learned.encode(TEXTS), sampler=text_sampler("random", guidance=scale)) for scale in (1.0, 1.5)
+    )
+    assert guided.log_probs.sum() > plain.log_probs.sum()
+    assert (guided.model_calls == 2 * plain.model_calls).all()
+
+
+def test_what_was_learned_is_generated(learned: MMLDLM) -> None:
+    made = learned.generate(40, order="text_first", sampler="random", steps=12, seed=2)
+    assert np.mean([text in TEXTS for text in made.texts]) > 0.25
+    assert len({*made.texts} & {*TEXTS}) > 2
