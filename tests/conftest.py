@@ -126,14 +126,26 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Assign whole files to processes (`--dist loadgroup`); those that need the finished run are first, in one.
+    """Begin with the tests that need the finished run, which one process makes and which take longest."""
+    items.sort(key=lambda item: "finished" not in getattr(item, "fixturenames", ()))
 
-    Each process would make a finished run of its own, and the process that gets the longest files last works alone.
-    """
-    finished = {item.path for item in items if "finished" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("finished" if item.path in finished else str(item.path)))
-    items.sort(key=lambda item: item.path not in finished)
+
+@functools.cache
+def _unit(file: str) -> str:
+    """Return what one process runs together: a file, or all files that need the finished run."""
+    return "finished" if "finished: Path" in (PROJECT / file).read_text(encoding="utf-8") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give entire files to the processes of `pytest -n N`, in order; each would make its own finished run otherwise."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
