@@ -355,7 +355,6 @@ def test_the_statistics_are_those_of_numpy_however_the_store_is_divided(
     finite = np.isfinite(values).all(1)
     good = values[finite].astype(np.float64)
     assert np.array_equal(found.finite_n, finite)
-    assert np.array_equal(found.bad_per_dimension_d, (~np.isfinite(values)).sum(0))
     np.testing.assert_allclose(found.norm_n[finite], np.linalg.norm(good, axis=1), rtol=1e-12)
     same = found.digest_n[finite, None] == found.digest_n[None, finite]
     assert np.array_equal(same, (good[:, None] == good[None]).all(-1))
@@ -437,12 +436,12 @@ def test_vectors_of_another_dimension_fail_their_contract(stores: Stores, dim: i
 
 
 def test_figures_count_every_row(pristine: Stores) -> None:
-    found = pristine.validate().statistics
     lengths = pristine.opened("tokens").ints("length").take(slice(None))
-    for figure in (figures.norm_histogram(found), figures.neighbour_cosine(found), figures.length_histogram(lengths)):
-        (bars,) = figure.data
-        assert sum(bars.y) == ROWS
-    (line,) = figures.spectrum(found).data
-    assert sum(line.y) == pytest.approx(1)
-    for figure in (figures.norm_histogram(None), figures.spectrum(None), figures.neighbour_cosine(None)):
-        assert not figure.data
+    found = figures.draw(pristine.validate().statistics, lengths)
+    counts = {name: sum(figure.data[0].y) for name, figure in found.items()}
+    assert counts == {"norms": ROWS, "spectrum": pytest.approx(1), "lengths": ROWS, "neighbours": ROWS}
+    without = figures.draw(None, lengths)
+    assert {name: len(figure.data[0].x) for name, figure in without.items()} == {
+        **dict.fromkeys(found, 0),
+        "lengths": 4,
+    }

@@ -104,16 +104,30 @@ class Candidate(NamedTuple):
     signature: Any
 
 
+class Chunk(NamedTuple):
+    """Rows that are prepared together.
+
+    Attributes:
+        place: where the sources are after them, as plain JSON.
+        rows: (name of the source, row).
+    """
+
+    place: dict[str, Any]
+    rows: list[tuple[str, Row | BadRow]]
+
+
 @dataclasses.dataclass
 class Prepared:
     """A prepared chunk.
 
     Attributes:
+        place: that of the chunk.
         refused: (source, damaged row) of the others.
         counts: (source, read or from_splitting) → rows; splitting makes further rows.
         truncated: number of texts of which only the first tokens are used.
     """
 
+    place: dict[str, Any]
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     refused: list[tuple[str, BadRow]] = dataclasses.field(default_factory=list)
     counts: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
@@ -122,7 +136,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Prepares chunks of (name of the source, row).
+    """Prepares chunks.
 
     Attributes:
         tokenizer, limits: the bounds in tokens; None applies none.
@@ -134,10 +148,10 @@ class Preparation:
     limits: TokenizerConfig | None = None
     side: SideStore | None = None
 
-    def __call__(self, chunk: list[tuple[str, Row | BadRow]]) -> Prepared:
+    def __call__(self, chunk: Chunk) -> Prepared:
         """Prepare a chunk; every row of it is in the result, as usable or as refused."""
-        out, usable = Prepared(), list[tuple[str, Row]]()
-        for source, row in chunk:
+        out, usable = Prepared(chunk.place), list[tuple[str, Row]]()
+        for source, row in chunk.rows:
             out.counts[source, "read"] += 1
             if isinstance(row, BadRow):
                 out.refused.append((source, row))

@@ -8,7 +8,7 @@ written after each shard, so that an interrupted run continues where it stopped 
 
 import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import ConfigurationError, SourceError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Counts, Merger, Preparation, SideStore
+from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.progress import Progress
@@ -113,8 +113,7 @@ def _run(
 ) -> None:
     counts, side = merger.counts, merger.side
     shard_rows = config.shard_rows if side is None else min(config.shard_rows, side.most_rows)
-    places: deque[dict[str, Any]] = deque()
-    chunks = _chunks(config, opening, progress.state, places, size=min(CHUNK_ROWS, shard_rows))
+    chunks = _chunks(config, opening, progress.state, size=min(CHUNK_ROWS, shard_rows))
     with (
         config.engine.started() as engine,
         tqdm(
@@ -123,34 +122,23 @@ def _run(
         ) as bar,
     ):  # fmt: skip
         for _, prepared in engine.run(preparation, chunks, ordered=True):
-            place = places.popleft()
             merger.merge(prepared)
             bar.update(counts.total("read") - bar.n)
             if counts.rows_in > EARLY_STOP_ROWS:
                 _check_damage(config, counts)
             if merger.waiting >= shard_rows:
-                progress.commit(merger.take_tables(), {**place, "counts": vars(counts), "done": False})
-    place = places.popleft()
-    _check(config, counts, place["ended"])
-    progress.commit(merger.take_tables(), {**place, "counts": vars(counts), "done": True})
+                progress.commit(merger.take_tables(), {**prepared.place, "counts": vars(counts), "done": False})
+    _check(config, counts, prepared.place["ended"])
+    progress.commit(merger.take_tables(), {**prepared.place, "counts": vars(counts), "done": True})
 
 
-def _chunks(
-    config: IngestionConfig, opening: Opening, place: dict[str, Any], places: deque[dict[str, Any]], *, size: int
-) -> Iterator[list[tuple[str, Row | BadRow]]]:
-    """Yield chunks of (name of the source, row), in an order that depends on the parameters only.
-
-    An engine takes chunks before the earlier ones are merged: the place after each chunk, and the one after the last,
-    is appended to `places`.
-    """
+def _chunks(config: IngestionConfig, opening: Opening, place: dict[str, Any], *, size: int) -> Iterator[Chunk]:
+    """Yield chunks of (name of the source, row), in an order that depends on the parameters only; the last is empty."""
     consumed, ended = {**place["consumed"]}, {**place["ended"]}
     rows = _rows(config, opening, consumed, ended)
-    chunk = list(itertools.islice(rows, size))
-    while chunk:
-        places.append({"consumed": {**consumed}, "ended": {**ended}})
-        yield chunk
-        chunk = list(itertools.islice(rows, size))
-    places.append({"consumed": consumed, "ended": ended})
+    while chunk := list(itertools.islice(rows, size)):
+        yield Chunk({"consumed": {**consumed}, "ended": {**ended}}, chunk)
+    yield Chunk({"consumed": consumed, "ended": ended}, [])
 
 
 def _rows(

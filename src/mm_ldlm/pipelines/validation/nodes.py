@@ -49,10 +49,7 @@ def validate_data(
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, workspace),
-        "norms": figures.norm_histogram(outcome.statistics),
-        "spectrum": figures.spectrum(outcome.statistics),
-        "lengths": figures.length_histogram(tokens.ints("length").take(slice(None))),
-        "neighbours": figures.neighbour_cosine(outcome.statistics),
+        **figures.draw(outcome.statistics, tokens.ints("length").take(slice(None))),
     }
 
 

@@ -1,12 +1,13 @@
 """The sentence shapes, each a function from a `Draw` to a text; `SHAPES` names them all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import facts
 from .activities import Activity
-from .scenes import Draw, active, fronted, passive, sentence, with_article
+from .scenes import Draw, passive, sentence, with_article
 from .words import CROWDS, FAMILY, FRONTED_TIMES, FUTURE_TIMES, JOBS, KIDS, NAMES, PEOPLE, TIMES, Agent, predicates_for
 
+Shape = Callable[[Draw], str]
 OWNERS = NAMES + FAMILY + JOBS
 EVERYBODY = PEOPLE + KIDS + CROWDS + JOBS
 GENDERED = PEOPLE + KIDS + CROWDS
@@ -23,21 +24,30 @@ def _passive_possible(row: Activity) -> bool:
     return not row.active_only
 
 
+def told(
+    template: str, options: Sequence[str] = ("",), *, end: str = ".", without: tuple[str, ...] = (),
+    adjective: float = 0.6,
+) -> Shape:  # fmt: skip
+    """Make the shape that tells an event, {0} of the template, and draws one of the options for {1}."""
+
+    def shape(draw: Draw) -> str:
+        event = draw.event(keep=lambda row: row.topic not in without, adjective=adjective)
+        option = draw.choice(options) if "{1}" in template else ""
+        return sentence(template.format(event, option), end=end)
+
+    return shape
+
+
+def filled(template: str, table: Sequence[Sequence[Sequence[str]]], *slots: int | Sequence[str]) -> Shape:
+    """Make the shape that fills the places of the template from a row of a table."""
+
+    def shape(draw: Draw) -> str:
+        return sentence(template.format(*draw.fill(table, *slots)))
+
+    return shape
+
+
 # ----------------------------------------------------------------------------------------- one event
-
-
-def svo_place(draw: Draw) -> str:
-    event = draw.event()
-    return active(event, event.place)
-
-
-def svo_time(draw: Draw) -> str:
-    return active(draw.event(), draw.choice(TIMES))
-
-
-def fronted_time(draw: Draw) -> str:
-    event = draw.event(adjective=0.3)
-    return fronted(event, draw.choice(FRONTED_TIMES), event.place)
 
 
 def passive_place(draw: Draw) -> str:
@@ -46,25 +56,13 @@ def passive_place(draw: Draw) -> str:
 
 
 def relative_object(draw: Draw) -> str:
-    while True:
-        del draw.combinations[:]
+    event = draw.event(keep=_passive_possible, adjective=0)
+    while not (predicates := predicates_for(event.noun)):
+        draw.combinations.clear()
         event = draw.event(keep=_passive_possible, adjective=0)
-        predicates = predicates_for(event.noun)
-        if predicates:
-            break
     return sentence(
         f"the {event.noun} that {event.agent.text} {event.activity.past} {event.object_was} {draw.choice(predicates)}"
     )
-
-
-def question_yes_no(draw: Draw) -> str:
-    event = draw.event(adjective=0.4)
-    return sentence(f"did {event.agent.text} {event.activity.base} {event.object} {draw.choice(TIMES)}", end="?")
-
-
-def question_where(draw: Draw) -> str:
-    event = draw.event(keep=lambda row: row.topic not in ("travel", "road", "load", "rescue"))
-    return sentence(f"where did {event.agent.text} {event.activity.base} {event.object}", end="?")
 
 
 def question_who(draw: Draw) -> str:
@@ -74,12 +72,6 @@ def question_who(draw: Draw) -> str:
 
     who, verb, thing, place = draw.parts(make)
     return sentence(f"{who} {verb} {thing} {place}", end="?")
-
-
-def plan(draw: Draw) -> str:
-    event = draw.event(keep=lambda row: row.topic not in (*UNPLANNED, "food"))
-    wants = "want" if event.agent.plural else "wants"
-    return sentence(f"{event.agent.text} {wants} to {event.activity.base} {event.object} {draw.choice(FUTURE_TIMES)}")
 
 
 def before_going(draw: Draw) -> str:
@@ -92,11 +84,6 @@ def weather(draw: Draw) -> str:
     event = draw.event(keep=lambda row: any(place in facts.INDOORS for place in row.places), adjective=0.3)
     place = draw.choice([place for place in event.activity.places if place in facts.INDOORS])
     return sentence(f"it was {draw.choice(facts.WEATHER)}, so {event.clause} {place}")
-
-
-def conditional(draw: Draw) -> str:
-    event = draw.event(keep=lambda row: row.topic not in (*UNPLANNED, "food", "sport", "health"), adjective=0.3)
-    return sentence(f"{draw.choice(facts.CONDITIONS)}, {event.agent.text} will {event.activity.base} {event.object}")
 
 
 # ---------------------------------------------------------------------------------------- two events
@@ -133,20 +120,11 @@ def there_is(draw: Draw) -> str:
     return sentence(f"there is {with_article(f'{adjective} {thing}')} {place}")
 
 
-def giving(draw: Draw) -> str:
-    return sentence(" ".join(draw.fill(facts.GIFTS, 0, 1, 2, 3)))
-
-
 def because(draw: Draw) -> str:
     who, feeling, cause = draw.fill(facts.CAUSES, texts_of(GENDERED), 0, 1)
     agent = next(agent for agent in GENDERED if agent.text == who)
     cause = cause.format(they=agent.pronoun, their=THEIR[agent.pronoun])
     return sentence(f"{who} {agent.was} {feeling} because {cause}")
-
-
-def request(draw: Draw) -> str:
-    verb, adjective, thing, place = draw.fill(facts.REQUESTS, 0, 2, 1, 3)
-    return sentence(f"please {verb} the {adjective} {thing} {place}")
 
 
 def comparison(draw: Draw) -> str:
@@ -159,19 +137,10 @@ def comparison(draw: Draw) -> str:
     return sentence(f"{owner} {more} is {word} than our {less}")
 
 
-def speech(draw: Draw) -> str:
-    who, subject, state, time = draw.fill(facts.NEWS, texts_of(EVERYBODY), 0, 1, 2)
-    return sentence(f"{who} said that {subject} {state} {time}")
-
-
 def journey(draw: Draw) -> str:
     who, destination, transport = draw.fill(facts.JOURNEYS, texts_of(EVERYBODY), 0, 1)
     company = draw.maybe(facts.COMPANIONS)
     return sentence(f"{who} traveled to {destination} by {transport} {company}".rstrip())
-
-
-def animal(draw: Draw) -> str:
-    return sentence("the " + " ".join(draw.fill(facts.ANIMAL_ACTS, 1, 0, 2, 3)))
 
 
 def wearing(draw: Draw) -> str:
@@ -185,16 +154,39 @@ def full_of(draw: Draw) -> str:
     return sentence(f"the {place} {region} was full of {crowd} {draw.choice(facts.CROWD_TIMES)}")
 
 
-def too_much(draw: Draw) -> str:
-    thing, much, who, verb = draw.fill(facts.TOO_MUCH, 0, 1, texts_of(EVERYBODY), 2)
-    return sentence(f"the {thing} was too {much} for {who} to {verb}")
-
-
-SHAPES: dict[str, Callable[[Draw], str]] = {
-    shape.__name__: shape
-    for shape in (
-        svo_place, svo_time, fronted_time, passive_place, relative_object, question_yes_no, question_where,
-        question_who, plan, before_going, weather, conditional, coordinated, meanwhile, relative_subject, possession,
-        there_is, giving, because, request, comparison, speech, journey, animal, wearing, full_of, too_much,
-    )
+SHAPES: dict[str, Shape] = {
+    "svo_place": told("{0.clause} {0.place}"),
+    "svo_time": told("{0.clause} {1}", TIMES),
+    "fronted_time": told("{1}, {0.clause} {0.place}", FRONTED_TIMES, adjective=0.3),
+    "passive_place": passive_place,
+    "relative_object": relative_object,
+    "question_yes_no": told("did {0.agent.text} {0.activity.base} {0.object} {1}", TIMES, end="?", adjective=0.4),
+    "question_where": told(
+        "where did {0.agent.text} {0.activity.base} {0.object}", end="?", without=("travel", "road", "load", "rescue")
+    ),
+    "question_who": question_who,
+    "plan": told(
+        "{0.agent.text} {0.agent.want} to {0.activity.base} {0.object} {1}", FUTURE_TIMES, without=(*UNPLANNED, "food")
+    ),
+    "before_going": before_going,
+    "weather": weather,
+    "conditional": told(
+        "{1}, {0.agent.text} will {0.activity.base} {0.object}", facts.CONDITIONS, adjective=0.3,
+        without=(*UNPLANNED, "food", "sport", "health"),
+    ),
+    "coordinated": coordinated,
+    "meanwhile": meanwhile,
+    "relative_subject": relative_subject,
+    "possession": possession,
+    "there_is": there_is,
+    "giving": filled("{0} {1} {2} {3}", facts.GIFTS, 0, 1, 2, 3),
+    "because": because,
+    "request": filled("please {0} the {1} {2} {3}", facts.REQUESTS, 0, 2, 1, 3),
+    "comparison": comparison,
+    "speech": filled("{0} said that {1} {2} {3}", facts.NEWS, texts_of(EVERYBODY), 0, 1, 2),
+    "journey": journey,
+    "animal": filled("the {0} {1} {2} {3}", facts.ANIMAL_ACTS, 1, 0, 2, 3),
+    "wearing": wearing,
+    "full_of": full_of,
+    "too_much": filled("the {0} was too {1} for {2} to {3}", facts.TOO_MUCH, 0, 1, texts_of(EVERYBODY), 2),
 }  # fmt: skip

@@ -23,6 +23,10 @@ class Agent:
         return "were" if self.plural else "was"
 
     @property
+    def want(self) -> str:
+        return "want" if self.plural else "wants"
+
+    @property
     def noun(self) -> str:
         return self.text.split(" ", 1)[1] if " " in self.text else self.text
 
