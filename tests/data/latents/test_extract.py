@@ -24,9 +24,11 @@ from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintErr
 from mm_ldlm.data.corpus.record import DECODED
 from mm_ldlm.data.engines.local import LocalEngine
 from mm_ldlm.data.latents import extract as module
+from mm_ldlm.data.latents import worker
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import default_shard_rows, extract_with_first_host
 from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.distributed import environment
 
 PROJECT = Path(__file__).parents[3]
 Files = dict[str, bytes]
@@ -64,6 +66,15 @@ def expected(stored: ShardStore, tmp_path: Path) -> Files:
     return content(tmp_path / "plain")
 
 
+def ranks_in_this_process(_: str, arguments: list[str], *, config: Any, **options: Any) -> None:
+    """Run the ranks one after another, the last one first; the slow tests launch processes."""
+    for rank in reversed(range(config.processes)):
+        with pytest.MonkeyPatch.context() as patch:
+            info = environment.RankInfo(rank=rank, world=config.processes, local_world=config.processes)
+            patch.setattr(environment, "rank_info", lambda info=info: info)
+            worker.main(Path(arguments[0]))
+
+
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(max_size=8), max_size=12, unique=True), st.integers(1, 13))
 def test_row_i_is_the_vector_of_record_i(tmp_path: Path, texts: list[str], shard_rows: int) -> None:
@@ -85,8 +96,8 @@ def test_row_i_is_the_vector_of_record_i(tmp_path: Path, texts: list[str], shard
 def test_the_bytes_depend_neither_on_processes_nor_on_lanes_nor_on_the_engine(
     options: dict[str, Any], stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
+    monkeypatch.setattr(module, "launch", ranks_in_this_process)
     embedded(stored, tmp_path / "other", **options)
     assert content(tmp_path / "other") == expected
     embedded(stored, tmp_path / "none", ToyEncoderConfig(device=None), **(options if "engine" not in options else {}))
