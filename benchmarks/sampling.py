@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 SENTENCES, ROUNDS = 160, 2
 PEER = "ancestral, 64 steps"
@@ -39,10 +41,7 @@ POINTS: dict[str, dict[str, Any]] = {
         "block_length": 8,
         "inner": {"kind": "confidence", "steps": 4, "temperature": 0.0},
     },
-    "remdm_cap, 64 steps": {"kind": "remdm_cap", "steps": 64},
-    "remdm_rescale, 64 steps": {"kind": "remdm_rescale", "steps": 64},
-    "remdm_conf, 64 steps": {"kind": "remdm_conf", "steps": 64},
-    "remdm_loop, 64 steps": {"kind": "remdm_loop", "steps": 64},
+    **{f"{kind}, 64 steps": {"kind": kind, "steps": 64} for kind in TEXT_SAMPLERS.known if "remdm" in kind},
 }
 
 

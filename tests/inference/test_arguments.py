@@ -52,7 +52,7 @@ SAMPLERS = [
     {"kind": "heun", "steps": 2, "t_max": float("nan")}, {"kind": "blocks"}, {"kind": "os:path"}, {"kind": "x.y:Z"},
     {"kind": "threshold", "steps": 2, "threshold": -1}, {"kind": "confidence", "steps": 2, "top_k": 10**40},
     {"kind": "blocks", "block_length": HUGE, "inner": {"kind": "confidence", "steps": 1}},
-    {"kind": "remdm_cap", "steps": 2, "eta": 1e30}, {"kind": "ddpm", "steps": 2}, {"steps": 2}, SearchConfig,
+    {"kind": "threshold", "steps": 2, "threshold": 1e30}, {"kind": "ddpm", "steps": 2}, {"steps": 2}, SearchConfig,
     DdimConfig, "confidence", "ancestral", "ddim", "heun", "nope",
 ]  # fmt: skip
 LENGTHS = ["argmax", "sample", "top-3", f"top-{HUGE - 1}", "top-0", "top-x", 5, 12, 13, HUGE, 2**63, -3]

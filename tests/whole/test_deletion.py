@@ -48,9 +48,8 @@ def test_everything_else_works_without_a_family(family: str, tmp_path: Path) -> 
     unwanted = shutil.ignore_patterns(".git", ".venv", "data", "__pycache__", ".*_cache", "local")
     shutil.copytree(PROJECT, copy, ignore=unwanted, symlinks=True)
     (copy / "conf" / "local").mkdir()
-    layers = layers_of(family)
-    assert layers
-    for path in (PROJECT / "src/mm_ldlm/families" / family, PROJECT / "tests/families" / family, *layers):
+    folders = (PROJECT / "src/mm_ldlm/families" / family, PROJECT / "tests/families" / family, *layers_of(family))
+    for path in folders:
         shutil.rmtree(copy / path.relative_to(PROJECT), ignore_errors=not path.exists())
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "KEDRO_DISABLE_TELEMETRY": "1"}
     failed = {}

@@ -46,7 +46,7 @@ class SelfCorrectionConfig(DiffusionSampler):
         if process is not None and process.revises:
             return None
         needs = "a process whose noise includes words, such as 'uniform' or 'gidd' with p_uniform above 0"
-        return unfit(self.kind, needs, process, instead="'ancestral', or 'remdm_conf' if the only noise is [MASK]")
+        return unfit(self.kind, needs, process)
 
     def sample(
         self,
