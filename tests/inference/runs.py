@@ -16,6 +16,7 @@ from mm_ldlm.core.files import write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -91,8 +92,11 @@ def make(
         parse_kind(MODELS, model or MMDIT, at="")
     )
     latents = "latents" in root.objective.fields
-    given: dict[str, Any] = {"normaliser": normaliser(typical=typical), "encoder": BagEncoder()} if latents else {}
-    return MMLDLM(root.objective.generative_model(root.model), capabilities, tokenizer(), **{**given, **options})
+    made = Parts(
+        root.objective.generative_model(root.model), capabilities, tokenizer(),
+        {"normaliser": normaliser(typical=typical)} if latents else {},
+    )  # fmt: skip
+    return MMLDLM(made, **{**({"encoder": BagEncoder()} if latents else {}), **options})
 
 
 def text_run(**options: Any) -> MMLDLM:

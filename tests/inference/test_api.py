@@ -17,7 +17,6 @@ from tests.inference.runs import BagEncoder, make
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import kinds
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.data import batching
 from mm_ldlm.inference import api
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
@@ -243,7 +242,7 @@ def test_the_way_from_a_request_to_the_loop_is_straight(model: MMLDLM, monkeypat
         return loop(*given, **named)
 
     monkeypatch.setattr(orders, "denoising_loop", watched)
-    monkeypatch.setattr(batching, "lanes_of", lambda device: 1)
+    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 1)
     model.invert(np.eye(1, 6, dtype=np.float32))
     assert len(frames) + 1 + 1 <= 7, "the command before them, and the loop after them"
 

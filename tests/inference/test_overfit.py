@@ -10,6 +10,7 @@ from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, t
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -44,10 +45,9 @@ def learned() -> MMLDLM:
         optimizer.step()
     objective, model = parse_kind(OBJECTIVES, OBJECTIVE, at=""), parse_kind(MODELS, MMDIT | {"dim": 48}, at="")
     frozen = root.requires_grad_(False).eval()
-    return MMLDLM(
-        frozen.objective.generative_model(frozen.model), objective.capabilities(model), tokenizer(),
-        plain.normaliser, BagEncoder(),
-    )  # fmt: skip
+    able = objective.capabilities(model)
+    parts = Parts(frozen.objective.generative_model(frozen.model), able, tokenizer(), plain.normalisers)
+    return MMLDLM(parts, BagEncoder())
 
 
 @pytest.mark.parametrize("kind", sorted(TEXT_SAMPLERS))

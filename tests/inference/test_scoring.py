@@ -11,6 +11,7 @@ from tests.inference.runs import make
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.interfaces import TextAndLatentOutput
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -58,7 +59,7 @@ def test_the_bound_of_an_exact_model_is_the_likelihood(schedule: dict[str, Any],
     uses = frozenset({"score", "score_given_latent"})
     able = Capabilities(uses=uses, fields=frozenset({"latents"}), trained_as="the exact posterior")
     same: Any = SimpleNamespace(standardise=lambda raw_nd: raw_nd)
-    model = MMLDLM(objective.generative_model(Posterior()), able, WORDS, same)
+    model = MMLDLM(Parts(objective.generative_model(Posterior()), able, WORDS, {"normaliser": same}))
     texts = [f"{a} {b}" for a in "abc" for b in "abc"] * 1500
     scores = model.score(texts, latents=np.ones((len(texts), 2)) if given else None, draws=32)
     assert scores.likelihood == "bound"
@@ -88,7 +89,7 @@ class Chain(GenerativeModel):
 def test_an_exact_likelihood_is_one_draw_without_an_error() -> None:
     able = Capabilities(uses=frozenset({"score"}), likelihood="exact", trained_as="next tokens")
     shape = DataShape(vocab_size=5, pad_id=PAD, mask_id=MASK, max_length=2)
-    scores = MMLDLM(Chain(Posterior(), shape), able, WORDS).score(["a", "b c", "a a"], draws=8)
+    scores = MMLDLM(Parts(Chain(Posterior(), shape), able, WORDS)).score(["a", "b c", "a a"], draws=8)
     assert scores.nll == pytest.approx(np.log([8, 128, 32]))
     assert not scores.standard_errors.any()
     assert not scores.length_nll.any()

@@ -24,17 +24,7 @@ class MMLDLM(LoadedModel):
     kind or by their configuration. The `seed` and the position of a text in the request determine its sample, for any
     batching. Methods that re-embed texts, or receive texts in place of latents, need the encoder.
 
-    Args:
-        model: the trained model with the conventions of its objective, on its device.
-        capabilities: what the run can do.
-        tokenizer: the tokenizer of the run.
-        normaliser: the normaliser of the latents; None for a run without latents.
-        encoder: the encoder that made the latents, or None.
-        batch_tokens: number of tokens of one batch including pads; None chooses it by the device and the size of the
-            vocabulary. A CPU computes a batch on each core (docs/configuration.md, OMP_NUM_THREADS).
-        load_encoder: loads the encoder when it is first needed, if `encoder` is None.
-        no_encoder: the reason why there is neither, for messages.
-        normalisers: the normalisers of other fields, by the names of their folders in a checkpoint.
+    See `LoadedModel` for the arguments of the constructor.
     """
 
     invert = inverting.invert

@@ -72,18 +72,10 @@ def begins_with_text(value: Any) -> bool:
 
 def read_texts(path: str | Path) -> list[str]:
     """Read the lines of a UTF-8 text file that are not blank; a table, whose lines are not texts, is refused."""
-    file = InputFile(path_of(path), remedy="Give a UTF-8 file with one text per line.", error=SamplingError)
-    file.check()
+    file = InputFile(path, remedy="Give a UTF-8 file with one text per line.", error=SamplingError)
     if Path(path).suffix.lower() in TABLES:
         file.refuse("one text per line", f"a table ({Path(path).suffix})")
     return texts_of([line.strip() for line in file.lines() if line.strip()], name=str(path))
-
-
-def path_of(value: Any) -> Path:
-    """Return a path; everything but a string and a Path is refused."""
-    if not isinstance(value, (str, Path)):
-        raise SamplingError(f"expected a path, found {show(value, 60)}.")
-    return Path(value)
 
 
 def check_lengths(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int) -> None:
@@ -103,14 +95,13 @@ def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
     if len(rows) != len(names):
         raise SamplingError(f"expected one row of ids for each of {len(names)} texts, found {len(rows)} rows.")
     rows = [listed(row, name=f"ids[{index}]") for index, row in enumerate(rows)]
-    special = {shape.pad_id: "[PAD]", shape.mask_id: "[MASK]"}
     for index, row in enumerate(rows):
         for token in row:
-            is_integer = isinstance(token, Integral) and not isinstance(token, bool)
-            if not is_integer or not 0 <= token < shape.vocab_size or token in special:
-                found = f"{token}, which is {special[token]}" if is_integer and token in special else show(token, 60)
+            is_id = isinstance(token, Integral) and not isinstance(token, bool) and 0 <= int(token) < shape.vocab_size
+            if not is_id or token in (shape.pad_id, shape.mask_id):
                 raise SamplingError(
-                    f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, found {found}."
+                    f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, without [PAD] "
+                    f"({shape.pad_id}) and [MASK] ({shape.mask_id}), found {show(token, 60)}."
                 )
     check_lengths(rows, names, max_length=shape.max_length)
 

@@ -6,7 +6,7 @@ import collections
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,6 @@ import torch
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.core.messages import show
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import norms
 from mm_ldlm.inference.arguments import (
     Floats,
@@ -27,7 +26,7 @@ from mm_ldlm.inference.arguments import (
     texts_of,
     vectors_of,
 )
-from mm_ldlm.models.base import DataShape
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.defaults import plain_defaults
 
 log = logging.getLogger(__name__)
@@ -64,27 +63,16 @@ class Converter:
     """Converter of texts and raw latents to ids and standardised latents on the device of the model, and back.
 
     Args:
-        shape: maximum text length and dimension of a latent.
-        normaliser: None for a run without latents.
-        load_encoder: loads the encoder when it is first needed, if `encoder` is None.
-        no_encoder: the reason why there is neither, if it is known.
+        parts: the parts of the run.
+        encoder: the encoder; None loads that of the run when it is first needed.
     """
 
-    def __init__(
-        self,
-        shape: DataShape,
-        device: torch.device,
-        tokenizer: TextTokenizer,
-        normaliser: Any,
-        *,
-        encoder: Encoder | None,
-        load_encoder: Callable[[], Encoder] | None,
-        no_encoder: str | None,
-    ) -> None:
+    def __init__(self, parts: Parts, encoder: Encoder | None) -> None:
         if encoder is not None and not (hasattr(encoder, "encode") and hasattr(encoder, "dim")):
             raise SamplingError(f"encoder: expected an encoder (dim, encode), found {show(encoder, 60)}.")
-        self.shape, self.device, self.tokenizer, self.normaliser = shape, device, tokenizer, normaliser
-        self._encoder, self._load_encoder, self._no_encoder = encoder, load_encoder, no_encoder
+        self.shape, self.tokenizer = parts.model.shape, parts.tokenizer
+        self.normaliser: Any = parts.normalisers.get("normaliser")
+        self._parts, self._encoder = parts, encoder
         # Batches are searched side by side, and an encoder need not be thread-safe. The lock of another thread would
         # stay locked in a forked process, so that each process has one.
         self._one_at_a_time: dict[int, threading.Lock] = collections.defaultdict(threading.Lock)
@@ -106,9 +94,7 @@ class Converter:
     @property
     def no_encoder(self) -> str | None:
         """Why texts cannot be embedded by the encoder; None if they can."""
-        if self._encoder is not None or self._load_encoder is not None:
-            return None
-        return self._no_encoder or "this model was built without one."
+        return self._parts.no_encoder if self._encoder is self._parts.load_encoder is None else None
 
     @property
     def encoder(self) -> Encoder:
@@ -118,9 +104,9 @@ class Converter:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
         dim = self.dim
-        if self._encoder is None and self._load_encoder is not None:
+        if self._encoder is None and self._parts.load_encoder is not None:
             with plain_defaults():
-                self._encoder = self._load_encoder()
+                self._encoder = self._parts.load_encoder()
         if self._encoder is None:
             raise SamplingError(
                 f"expected the encoder that made the latents, but {self.no_encoder} In Python, pass "
@@ -210,7 +196,7 @@ class Converter:
                 rows.size, len(norms_n), low, high, ", ".join(f"{norms_n[row]:.2f}" for row in rows[:3]),
                 ", ".join(str(row) for row in rows[:3]),
             )  # fmt: skip
-        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+        return torch.from_numpy(standard_nd.astype(np.float32)).to(self._parts.model.device)
 
     # --- from the model -----------------------------------------------------------------------------------------------
 

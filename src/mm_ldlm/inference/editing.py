@@ -128,6 +128,5 @@ def remask(
 
     batches = requests.divide([len(row) for row in ids])
     with model.evaluating():
-        results = list(requests.results(work, batches, "choosing"))
-    found = requests.joined(batches, results)
+        found = requests.joined(batches, [*requests.results(work, batches, "choosing")])
     return found["canvases"], found["calls"]

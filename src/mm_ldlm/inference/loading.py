@@ -6,9 +6,9 @@ If the run has latents, the encoder that its configuration names is loaded when 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,14 +17,13 @@ import torch
 from mm_ldlm.core.config import NonNegativeInt, bounded, check, parse, parse_kind
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, MMLDLMError, SamplingError
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import nearest, show
+from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.inference.arguments import path_of
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.models.registry import MODELS
@@ -42,19 +41,19 @@ class Parts:
     """Components that `MMLDLM` is built from."""
 
     model: GenerativeModel
+    """The trained model with the conventions of its objective, on its device"""
     capabilities: Capabilities
     tokenizer: TextTokenizer
-    normaliser: Normaliser | None
-    """None for a run without latents"""
-    normalisers: dict[str, Normaliser]
-    """The normalisers of other fields, by the names of their folders in the checkpoint"""
-    load_encoder: Callable[[], Any] | None
-    """Loads the encoder that the run was trained on; None if the run names no encoder that embeds texts"""
-    no_encoder: str | None
-    """Why there is none, for a run whose latents were given"""
-    checkpoint: Path
-    step: int
-    fingerprints: dict[str, str]
+    normalisers: Mapping[str, Normaliser] = field(default_factory=dict)
+    """Normalisers of the fields, by the names of their folders in a checkpoint; "normaliser" is that of the latents"""
+    load_encoder: Callable[[], Any] | None = None
+    """Loads the encoder that made the latents; None if the run names no encoder that embeds texts"""
+    no_encoder: str = "this model was built without one."
+    """Why there is none, for messages"""
+    checkpoint: Path | None = None
+    """None for a model that was not loaded"""
+    step: int = 0
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs of the run, by name"""
 
 
@@ -89,14 +88,12 @@ def load_run(
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_parameters(root, folder.tensors(found, weights), found / weights)
     root = root.to(chosen).eval().requires_grad_(False)
-    normalisers = {each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))}
     load, no_encoder = _encoder_of(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen)
     return Parts(
         model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
         tokenizer=TextTokenizer.load(found / "tokenizer"),
-        normaliser=normalisers.pop("normaliser", None),
-        normalisers=normalisers,
+        normalisers={each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))},
         load_encoder=load,
         no_encoder=no_encoder,
         checkpoint=found,
@@ -132,24 +129,21 @@ def root_of(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
     )  # fmt: skip
 
 
-def refuse_other_data(parts: Parts | None, fingerprints: Mapping[str, str]) -> None:
+def refuse_other_data(parts: Parts, fingerprints: Mapping[str, str]) -> None:
     """Refuse a run whose vocabulary or encoder differ from those of the data that it is to be used on.
 
     Args:
-        parts: of the run; None for a model that was built in memory, which is not checked.
         fingerprints: of the dataset, by the name of the store.
 
     Raises:
         FingerprintError: they differ, so that ids or latents of the data would mean something else to the run.
     """
-    names = {"tokenizer": "vocabulary", "encoder": "encoder"}
-    ours = {} if parts is None else parts.fingerprints
-    for name, what in names.items():
-        if name in ours and name in fingerprints and ours[name] != fingerprints[name]:
-            assert parts is not None
+    for name, what in {"tokenizer": "vocabulary", "encoder": "encoder"}.items():
+        ours, theirs = parts.fingerprints.get(name), fingerprints.get(name)
+        if ours and theirs and ours != theirs:
             raise FingerprintError(
-                f"{parts.checkpoint}: expected a run with the {what} of the dataset ({fingerprints[name]:.12}), found "
-                f"one with another {what} ({ours[name]:.12}). Name the environment or the data folder that the run was "
+                f"{parts.checkpoint}: expected a run with the {what} of the dataset ({theirs:.12}), found one with "
+                f"another {what} ({ours:.12}). Name the environment or the data folder that the run was "
                 "trained on (`--env=NAME`, `--params data=FOLDER`), or choose a run of this dataset."
             )
 
@@ -175,16 +169,12 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def _existing(path: Any) -> Path:
-    """Return the path of a folder; the refusal names the folder beside it with the most similar name."""
-    with contextlib.suppress(OSError, ValueError):  # a name that is too long, or no name of a file
-        if path_of(path).is_dir():
-            return Path(path)
-    beside: list[str] = []
-    with contextlib.suppress(OSError, ValueError):
-        beside = sorted(each.name for each in islice(Path(path).parent.iterdir(), 1000) if each.is_dir())
-    hint = nearest(Path(path).name, beside) or " Give the folder of a run, or the one that contains all runs."
+    """Return the path of a folder."""
+    if isinstance(path, (str, Path)) and os.path.isdir(path):
+        return Path(path)
     # not of the Path, in which the credentials of an address are not recognised
-    raise CheckpointError(f"{show(str(path))}: no such run folder.{hint}")
+    shown = show(str(path) if isinstance(path, Path) else path)
+    raise CheckpointError(f"{shown}: no such run folder. Give the folder of a run, or the one that contains all runs.")
 
 
 def _device(device: Any) -> torch.device:
@@ -202,12 +192,10 @@ def _device(device: Any) -> torch.device:
     return chosen
 
 
-def _encoder_of(
-    config: dict[str, Any], expected: str, device: torch.device
-) -> tuple[Callable[[], Any] | None, str | None]:
+def _encoder_of(config: dict[str, Any], expected: str, device: torch.device) -> tuple[Callable[[], Any] | None, str]:
     """Return a function that loads the encoder of a run, or None and the reason why it cannot embed texts."""
     if not config:
-        return None, None
+        return None, Parts.no_encoder
     with contextlib.suppress(ConfigurationError):  # of an encoder that this installation lacks; `load` raises it
         if (reason := no_encoder(parse_encoder(config))) is not None:
             return None, reason
@@ -222,4 +210,4 @@ def _encoder_of(
             )
         return encoder
 
-    return load, None
+    return load, ""

@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import torch
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.inference.arguments import text_sampler_of
 from mm_ldlm.inference.conversion import Converter, Encoder, Floats
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.verbatim import Template
 from mm_ldlm.inference.writing import Writer, Written
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.capabilities import USES, Capabilities
-from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.objectives.capabilities import USES
 
 
 class LoadedModel:
     """Model of a run and what all requests to it share.
 
+    Attributes:
+        parts: the parts of the run.
+        shape: vocabulary size, maximum text length, and the shapes of the other data.
+        max_length: number of tokens of the longest text that the model reads at once.
+        normaliser: normaliser of the latents; None for a run without latents.
+        batch_tokens: number of tokens of one batch, including pads.
+
     Args:
-        model: the trained model with the conventions of its objective, on its device.
-        capabilities: what the run can do.
-        tokenizer: the tokenizer of the run.
-        normaliser: the normaliser of the latents; None for a run without latents.
-        encoder: the encoder that made the latents, or None.
-        batch_tokens: number of tokens of one batch including pads; None chooses it by the device and the size of the
-            vocabulary. A CPU computes a batch on each core (docs/configuration.md, OMP_NUM_THREADS).
-        load_encoder: loads the encoder when it is first needed, if `encoder` is None.
-        no_encoder: the reason why there is neither, for messages.
-        normalisers: the normalisers of other fields, by the names of their folders in a checkpoint.
+        encoder: the encoder that made the latents; None loads that of the run when it is first needed.
+        batch_tokens: None chooses it by the device and the size of the vocabulary. A CPU computes a batch on each core
+            (docs/configuration.md, OMP_NUM_THREADS).
     """
 
-    def __init__(
-        self,
-        model: GenerativeModel,
-        capabilities: Capabilities,
-        tokenizer: TextTokenizer,
-        normaliser: Any | None = None,
-        encoder: Encoder | None = None,
-        *,
-        batch_tokens: int | None = None,
-        load_encoder: Callable[[], Encoder] | None = None,
-        no_encoder: str | None = None,
-        normalisers: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model, self.capabilities, self.tokenizer = model, capabilities, tokenizer
-        self.normalisers = dict(normalisers or {})
-        self.parts: Parts | None = None
-        self.writer = Writer(model, batch_tokens=batch_tokens)
-        self.converter = Converter(
-            model.shape, model.device, tokenizer, normaliser, encoder=encoder, load_encoder=load_encoder,
-            no_encoder=no_encoder,
-        )  # fmt: skip
+    def __init__(self, parts: Parts, encoder: Encoder | None = None, *, batch_tokens: int | None = None) -> None:
+        self.parts, self.model, self.capabilities = parts, parts.model, parts.capabilities
+        self.tokenizer, self.normalisers = parts.tokenizer, parts.normalisers
+        self.writer = Writer(parts.model, batch_tokens=batch_tokens)
+        self.converter = Converter(parts, encoder)
+        self.shape, self.max_length = parts.model.shape, parts.model.shape.max_length
+        self.normaliser, self.batch_tokens = self.converter.normaliser, self.writer.batch_tokens
 
     @classmethod
     def from_run(
@@ -84,13 +67,7 @@ class LoadedModel:
             CheckpointError: the folder has no complete checkpoint, or files that a model needs are missing.
         """
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        made = cls(
-            parts.model, parts.capabilities, parts.tokenizer, parts.normaliser, encoder,
-            batch_tokens=batch_tokens, load_encoder=parts.load_encoder, no_encoder=parts.no_encoder,
-            normalisers=parts.normalisers,
-        )  # fmt: skip
-        made.parts = parts
-        return made
+        return cls(parts, encoder, batch_tokens=batch_tokens)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the weights; the tokenizer, the normalisers and the encoder, which do not change, are shared."""
@@ -113,17 +90,13 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """Name the run, the step, the number of parameters and the uses in one line."""
-        run = f"{self.parts.checkpoint.parent.parent.name}, step {self.parts.step:,}, " if self.parts else ""
+        found = self.parts.checkpoint
+        run = f"{found.parent.parent.name}, step {self.parts.step:,}, " if found else ""
         count = sum(parameter.numel() for parameter in self.model.model.parameters())
         uses = ", ".join(use for use in USES if use in self.capabilities)
         return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"
 
     # --- parts --------------------------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> DataShape:
-        """Vocabulary size, maximum text length, and the shapes of the other data."""
-        return self.model.shape
 
     @property
     def device(self) -> torch.device:
@@ -137,21 +110,6 @@ class LoadedModel:
             SamplingError: the run has no latents.
         """
         return self.converter.dim
-
-    @property
-    def max_length(self) -> int:
-        """Number of tokens of the longest text that the model reads at once."""
-        return self.shape.max_length
-
-    @property
-    def batch_tokens(self) -> int:
-        """Number of tokens of one batch, including pads."""
-        return self.writer.batch_tokens
-
-    @property
-    def normaliser(self) -> Any:
-        """Normaliser of the latents; None for a run without latents."""
-        return self.converter.normaliser
 
     @property
     def encoder(self) -> Encoder:

@@ -91,8 +91,7 @@ class Writer(Batches):
 
         batches = self.divide([len(canvas) for canvas in canvases])
         with self.model.evaluating():
-            results = list(self.results(work, batches, "writing"))
-        return _written(self.joined(batches, results))
+            return _written(self.joined(batches, [*self.results(work, batches, "writing")]))
 
     def write_likeliest_length(
         self, *, lengths: int, latents_nd: Tensor | None, rows: int, sampler: Any, seed: int
@@ -158,8 +157,7 @@ class Writer(Batches):
 
         batches = self.divide(longest)
         with self.model.evaluating():
-            results = list(self.results(work, batches, "searching"))
-        return _written(self.joined(batches, results))
+            return _written(self.joined(batches, [*self.results(work, batches, "searching")]))
 
     def _starting_canvases(
         self, latents_nd: Tensor, first: Sequence[int], config: SearchConfig
@@ -195,8 +193,7 @@ class Writer(Batches):
 
         batches = self.divide([len(row) for row in ids])
         with self.model.evaluating():
-            results = list(self.results(work, batches, "drawing latents"))
-        found = self.joined(batches, results)
+            found = self.joined(batches, [*self.results(work, batches, "drawing latents")])
         draws_nKd = torch.from_numpy(found["latents"]).to(self.model.device)
         return draws_nKd.transpose(0, 1).contiguous(), found["model_calls"]
 
@@ -232,8 +229,7 @@ class Writer(Batches):
 
         batches = self.divide([len(canvas) for canvas in canvases])
         with self.model.evaluating():
-            results = list(self.results(work, batches, "writing"))
-        return _written(self.joined(batches, results))
+            return _written(self.joined(batches, [*self.results(work, batches, "writing")]))
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -36,7 +37,8 @@ def loaded(case: str, **options: Any) -> MMLDLM:
     config = parse_kind(OBJECTIVES, {"kind": "classification", **objective}, at="objective")
     able = config.capabilities(parse_kind(MODELS, model, at="model"))
     normaliser = Normaliser("standard", np.zeros(DIM), np.full(DIM, 2.0), False, rows=9)
-    return MMLDLM(root.objective.generative_model(root.model), able, tokenizer, normaliser, **options)
+    parts = Parts(root.objective.generative_model(root.model), able, tokenizer, {"normaliser": normaliser})
+    return MMLDLM(parts, **options)
 
 
 def classify(model: MMLDLM, case: str, rows: slice = slice(None)) -> Any:

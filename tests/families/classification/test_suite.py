@@ -18,6 +18,7 @@ from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.families.classification.labels import LabelNames, Labels
 from mm_ldlm.families.classification.suite import Classification, ClassificationSection, labels_of
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 
@@ -52,9 +53,8 @@ def given(dataset: Any, case: str = "linear", **section: Any) -> Evaluation:
     able = parse_kind(OBJECTIVES, {"kind": "classification", **objective}, at="objective").capabilities(
         parse_kind(MODELS, model, at="model")
     )
-    loaded = MMLDLM(
-        root.objective.generative_model(root.model), able, dataset.tokenizer, dataset.normaliser("latents")
-    )  # fmt: skip
+    normalisers = {"normaliser": dataset.normaliser("latents")}
+    loaded = MMLDLM(Parts(root.objective.generative_model(root.model), able, dataset.tokenizer, normalisers))
     config = parse(EvaluationConfig, {"bootstrap": {"replicates": 20}}, at="evaluation")
     own = parse(ClassificationSection, {"evaluation": section}, at="classification")
     return Evaluation(loaded, dataset, {}, config, 0, {"classification": own})

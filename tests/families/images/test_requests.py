@@ -15,6 +15,7 @@ from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.families.images.config import ImagesConfig
 from mm_ldlm.families.images.requests import NORMALISER
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -36,9 +37,8 @@ def loaded(kind: str = "image_text", *, images: bool = True, batch_tokens: int =
     made = config.build(shape).generative_model(model(MODEL[kind], shape, spread=0.1))
     able = config.capabilities(parse_kind(MODELS, {"kind": MODEL[kind]}, at="model"))
     normaliser = Normaliser("one_scale", np.full(16, 0.5), np.full(16, 0.25), False, rows=9)
-    return MMLDLM(
-        made, able, tokenizer, normalisers={NORMALISER: normaliser} if images else {}, batch_tokens=batch_tokens
-    )  # fmt: skip
+    parts = Parts(made, able, tokenizer, {NORMALISER: normaliser} if images else {})
+    return MMLDLM(parts, batch_tokens=batch_tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -140,9 +140,9 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     """
     import pandas as pd
 
-    parts = given.model.parts
-    assert parts is not None, "the pipelines load a run"
-    weights = weights_of(parts.checkpoint, use_ema=given.config.use_ema)
+    checkpoint = given.model.parts.checkpoint
+    assert checkpoint is not None, "the pipelines load a run"
+    weights = weights_of(checkpoint, use_ema=given.config.use_ema)
     about = made_by(weights, parameters=to_dict(given.config), seed=given.seed)
     about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}
     for name, found in about["samples"].items():

@@ -109,8 +109,7 @@ def classify_tokens(
 
     batches = writer.divide([sum(len(side[row]) for side in sides) for row in range(len(ids))])
     with classifier.evaluating():
-        results = list(writer.results(work, batches, "classifying"))
-    found = writer.joined(batches, results)
+        found = writer.joined(batches, [*writer.results(work, batches, "classifying")])
     return Classes(tuple(texts), classifier.classes, found[PROBABILITIES], unknown=model.converter.unknown(ids))
 
 

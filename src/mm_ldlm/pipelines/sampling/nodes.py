@@ -72,8 +72,8 @@ def _table(parts: list[pd.DataFrame], task: Task, model: MMLDLM, parameters: dic
     empty = pd.DataFrame(columns=columns)
     whole = pd.concat([part.reindex(columns=columns) for part in parts]) if parts else empty
     table = whole.astype(dict(task.columns)).reset_index(drop=True)
-    if model.parts is not None:
-        weights = weights_of(model.parts.checkpoint, use_ema=task.sampling.use_ema)
+    if (checkpoint := model.parts.checkpoint) is not None:
+        weights = weights_of(checkpoint, use_ema=task.sampling.use_ema)
         table.attrs = {MADE_BY: made_by(weights, parameters=parameters, seed=seed)}
         table.attrs |= {} if task.requested else {KEEP: weights}
     return table
