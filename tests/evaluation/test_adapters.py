@@ -29,7 +29,7 @@ def test_sentence_transformers_computes_our_correlations() -> None:
     ours = score_encoder(from_pairs("set", PAIRS), encode)
     for name in names:
         for kind in ("spearman", "pearson"):
-            assert ours.by_similarity[name][kind] == pytest.approx(100 * theirs[f"{kind}_{name}"], abs=1e-4)
+            assert ours.numbers["by_similarity"][name][kind] == pytest.approx(100 * theirs[f"{kind}_{name}"], abs=1e-4)
 
 
 def test_texts_and_batches_of_texts_give_the_same_vectors() -> None:

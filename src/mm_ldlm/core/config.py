@@ -358,6 +358,8 @@ def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -
             inside = part in value if isinstance(value, Mapping) else isinstance(part, int)
             if inside:  # otherwise the name of an alternative of a union
                 path, value = f"{path}.{part}", value[part]
+        if item["loc"][-1:] == ("[key]",):
+            value = item["loc"][-2]
         first = item["loc"][0] if item["loc"] else None
         found.setdefault(path, (first, value, []))[2].append(item)
     return {first: _line(what, path, value, items) for path, (first, value, items) in found.items()}

@@ -5,8 +5,6 @@ Both call `encode(sentences, **options)` with options that differ by version. Op
 (`output_value="token_embeddings"`, `truncate_dim`) is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -7,14 +7,11 @@ compared on the same draws (a paired bootstrap) when both use the same seed.
 Shapes: R replicates, N items, S statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mm_ldlm.core.errors import EvaluationError
 
@@ -23,6 +20,8 @@ FEWEST_PAIRS = 30
 differences the nominal 95 % interval covers 60 % at n = 2, 90.4 % at n = 10 and 93.6 % at n = 30."""
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Counts (r, N) → values (r,)"""
+Values = Any
+"""Numbers of items: a sequence, an array or a column of a table"""
 Interval = dict[str, float]
 """A statistic with its confidence interval: value, low, high, level"""
 
@@ -81,29 +80,28 @@ class Bootstrap:
         value = float(statistic(np.ones((1, items)))[0]) if value is None else value
         return self.interval(value, self.replicates_of(statistic, items))
 
-    def mean(self, values_N: npt.ArrayLike) -> Interval:
+    def mean(self, values_N: Values) -> Interval:
         """Compute the mean of per-item values with its interval."""
-        value_N = np.asarray(values_N, dtype=np.float64)
-        return self.of(mean_of_counts(value_N), len(value_N), value=float(value_N.mean()))
+        return self.ratio(values_N, np.ones(len(values_N)))
 
-    def proportion(self, hits_N: npt.ArrayLike) -> Interval:
+    def proportion(self, hits_N: Values) -> Interval:
         """Compute the fraction of hits, or the mean of fractions, with its interval, which lies in [0, 1].
 
         If all items or no items are hits, every resample is equal and the bootstrap interval would be empty; Wilson's
         interval (1927) is returned instead.
         """
         hit_N = np.asarray(hits_N, dtype=np.float64)
-        fraction, count = float(hit_N.mean()), len(hit_N)
+        fraction = float(hit_N.mean())
         if fraction not in (0.0, 1.0):
             return self.mean(hit_N)
         from scipy.stats import norm
 
         z2 = float(norm.ppf((1 + self.level) / 2)) ** 2
-        reach = z2 / (count + z2)
+        reach = z2 / (len(hit_N) + z2)
         low, high = max(0.0, fraction - reach), min(1.0, fraction + reach)
         return {"value": fraction, "low": low, "high": high, "level": self.level}
 
-    def ratio(self, numerator_N: npt.ArrayLike, denominator_N: npt.ArrayLike) -> Interval:
+    def ratio(self, numerator_N: Values, denominator_N: Values) -> Interval:
         """Compute Σ numerator ÷ Σ denominator with its interval (a per-token rate from per-sentence sums)."""
         top_N, bottom_N = np.asarray(numerator_N, dtype=np.float64), np.asarray(denominator_N, dtype=np.float64)
         return self.of(ratio_of_counts(top_N, bottom_N), len(top_N), value=float(top_N.sum() / bottom_N.sum()))
@@ -140,13 +138,12 @@ class Bootstrap:
 # -- statistics as functions of counts -------------------------------------------------------------------------------
 
 
-def mean_of_counts(values_N: npt.ArrayLike) -> Statistic:
+def mean_of_counts(values_N: Values) -> Statistic:
     """Make the statistic "mean of per-item values": counts (r, N) → (r,)."""
-    value_N = np.asarray(values_N, dtype=np.float64)
-    return lambda counts_RN: counts_RN @ value_N / len(value_N)
+    return ratio_of_counts(values_N, np.ones(len(values_N)))
 
 
-def ratio_of_counts(numerator_N: npt.ArrayLike, denominator_N: npt.ArrayLike) -> Statistic:
+def ratio_of_counts(numerator_N: Values, denominator_N: Values) -> Statistic:
     """Make the statistic "Σ numerator ÷ Σ denominator": counts (r, N) → (r,)."""
     top_N, bottom_N = np.asarray(numerator_N, dtype=np.float64), np.asarray(denominator_N, dtype=np.float64)
     return lambda counts_RN: (counts_RN @ top_N) / np.maximum(counts_RN @ bottom_N, 1e-300)

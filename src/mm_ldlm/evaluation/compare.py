@@ -5,8 +5,6 @@ sentence. A result is found in a given folder, in `evaluation/` inside a run fol
 a copy), or, for an MLflow run id, in the last metrics of that run.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +18,10 @@ from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile, write_bytes, write_json
 from mm_ldlm.core.messages import show
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
-from mm_ldlm.evaluation.headline import headlines, likelihood_kind
+from mm_ldlm.evaluation.headline import PARTS, headlines, likelihood_kind
 from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
-_PARTS = {"value": "", "low": ".low", "high": ".high"}
 METRICS, FOLDER = "metrics.json", "evaluation"
 
 FromTracking = Callable[[str], Mapping[str, float] | None]
@@ -59,14 +56,13 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
             the file.
     """
     path = Path(reference)
-    candidates = [path] if os.path.isfile(path) else [path / METRICS, path / FOLDER / METRICS]
-    for place in candidates:
-        if os.path.isfile(place):
-            rows = {name: _read_rows(place.with_name(f"{name}_rows.parquet"), suite.row_columns)
-                    for name, suite in suites().items() if suite.row_columns}  # fmt: skip
-            named = [part for part in path.parts if part not in (FOLDER, METRICS)]
-            present = {name: table for name, table in rows.items() if table is not None}
-            return Result(named[-1] if named else reference, _read_metrics(place), present)
+    candidates = [path] if path.is_file() else [path / METRICS, path / FOLDER / METRICS]
+    if place := next((place for place in candidates if place.is_file()), None):
+        rows = {name: _read_rows(place.with_name(f"{name}_rows.parquet"), suite.row_columns)
+                for name, suite in suites().items() if suite.row_columns}  # fmt: skip
+        named = [part for part in path.parts if part not in (FOLDER, METRICS)]
+        present = {name: table for name, table in rows.items() if table is not None}
+        return Result(named[-1] if named else reference, _read_metrics(place), present)
     if from_tracking is not None and not os.path.lexists(path) and (metrics := from_tracking(reference)):
         return Result(reference[:8], metrics)
     raise EvaluationError(
@@ -95,13 +91,13 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
         rows = pd.read_parquet(file.check())
     except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …
         file.refuse("a Parquet table", f"an error ({str(error).rpartition(': ')[2]})")
-    if not len(rows):
-        return None
-    if wrong := [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]:
-        file.refuse(f"numbers in its columns {', '.join(columns)}", f"none in {', '.join(wrong)}")
-    if "id" not in rows or not rows["id"].is_unique:  # no pair could be of an id that occurs twice
-        file.refuse("a column 'id' with every id once", "none, or an id more than once")
-    return rows
+    wrong = [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]
+    wrong += ["id"] if "id" not in rows or not rows["id"].is_unique else []  # a pair needs one row for each id
+    if len(rows) and wrong:
+        file.refuse(
+            f"numbers in its columns {', '.join(columns)}, and every id once", f"no such column {', '.join(wrong)}"
+        )
+    return rows if len(rows) else None
 
 
 def _file(path: Path) -> InputFile:
@@ -140,7 +136,7 @@ def side_by_side(results: Sequence[Result]) -> dict[str, Any]:
         cost = headline.form in ("cost", "perplexity")
         values = [
             {
-                **{part: result.metrics.get(f"{key}{suffix}") for part, suffix in _PARTS.items()},
+                **{part: result.metrics.get(f"{key}{PARTS[part]}") for part in ("value", "low", "high")},
                 "note": likelihood_kind(result.metrics) if cost and key in result.metrics else "",
             }
             for result in results
@@ -198,11 +194,13 @@ def shared(tables: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def _note(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-    kinds = (likelihood_kind(ours), likelihood_kind(theirs))
-    if set(kinds) == {"exact", "NELBO"}:
-        bounded = "this run" if kinds[0] == "NELBO" else "the other run"
-        return (
-            f"The cost of {bounded} is an upper bound (NELBO) and the other cost is exact; the difference includes the "
-            "gap between the bound and the likelihood."
-        )
-    return "Both costs are upper bounds (NELBO)." if kinds == ("NELBO", "NELBO") else ""
+    mixed = (
+        "The cost of {} is an upper bound (NELBO) and the other cost is exact; the difference includes the gap between "
+        "the bound and the likelihood."
+    )
+    notes = {
+        ("NELBO", "exact"): mixed.format("this run"),
+        ("exact", "NELBO"): mixed.format("the other run"),
+        ("NELBO", "NELBO"): "Both costs are upper bounds (NELBO).",
+    }
+    return notes.get((likelihood_kind(ours), likelihood_kind(theirs)), "")

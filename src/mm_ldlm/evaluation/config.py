@@ -1,9 +1,7 @@
 """Typed parameters of the pipelines `evaluation` and `reporting`."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -20,7 +18,7 @@ from mm_ldlm.core.config import (
 )
 from mm_ldlm.core.messages import nearest
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import StsSource, refuse_name
+from mm_ldlm.evaluation.sts_sets import Name, StsSource
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.lengths import Length, length_refusal
 from mm_ldlm.sampling.limits import Draws
@@ -56,6 +54,12 @@ class BootstrapConfig:
         return Bootstrap(self.replicates, self.level, seed)
 
 
+def refuse_repeated(names: Sequence[str], *keys: str) -> None:
+    """Raise InvalidValue for `keys` if a name occurs twice."""
+    if len(set(names)) != len(names):
+        raise InvalidValue(f"expected different names, found {list(names)}", *keys)
+
+
 @config
 class SweepPoint:
     """Settings of an inversion: one point of the figure "quality against model calls"."""
@@ -85,15 +89,10 @@ class InversionConfig:
 
     def __post_init__(self) -> None:
         labels = [point.label for point in self.sweep]
-        if len(set(labels)) != len(labels):
-            raise InvalidValue(f"expected sweep points with different labels, found {labels}", "sweep")
-        if self.reference is not None and self.reference not in labels:
-            raise InvalidValue(
-                f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'."
-                f"{nearest(self.reference, labels)}".removesuffix("."),
-                "reference",
-                "sweep",
-            )
+        refuse_repeated(labels, "sweep")
+        if self.reference not in (None, *labels):
+            found = f"({labels}), found '{self.reference}'.{nearest(self.reference, labels)}".removesuffix(".")
+            raise InvalidValue(f"expected reference to be a label of the sweep {found}", "reference", "sweep")
         if list(self.length_edges) != sorted(set(self.length_edges)):
             raise InvalidValue(f"length_edges must increase, found {list(self.length_edges)}", "length_edges")
 
@@ -110,16 +109,12 @@ class StsConfig:
     """
 
     sets: tuple[StsSource, ...] = ()
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[Name, str] = field(default_factory=dict)
     sampler: Annotated[Any, LATENT_SAMPLERS] = DdimConfig(steps=8)
     too_long: Literal["truncate", "refuse"] = "truncate"
 
     def __post_init__(self) -> None:
-        for name in self.files:
-            refuse_name(name, key="files")
-        names = [source.name for source in self.sources]
-        if len(set(names)) != len(names):
-            raise InvalidValue(f"expected sets and files with different names, found {names}", "sets", "files")
+        refuse_repeated([source.name for source in self.sources], "sets", "files")
 
     @property
     def sources(self) -> tuple[StsSource, ...]:
@@ -128,9 +123,8 @@ class StsConfig:
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         yield from ((f"files.{name}", path) for name, path in self.files.items())
-        for place, source in enumerate(self.sets):
-            if source.path and source.format != "hub":
-                yield f"sets.{place}.path", source.path
+        here = {place: source.path for place, source in enumerate(self.sets) if source.format != "hub"}
+        yield from ((f"sets.{place}.path", path) for place, path in here.items() if path)
 
 
 @config
@@ -243,12 +237,11 @@ class ReportingConfig:
 
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the points of the sweep whose sampler or length the run does not support, if it inverts latents at all."""
-    sampling, sweep = sections["sampling"], sections["evaluation"].inversion.sweep
-    capabilities = sections["objective"].capabilities(sections["model"])
+    sampling, capabilities = sections["sampling"], sections["objective"].capabilities(sections["model"])
     if capabilities.task_refusal("l2t", order=sampling.unconditional.order, length=sampling.length) is not None:
         return []
     refused = {}
-    for place, point in enumerate(sweep):
+    for place, point in enumerate(sections["evaluation"].inversion.sweep):
         key = f"evaluation.inversion.sweep.{place}"
         refused[f"{key}.sampler"] = capabilities.sampler_refusal(point.sampler, "l2t", given_latent=True)
         refused[f"{key}.length"] = capabilities.length_refusal(point.length, "l2t", order="") or length_refusal(

@@ -6,8 +6,6 @@ standard error KEY.standard_error. `nll.exact` is 1 if costs are exact negative 
 bounds (NELBO). Metrics that do not apply to a run have no key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

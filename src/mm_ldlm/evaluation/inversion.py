@@ -8,18 +8,14 @@ tokenizer discards case). BLEU, chrF, ROUGE-L and F1 use the decoded strings on 
 compare the output with the sentence as its author wrote it: capitals, spaces and unknown words count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
 """A sentence's sufficient statistics: lengths of hypothesis and reference, correct and total n-grams of order 1 to
@@ -46,8 +42,6 @@ def score_rows(
         cosine: (n,) cosine of the re-embedded output to the source latent; None without an encoder.
         written: the sentences as their authors wrote them, for the metrics as written; None leaves those out.
     """
-    import pandas as pd
-
     pairs = [(list(one), list(two)) for one, two in zip(references, outputs, strict=True)]
     texts, made = (tokenizer.decode_batch(list(side)) for side in zip(*pairs, strict=True))
     columns: dict[str, Any] = {

@@ -3,8 +3,6 @@
 Training texts are read as a stream and not kept in memory.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence

@@ -8,18 +8,17 @@ Published scores of SICK-R use different parts: SimCSE and SentEval the test par
 together (9,927 pairs). `StsSource.split` names the part.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from mm_ldlm.core.config import InvalidValue, config
+from mm_ldlm.core.config import InvalidValue, bounded, config
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.kinds import Registry
@@ -54,8 +53,10 @@ HUB_SETS: dict[str, str] = {
 }
 GOLD = ("score", "similarity_score", "relatedness_score", "label")
 """Names of the column of gold scores"""
-_SEMEVAL_INPUT = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")
+_SEMEVAL_INPUT = re.compile(r"STS(\d{4})?\.input\..+\.txt")
 
+Name = Annotated[str, bounded(pattern=r"^[\w-]+$")]
+"""Part of the name of a metric"""
 Pair = tuple[str, str, float]
 """Sentence, sentence, gold score"""
 
@@ -102,7 +103,7 @@ class StsSource:
     """
 
     format: str
-    name: str
+    name: Name
     path: str | None = None
     split: str = "test"
     revision: str | None = None
@@ -112,18 +113,11 @@ class StsSource:
         if self.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise InvalidValue(f"expected {known}, found '{self.format}'.{nearest(self.format, FORMATS)}", "format")
-        refuse_name(self.name, key="name")
 
     def file(self, path: str | Path | None = None) -> InputFile:
         """Return the door to a file of the set; by default `path` itself."""
         remedy = f"Correct the file, or evaluation.sts.sets ('{self.name}')."
         return InputFile(path or self.path or "", remedy=remedy, error=EvaluationError)
-
-
-def refuse_name(name: str, *, key: str) -> None:
-    """Raise InvalidValue for `key` unless `name` can be part of the name of a metric."""
-    if not name.replace("_", "").replace("-", "").isalnum():
-        raise InvalidValue(f"a name must contain letters, digits, '-' and '_' only, found '{name}'", key)
 
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
@@ -233,13 +227,13 @@ def read_semeval(source: StsSource, seed: int) -> StsSet:
         EvaluationError: a subset is missing on either side, occurs twice, or its two files differ in length.
     """
     folder = Path(source.path or "")
-    inputs: dict[str, Path] = {}
-    for path in sorted(folder.rglob("STS*.input.*.txt")):
-        found = _SEMEVAL_INPUT.fullmatch(path.name)
-        if found is None or found.group(1) == "ALL":  # STS12 ships the concatenation as a file of its own
-            continue
-        if (earlier := inputs.setdefault(found.group(1), path)) != path:
-            source.file(folder).refuse("the folder of one year with each subset once", f"{earlier} and {path}")
+    paths = [
+        path for path in sorted(folder.rglob("STS*.input.*.txt"))
+        if _SEMEVAL_INPUT.fullmatch(path.name) and ".input.ALL." not in path.name  # STS12 has the concatenation too
+    ]  # fmt: skip
+    inputs = {path.name.split(".input.", 1)[1].removesuffix(".txt"): path for path in paths}
+    if len(inputs) < len(paths):
+        source.file(folder).refuse("the folder of one year with each subset once", show(list(map(str, paths)), 600))
     expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower()) or sorted(inputs)
     if not inputs or any(subset not in inputs for subset in expected):
         wanted = ", ".join(f"STS.input.{subset}.txt" for subset in expected) or "STS.input.*.txt"

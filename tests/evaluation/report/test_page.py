@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.evaluation.report import page
-from mm_ldlm.evaluation.report.inputs import own_timings
+from mm_ldlm.evaluation.report.inputs import record_of
 from mm_ldlm.evaluation.report.theme import chart
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report.txt"
@@ -143,9 +143,9 @@ def test_events_are_lines_without_previews() -> None:
 
 
 def test_the_time_of_a_training_covers_all_its_sessions(tmp_path: Path) -> None:
-    assert own_timings(tmp_path, {"training": 1.0, "embedding": 2.0}) == {"embedding": 2.0}
+    assert record_of(tmp_path).timings({"training": 1.0, "embedding": 2.0}) == {"embedding": 2.0}
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "seconds": 4.5}\n{"step": 2, "seconds": 9.5}\n')
-    assert own_timings(tmp_path, {"training": 1.0, "embedding": 2.0}) == {"training": 9.5, "embedding": 2.0}
+    assert record_of(tmp_path).timings({"training": 1.0, "embedding": 2.0}) == {"training": 9.5, "embedding": 2.0}
 
 
 # -- safety ------------------------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ def sts_set(*, subsets: Sequence[str] | None = None) -> StsSet:
 def test_the_scores_are_scipys_correlations_of_the_cosine() -> None:
     pairs = sts_set()
     found = score_encoder(pairs, encode, bootstrap=FEW)
-    assert found.spearman["value"] == pytest.approx(100 * spearmanr(found.cosine_N, pairs.gold_N).statistic)
-    assert found.pearson["value"] == pytest.approx(100 * pearsonr(found.cosine_N, pairs.gold_N).statistic)
-    assert found.spearman["low"] < found.spearman["value"] < found.spearman["high"]
+    assert found.numbers["spearman"]["value"] == pytest.approx(100 * spearmanr(found.cosine_N, pairs.gold_N).statistic)
+    assert found.numbers["pearson"]["value"] == pytest.approx(100 * pearsonr(found.cosine_N, pairs.gold_N).statistic)
+    assert found.numbers["spearman"]["low"] < found.numbers["spearman"]["value"] < found.numbers["spearman"]["high"]
 
 
 def test_every_sentence_is_embedded_once() -> None:
@@ -61,11 +61,11 @@ def test_the_means_over_subsets_are_sentevals() -> None:
     pairs = sts_set(subsets=["one"] * 10 + ["two"] * 30)
     score = score_encoder(pairs, encode, bootstrap=FEW)
     parts = [spearmanr(score.cosine_N[rows], pairs.gold_N[rows]).statistic for rows in (slice(10), slice(10, 40))]
-    assert score.subsets["subset_spearman"] == pytest.approx({"one": 100 * parts[0], "two": 100 * parts[1]})
-    assert score.subsets["mean_spearman"] == pytest.approx(50 * sum(parts))
-    assert score.subsets["weighted_mean_spearman"] == pytest.approx(25 * parts[0] + 75 * parts[1])
-    assert score.subsets["mean_interval"]["low"] < score.subsets["mean_spearman"]
-    assert score_encoder(sts_set(), encode, bootstrap=FEW).subsets == {}
+    assert score.numbers["subset_spearman"] == pytest.approx({"one": 100 * parts[0], "two": 100 * parts[1]})
+    assert score.numbers["mean_spearman"] == pytest.approx(50 * sum(parts))
+    assert score.numbers["weighted_mean_spearman"] == pytest.approx(25 * parts[0] + 75 * parts[1])
+    assert score.numbers["mean_interval"]["low"] < score.numbers["mean_spearman"]
+    assert "mean_spearman" not in score_encoder(sts_set(), encode, bootstrap=FEW).numbers
 
 
 def test_the_ratio_to_the_encoder_is_paired() -> None:
@@ -73,7 +73,11 @@ def test_the_ratio_to_the_encoder_is_paired() -> None:
     encoder = score_encoder(pairs, encode, bootstrap=FEW)
     worse = score_encoder(pairs, lambda texts: encode(texts, 0.5), bootstrap=FEW)
     assert ratio_to(encoder, encoder, FEW) == {"value": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
-    assert ratio_to(encoder, worse, FEW)["value"] == worse.spearman["value"] / encoder.spearman["value"] < 1
+    assert (
+        ratio_to(encoder, worse, FEW)["value"]
+        == worse.numbers["spearman"]["value"] / encoder.numbers["spearman"]["value"]
+        < 1
+    )
 
 
 def test_failures_of_an_encoder_are_no_score(refuses: Callable[..., Any]) -> None:

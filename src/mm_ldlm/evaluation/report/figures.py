@@ -1,7 +1,5 @@
 """Figures of the suites and of comparisons, one function each; a function returns None if there is nothing to draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The page: its content as plain values, and its rendering as one HTML file, which embeds plotly.js once."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
@@ -9,21 +7,21 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import version
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
 from mm_ldlm.core.messages import duration
 from mm_ldlm.evaluation.headline import headlines
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites.base import Headline
 from mm_ldlm.training.jsonl import number
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 TEMPLATES = "mm_ldlm.evaluation.report/templates"
 FORMS = {
@@ -50,7 +48,7 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
         if "skipped" not in metrics:
             shown = {"title": suite.title, "name": name, "template": suite.template, "metrics": metrics}
             sections.append({**shown, "own": suite.section(inputs)})
-    config, numbers = inputs.run_config, inputs.metrics
+    config, numbers, events = inputs.record.config, inputs.metrics, inputs.record.events
     details = {
         "Fingerprints": flatten(config.get("fingerprints", {})),
         "Versions": [*installed_versions().items(), *flatten({"training": config.get("versions", {})})],
@@ -60,19 +58,19 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
     return rendered(
         f"{TEMPLATES}/report.html.j2",
         figures=figures,
-        title=inputs.title,
+        title=inputs.reporting.title,
         kind="report",
         m=inputs,
         sections=sections,
         left_out=left_out,
         details=details,
         cards=cards(numbers),
-        trained=trained(inputs.events),
+        trained=trained(events),
         sources=[source.get("name") or source["kind"] for source in inputs.parameters["ingestion"]["sources"]],
         bootstrap=inputs.parameters["evaluation"]["bootstrap"],
-        events=event_lines(inputs.events),
-        spikes=sum(event.get("event") == "spike" for event in inputs.events),
-        validation=validation_losses(inputs.log),
+        events=event_lines(events),
+        spikes=sum(event.get("event") == "spike" for event in events),
+        validation=validation_losses(inputs.record.log),
         findings=inputs.validation_report.get("findings", []),
     )
 
@@ -83,19 +81,17 @@ def rendered(template: str, *, figures: Mapping[str, go.Figure], **values: Any) 
     Everything that comes from data is escaped, by the template (autoescape) or by `embedded_json`.
     """
     plots = {name: embedded_json(figure) for name, figure in figures.items()}
-    text: str = (
-        _environment()
-        .get_template(template)
-        .render(
+    page = _environment().get_template(template)
+    return str(
+        page.render(
             plots=plots,
             style=_text(f"{TEMPLATES}/report.css"),
             script=_text(f"{TEMPLATES}/report.js"),
-            plotly=plotly_source() if plots else "",
+            plotly=get_plotlyjs() if plots else "",
             made_at=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             **values,
         )
     )
-    return text
 
 
 def embedded_json(figure: go.Figure) -> str:
@@ -104,14 +100,6 @@ def embedded_json(figure: go.Figure) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-@cache
-def plotly_source() -> str:
-    """Read minified plotly.js from the installed package."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
 
 
 def _text(name: str) -> str:
@@ -126,10 +114,12 @@ def _environment() -> Any:
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["spelled"] = spelled
-    environment.filters["duration"] = duration
-    environment.filters["fixed"] = lambda value, digits=3: f"{value:.{digits}f}"
-    environment.filters["grouped"] = lambda value: f"{value:,}"
+    environment.filters |= {
+        "spelled": spelled,
+        "duration": duration,
+        "fixed": lambda value, digits=3: f"{value:.{digits}f}",
+        "grouped": lambda value: f"{value:,}",
+    }
     return environment
 
 
@@ -149,25 +139,20 @@ def spelled(value: Mapping[str, Any] | float | None, form: str) -> str:
 
 def cards(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
     """Make the cards of the headline numbers that this run has; the bar is in percent of its width."""
-    found = []
-    for headline in headlines(metrics):
-        if headline.note is None:
-            continue
-        value, low, high = (metrics.get(f"{headline.key}{suffix}") for suffix in ("", ".low", ".high"))
-        beside = [f"{words} {spelled(metrics[key], form)}" for words, key, form in headline.beside if key in metrics]
-        card: dict[str, Any] = {
-            "label": headline.label,
-            "value": spelled(value, headline.form),
-            "interval": "",
-            "bar": None,
-        }
-        if low is not None and high is not None and value is not None:
-            card["interval"] = f"{spelled(low, headline.form)} – {spelled(high, headline.form)}"
-            if whole := WHOLE.get(headline.form):
-                ends = {"value": value, "low": low, "high": high}
-                card["bar"] = {name: round(100 * min(max(end / whole, 0), 1), 2) for name, end in ends.items()}
-        found.append({**card, "note": "; ".join([headline.note, *beside])})
-    return found
+    return [_card(headline, headline.note, metrics) for headline in headlines(metrics) if headline.note is not None]
+
+
+def _card(headline: Headline, note: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    key, form = headline.key, headline.form
+    beside = [f"{words} {spelled(metrics[name], of)}" for words, name, of in headline.beside if name in metrics]
+    card = {"label": headline.label, "value": spelled(metrics[key], form), "note": "; ".join([note, *beside])}
+    if f"{key}.low" not in metrics:
+        return {**card, "interval": "", "bar": None}
+    ends = {"value": metrics[key], "low": metrics[f"{key}.low"], "high": metrics[f"{key}.high"]}
+    scale = 100 / WHOLE.get(form, 100)
+    bar = {name: round(min(max(scale * end, 0), 100), 2) for name, end in ends.items()}
+    interval = f"{spelled(ends['low'], form)} – {spelled(ends['high'], form)}"
+    return {**card, "interval": interval, "bar": bar if form in WHOLE else None}
 
 
 def trained(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -238,11 +223,9 @@ def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list
     The sentences that were shown while the model learned are left out.
     """
     found = []
-    for event in [event for event in events if event.get("event") != "preview"][:most]:
-        rest = {
-            key: value for key, value in event.items() if key not in ("step", "event", "time") and value is not None
-        }
-        found.append({"step": event.get("step", ""), "event": event.get("event", ""), "told": flatten(rest)})
+    for event in [event for event in events if event["event"] != "preview"][:most]:
+        told = {key: event[key] for key in event if key not in ("step", "event", "time") and event[key] is not None}
+        found.append({"step": event["step"], "event": event["event"], "told": flatten(told)})
     return found
 
 
@@ -259,5 +242,4 @@ def flatten(values: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def installed_versions() -> dict[str, str]:
     """List the installed versions of the packages that the numbers depend on."""
-    found = {each.name: each.version for each in distributions() if each.name in DISTRIBUTIONS}
-    return {"python": platform.python_version(), **found}
+    return {"python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}

@@ -5,8 +5,6 @@ rose for baselines and green for real data. Backgrounds are transparent and text
 and dark pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of the training log: losses and rates, and diagnostics by noise level, by part and by block."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -148,7 +150,7 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     for name, found in about["samples"].items():
         refuse_other(found, weights, what=name, remedy=AGAIN)
     reason = suite.skip_reason(given)
-    metrics, rows = ({"skipped": reason}, None) if reason is not None else suite.evaluate(given)
+    metrics, rows = suite.evaluate(given) if reason is None else ({"skipped": reason}, None)
     rows = pd.DataFrame({"id": pd.Series(dtype="string")}) if rows is None else rows
     rows.attrs = {MADE_BY: about}
     return {**plain(metrics), MADE_BY: about}, rows
@@ -156,17 +158,12 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
 
 def plain(value: Any) -> Any:
     """Convert nested mappings, sequences and numpy values to those of JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    return json.loads(json.dumps(value, default=lambda item: item.tolist()))
 
 
 def slug(text: str) -> str:
     """Convert a text to lower-case letters, digits and '_', as a part of a key."""
-    cleaned = "".join(c if c.isalnum() else " " for c in text.lower())
-    return "_".join(cleaned.split())
+    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
 
 
 # -- tables of samples -------------------------------------------------------------------------------------------------
@@ -174,9 +171,8 @@ def slug(text: str) -> str:
 
 def without_truth(samples: pd.DataFrame) -> str | None:
     """Explain why a table of samples has no held-out sentences to compare with; None if it has some."""
-    if samples["id"].notna().any():
-        return None
-    return "sampling was configured without held-out sentences (sampling.tasks, sampling.rows)"
+    reason = "sampling was configured without held-out sentences (sampling.tasks, sampling.rows)"
+    return None if samples["id"].notna().any() else reason
 
 
 def of_samples(samples: pd.DataFrame, *, dataset: Dataset) -> tuple[Sentences, pd.DataFrame]:
@@ -200,8 +196,7 @@ def token_rows(samples: pd.DataFrame) -> list[list[int]]:
     return [[int(token) for token in row] for row in samples["tokens"]]
 
 
-def vectors(samples: pd.DataFrame) -> np.ndarray | None:
-    """Return the column `latent` as (n, d) float32; None for samples without latents."""
-    if not len(samples) or samples["latent"].isna().any():
-        return None
-    return np.stack([np.asarray(row, dtype=np.float32) for row in samples["latent"]])
+def vectors(samples: pd.DataFrame) -> np.ndarray:
+    """Return the column `latent` as (n, d) float32; no rows for samples without latents."""
+    kept = [np.asarray(row, dtype=np.float32) for row in samples["latent"].dropna()]
+    return np.stack(kept) if kept else np.empty((0, 0), dtype=np.float32)

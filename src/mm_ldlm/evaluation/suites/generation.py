@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.sentences import held_out, texts_of_split
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
@@ -191,11 +192,9 @@ class CausalModel:
             self.tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
             model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision)
         except (OSError, ValueError) as error:
-            reason, *_ = str(error).split("\n")
             raise EvaluationError(
-                f"The causal model '{name_or_path}' cannot be loaded "
-                f"({type(error).__name__}: {reason}). Give a hub name that this machine can reach or "
-                "has in its cache, or a local folder with model and tokenizer."
+                f"The causal model '{name_or_path}' cannot be loaded ({reason_of(error)}). Give a hub name that this "
+                "machine can reach or has in its cache, or a local folder with model and tokenizer."
             ) from error
         self.name, self.device, self.model = name_or_path, device, model.to(device).eval()
 

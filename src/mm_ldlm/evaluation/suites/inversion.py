@@ -1,14 +1,12 @@
 """Inversion of held-out latents: headline metrics, the sweep over samplers, baselines, memorisation."""
 
-from __future__ import annotations
-
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation import inversion as inv
@@ -17,13 +15,8 @@ from mm_ldlm.evaluation.overlap import memorised, normal_form
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mm_ldlm.evaluation.config import SweepPoint
-
-log = logging.getLogger(__name__)
-
+OF_SWEEP = ("model_calls", "sentences_per_second", "exact_match", "token_accuracy", "bleu", "cosine", "exact_ratio")
+"""Numbers of a point of the sweep in metrics.json"""
 FEWEST_HITS = 8
 """Fewest exact matches that others are divided by: a resample without any would divide by zero"""
 
@@ -76,17 +69,8 @@ class Inversion(Suite):
             for metric in ("exact_match", "token_set_f1", "bleu", "cosine"):
                 found[f"baseline.{name}.{metric}"] = entry["metrics"].get(metric, {}).get("value")
         found |= {f"l2t.memorised.{name}": value for name, value in metrics["memorised"].items()}
-        shown = (
-            "model_calls",
-            "sentences_per_second",
-            "exact_match",
-            "token_accuracy",
-            "bleu",
-            "cosine",
-            "exact_ratio",
-        )
         for line in metrics["sweep"]:
-            found |= {f"calls.{slug(line['label'])}.{name}": line.get(name) for name in shown}
+            found |= {f"calls.{slug(line['label'])}.{name}": line.get(name) for name in OF_SWEEP}
         return found
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
@@ -116,10 +100,10 @@ class Inversion(Suite):
 
         metrics = page.suites[self.name]
         how = metrics[MADE_BY]["samples"]["samples_l2t"]["parameters"]
-        search = how.get("search") or {}
-        searches = search.get("candidates", 1) > 1 or search.get("rounds", 0) > 0
+        search = how.get("search") or {"candidates": 1, "rounds": 0}
+        searches = search["candidates"] > 1 or search["rounds"] > 0
         return {
-            "examples": examples(page.rows[self.name], count=page.examples, seed=page.seed),
+            "examples": examples(page.rows[self.name], count=page.reporting.examples, seed=page.parameters["seed"]),
             "sampler": described_sampler(how.get("text")),
             "search": f"candidates {search['candidates']}, rounds {search['rounds']}" if searches else None,
         }
@@ -129,10 +113,9 @@ class Inversion(Suite):
             "exact_match": lambda rows: mean_of_counts(rows["exact"]),
             "token_accuracy": lambda rows: ratio_of_counts(rows["matches"], rows["positions"]),
             "bleu": inv.bleu_of_counts,
+            "cosine": lambda rows: mean_of_counts(rows["cosine"]),
         }
-        if all("cosine" in rows for rows in tables):
-            found["cosine"] = lambda rows: mean_of_counts(rows["cosine"])
-        return found
+        return {name: found[name] for name in found if name != "cosine" or all("cosine" in rows for rows in tables)}
 
 
 def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray) -> np.ndarray | None:
@@ -142,12 +125,11 @@ def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray)
     """
     if model.no_encoder is not None:
         return None
-    filled = [i for i, text in enumerate(texts) if text.strip()]
-    found_n = np.zeros(len(texts))
+    found_n, filled = np.zeros(len(texts)), [i for i, text in enumerate(texts) if text.strip()]
     if filled:
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts[i] for i in filled))}
-        encoded_md = np.asarray(model.encode(list(distinct)), dtype=np.float64)
-        vectors, targets = encoded_md[[distinct[texts[i]] for i in filled]], np.asarray(latents_nd, np.float64)[filled]
+        distinct = list(dict.fromkeys(texts[i] for i in filled))
+        encoded = dict(zip(distinct, np.asarray(model.encode(distinct), dtype=np.float64), strict=True))
+        vectors, targets = np.stack([encoded[texts[i]] for i in filled]), latents_nd[filled].astype(np.float64)
         norm_n = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
         found_n[filled] = (vectors * targets).sum(axis=1) / norm_n
     return found_n
@@ -168,15 +150,11 @@ def sweep(sentences: Sentences, given: Evaluation) -> list[dict[str, Any]]:
     points = [point for point in config.sweep if model.no_encoder is None or not _searches(point)]
     if not points:
         return []
-    latents_nd = sentences.latents
-    lines, outputs = [], []
+    latents_nd, lines, outputs = sentences.latents, [], []
     for point in tqdm(points, desc="quality against calls", disable=not given.config.progress):
-        started = time.perf_counter()
-        made = model.invert(
-            latents_nd, sampler=point.sampler, length=point.length, search=point.search, seed=given.seed
-        )
+        started, how = time.perf_counter(), {"sampler": point.sampler, "length": point.length, "search": point.search}
+        outputs.append(made := model.invert(latents_nd, **how, seed=given.seed))
         seconds = time.perf_counter() - started
-        outputs.append(made)
         lines.append(
             {
                 "label": point.label,
@@ -196,13 +174,18 @@ def sweep(sentences: Sentences, given: Evaluation) -> list[dict[str, Any]]:
         for point, made, values in zip(points, outputs, cosines, strict=True)
     }
     reference = config.reference if config.reference in tables else points[-1].label
-    for line, rows in zip(lines, tables.values(), strict=True):
-        ratio = exact_ratio(rows, tables[reference], bootstrap)
-        line |= {**inv.summarise(rows, bootstrap), "reference": reference, "exact_ratio": ratio}
-    return lines
+    return [
+        {
+            **line,
+            **inv.summarise(rows, bootstrap),
+            "reference": reference,
+            "exact_ratio": exact_ratio(rows, tables[reference], bootstrap),
+        }
+        for line, rows in zip(lines, tables.values(), strict=True)
+    ]
 
 
-def _searches(point: SweepPoint) -> bool:
+def _searches(point: Any) -> bool:
     return point.search is not None and point.search.enabled
 
 
@@ -219,12 +202,11 @@ def exact_ratio(rows: pd.DataFrame, reference: pd.DataFrame, bootstrap: Bootstra
 
 def baselines(model: Any, sentences: Sentences, train: Sentences, bootstrap: Bootstrap) -> dict[str, Any]:
     """Score the nearest training sentence and the bag of words in the same way as the model."""
-    latents_nd = sentences.latents
+    latents_nd, found = sentences.latents, {}
     outputs: dict[str, Sequence[Sequence[int]]] = {
         "nearest_training_sentence": [train.tokens[i] for i in inv.nearest_training_rows(latents_nd, train.latents)],
         "bag_of_words": inv.bag_of_words(latents_nd, train.latents, train.tokens),
     }
-    found = {}
     for name, rows in outputs.items():
         cosine_n = reembedding_cosine(model, model.tokenizer.decode_batch([list(row) for row in rows]), latents_nd)
         table = inv.score_rows(model.tokenizer, sentences.tokens, rows, ids=sentences.ids, cosine=cosine_n)

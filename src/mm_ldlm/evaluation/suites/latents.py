@@ -4,8 +4,6 @@ Shapes: N texts, d latent dimension, K samples per text, M candidates. All arith
 (encoder-space) vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,28 +28,22 @@ class Latents(Suite):
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         config, seed, dataset = given.config.latents, given.seed, given.dataset
         sentences, samples = of_samples(given.samples["t2l"], dataset=dataset)
-        real_nd, generated_nd, unconditional_nd = (
-            sentences.latents,
-            vectors(samples),
-            vectors(given.samples["unconditional"]),
-        )
+        real_nd, generated_nd = sentences.latents, vectors(samples)
+        unconditional_nd = vectors(given.samples["unconditional"])
         one_step_nd = np.asarray(given.model.embed(list(sentences.texts), sampler="one_step", seed=seed).latents)
-        assert generated_nd is not None
         others = sample_rows(split_rows(dataset, "train"), max(2, config.candidates - len(sentences)), seed=seed)
         others_md = latents_of(dataset, others)
         found: Metrics = {
             "sentences": len(sentences),
             "candidates": len(sentences) + len(others_md),
             "samplers": {
-                name: _compared(latents_nd, real_nd, others_md, given)
+                name: _compared(latents_nd.astype(np.float64), real_nd.astype(np.float64), others_md, given)
                 for name, latents_nd in (("model", generated_nd), ("one_step", one_step_nd))
             },
         }
         spectra = {"real": real_nd, "model": generated_nd, "one_step": one_step_nd, "unconditional": unconditional_nd}
-        found["spectrum"] = {
-            name: _spectrum(some_nd) for name, some_nd in spectra.items() if some_nd is not None and len(some_nd) > 1
-        }
-        if unconditional_nd is not None and len(unconditional_nd) > 1:
+        found["spectrum"] = {name: _spectrum(some_nd) for name, some_nd in spectra.items() if len(some_nd) > 1}
+        if len(unconditional_nd) > 1:
             found["unconditional_frechet"] = frechet_distance(unconditional_nd, real_nd)
             # for comparison: real latents of other sentences, as many as were generated
             rows = sample_rows(np.arange(len(others_md)), len(unconditional_nd), seed=seed)
@@ -72,10 +64,11 @@ class Latents(Suite):
             found |= {f"{prefix}.retrieval.{key}": value["value"] for key, value in entry["retrieval"].items()}
             if entry["neighbourhoods"]:
                 found[f"{prefix}.neighbourhood_correlation"] = entry["neighbourhoods"]["rank_correlation"]["value"]
-        found["unconditional.frechet"] = metrics.get("unconditional_frechet")
-        found["real.frechet"] = metrics.get("real_frechet")
-        found["t2l.spread_to_error"] = metrics.get("calibration", {}).get("spread_to_error")
-        return found
+        return found | {
+            "unconditional.frechet": metrics.get("unconditional_frechet"),
+            "real.frechet": metrics.get("real_frechet"),
+            "t2l.spread_to_error": metrics.get("calibration", {}).get("spread_to_error"),
+        }
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
         return (
@@ -94,9 +87,9 @@ class Latents(Suite):
 
 
 def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray, given: Evaluation) -> Metrics:
-    bootstrap, real_nd = given.bootstrap, np.asarray(real_nd, dtype=np.float64)
+    bootstrap = given.bootstrap
     cosine_n = cosine(latents_nd, real_nd)
-    error_n = ((np.asarray(latents_nd, dtype=np.float64) - real_nd) ** 2).mean(axis=1) / real_nd.var(axis=0).mean()
+    error_n = ((latents_nd - real_nd) ** 2).mean(axis=1) / real_nd.var(axis=0).mean()
     rank_n = ranks(latents_nd, real_nd, others_md)
     near = None
     if len(real_nd) >= 3:

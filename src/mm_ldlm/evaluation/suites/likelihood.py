@@ -59,9 +59,10 @@ class Likelihood(Suite):
         cost = partial(model.score_tokens, draws=config.draws, seed=given.seed)
         expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]
-        costs: dict[str, Scores] = {}
-        for name in parts:
-            costs[name] = cost(held.tokens, held.texts, latents=held.latents if name == "given_latent" else None)
+        costs: dict[str, Scores] = {
+            name: cost(held.tokens, held.texts, latents=held.latents if name == "given_latent" else None)
+            for name in parts
+        }
         found: Metrics = {
             "likelihood": capabilities.likelihood,
             "sentences": len(held),
@@ -73,18 +74,16 @@ class Likelihood(Suite):
         if len(costs) == 2:
             found["latent_bits"] = latent_bits(**costs)
         columns = {PARTS[name][1]: scores.nll for name, scores in costs.items()}
-        lengths = [len(row) for row in held.tokens]
-        return found, pd.DataFrame({"id": list(held.ids), "tokens": lengths, **columns})
+        return found, pd.DataFrame({"id": held.ids, "tokens": [len(row) for row in held.tokens], **columns})
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
         found: dict[str, Any] = {"nll.exact": metrics["likelihood"] == "exact"}
         for name, suffix in (("unconditional", ""), ("given_latent", ".given_latent")):
             part = metrics.get(name, {})
             found |= {f"nll{suffix}.per_token": part.get("per_token"), f"perplexity{suffix}": part.get("perplexity")}
-        found |= {f"latent.bits_{name}": value for name, value in metrics.get("latent_bits", {}).items()}
-        for name, entry in metrics["zero_shot"].items():
-            found[f"nll.{slug(name)}.per_token"] = entry.get("unconditional", {}).get("per_token")
-        return found
+        bits = {f"latent.bits_{name}": value for name, value in metrics.get("latent_bits", {}).items()}
+        others = {name: entry.get("unconditional", {}) for name, entry in metrics["zero_shot"].items()}
+        return found | bits | {f"nll.{slug(name)}.per_token": part.get("per_token") for name, part in others.items()}
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
         label, given = LABELS["exact" if numbers.get("nll.exact") else "bound"], "nll.given_latent.per_token"
@@ -118,21 +117,17 @@ class Likelihood(Suite):
         The tokens of such runs are different units.
         """
         same = all((rows["tokens"].to_numpy() == tables[0]["tokens"].to_numpy()).all() for rows in tables)
-        unit, statistic = ("token", _per_token) if same else ("sentence", _per_sentence)
+        unit = "token" if same else "sentence"
         names = {"nll": "nats", "nll_given_latent": "nats_given_latent"}
         return {
-            f"{name}_per_{unit}": partial(statistic, column=column)
+            f"{name}_per_{unit}": partial(_cost_per, unit, column)
             for column, name in names.items()
             if all(column in rows for rows in tables)
         }
 
 
-def _per_token(rows: pd.DataFrame, *, column: str) -> Statistic:
-    return ratio_of_counts(rows[column], rows["tokens"])
-
-
-def _per_sentence(rows: pd.DataFrame, *, column: str) -> Statistic:
-    return mean_of_counts(rows[column])
+def _cost_per(unit: str, column: str, rows: pd.DataFrame) -> Statistic:
+    return ratio_of_counts(rows[column], rows["tokens"]) if unit == "token" else mean_of_counts(rows[column])
 
 
 def _summary(scores: Scores, config: LikelihoodConfig) -> Metrics:
@@ -182,8 +177,8 @@ def read_lines(source: TextFile) -> list[str]:
 
 def _estimate(value: float, error: float) -> dict[str, float]:
     """Make a mean with its standard error over sentences; the interval is ±1.96 standard errors."""
-    value, reach = float(value), 1.959964 * float(error)
-    return {"value": value, "standard_error": float(error), "low": value - reach, "high": value + reach}
+    reach = 1.959964 * error
+    return {"value": float(value), "standard_error": float(error), "low": value - reach, "high": value + reach}
 
 
 def per_token(nll_N: npt.ArrayLike, length_N: npt.ArrayLike) -> dict[str, float]:
@@ -235,24 +230,23 @@ def by_noise_level(scores: Scores, *, buckets: int = 10) -> list[dict[str, Any]]
     Each line has the ends of the bucket, draws, scored tokens, cross-entropy and accuracy per scored token (None
     without any), and the nats per token that the bucket contributes, which sum to the NELBO of the tokens.
     """
-    level_KN, scored_KN, correct_KN = scores.draw_mask_ratio, scores.draw_masked, scores.draw_correct
-    cross_entropy_KN = scores.draw_cross_entropy
-    if level_KN is None or scored_KN is None or correct_KN is None or cross_entropy_KN is None:
+    if scores.draw_mask_ratio is None:
         return None
-    index_KN = np.clip(np.ceil(level_KN * buckets).astype(int) - 1, 0, buckets - 1)
+    drawn: Any = scores  # the other values of the draws are present too
+    index_KN = np.clip(np.ceil(drawn.draw_mask_ratio * buckets).astype(int) - 1, 0, buckets - 1)
     total = scores.tokens.sum() * len(index_KN)
     lines = []
     for bucket in range(buckets):
         here = index_KN == bucket
-        scored = int(scored_KN[here].sum())
+        scored = int(drawn.draw_masked[here].sum())
         lines.append(
             {
                 "low": bucket / buckets,
                 "high": (bucket + 1) / buckets,
                 "draws": int(here.sum()),
                 "masked_tokens": scored,
-                "cross_entropy": cross_entropy_KN[here].sum() / scored if scored else None,
-                "accuracy": correct_KN[here].sum() / scored if scored else None,
+                "cross_entropy": drawn.draw_cross_entropy[here].sum() / scored if scored else None,
+                "accuracy": drawn.draw_correct[here].sum() / scored if scored else None,
                 "nats_per_token": scores.draw_nll[here].sum() / total,
             }
         )

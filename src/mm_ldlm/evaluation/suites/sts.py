@@ -12,9 +12,6 @@ Over subsets (SemEval 2012 to 2016) there are three conventions:
     weighted mean  mean weighted by the subsets' numbers of pairs: SentEval's "wmean"
 """
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,8 +25,6 @@ from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
 from mm_ldlm.evaluation.suites.latents import unit
 
-log = logging.getLogger(__name__)
-
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → (n, d) vectors, in order"""
 MOST_UNKNOWN = 0.5
@@ -38,6 +33,24 @@ SOURCES = {"encoder": "encoder", "one_step": "one-step regression", "model": "mo
 """Embeddings that are scored → their label"""
 POINTS = 500
 """Most pairs in the scatter plot; scores use the whole set"""
+
+
+@dataclass(frozen=True)
+class StsScore:
+    """Scores of one encoder on one set; correlations × 100.
+
+    Attributes:
+        numbers: `spearman` and `pearson` of the cosine, over the concatenation of the subsets ("all"), with intervals;
+            `by_similarity`, both correlations of each of the `similarities`; and for a set with subsets, Spearman and
+            Pearson of the cosine by subset and their two means.
+        replicates_R: Spearman of the cosine per resample; the draws depend only on set and seed, so that the
+            replicates of two encoders are paired.
+        cosine_N: cosine of each pair.
+    """
+
+    numbers: dict[str, Any]
+    replicates_R: np.ndarray = field(repr=False)
+    cosine_N: np.ndarray = field(repr=False)
 
 
 class Sts(Suite):
@@ -51,70 +64,49 @@ class Sts(Suite):
     template = "mm_ldlm.evaluation.suites/sts.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:
-        refusal = given.model.capabilities.refusal("t2l")
         if not given.config.sts.sources:
             return "no STS sets are configured (evaluation.sts.sets)"
-        latents = "latents" in given.model.capabilities.fields
-        return refusal if not latents or given.model.no_encoder is not None else None
+        encodes = "latents" in given.model.capabilities.fields and given.model.no_encoder is None
+        return None if encodes else given.model.capabilities.refusal("t2l")
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         from tqdm import tqdm
 
         model, config = given.model, given.config.sts
-        refusal = model.capabilities.refusal("t2l")
-        encoders: dict[str, Encode] = {}
-        left_out = [f"scores of the {SOURCES[name]}: {reason}" for name, reason in
-                    (("encoder", model.no_encoder), ("model", refusal)) if reason is not None]  # fmt: skip
-        if model.no_encoder is None:
-            encoders["encoder"] = model.encode
-        if refusal is None:
+        refusals = {"encoder": model.no_encoder, "model": model.capabilities.refusal("t2l")}
+        left_out = [f"scores of the {SOURCES[name]}: {why}" for name, why in refusals.items() if why is not None]
+        encoders: dict[str, Encode] = {} if refusals["encoder"] is not None else {"encoder": model.encode}
+        embeds = refusals["model"] is None
+        if embeds:
             encoders["model"] = embedder(model, config.sampler, seed=given.seed)
             encoders["one_step"] = embedder(model, "one_step", seed=given.seed)
         sets: Metrics = {}
         for source in tqdm(config.sources, desc="STS", disable=not given.config.progress):
             pairs = load_sts(source, seed=given.seed)
-            entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets}
-            if pairs.part:
-                entry["part"] = pairs.part
-            if refusal is None:
-                entry |= tokenised(pairs, model, too_long=config.too_long)
-                if entry["unknown"] > MOST_UNKNOWN:
-                    left_out.append(
-                        f"the set {source.name} among the headline numbers: {100 * entry['unknown']:.0f} % of its "
-                        "sentences contain words outside the run's vocabulary"
-                    )
+            entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets, "part": pairs.part}
+            entry |= tokenised(pairs, model, too_long=config.too_long) if embeds else {}
+            if entry.get("unknown", 0) > MOST_UNKNOWN:
+                left_out.append(
+                    f"the set {source.name} among the headline numbers: {100 * entry['unknown']:.0f} % of its "
+                    "sentences contain words outside the run's vocabulary"
+                )
             scores = {
                 name: score_encoder(pairs, encode, bootstrap=given.bootstrap) for name, encode in encoders.items()
             }
-            entry["scores"] = {
-                name: {
-                    "spearman": score.spearman, "pearson": score.pearson, "by_similarity": score.by_similarity,
-                    **score.subsets,
-                }
-                for name, score in scores.items()
-            }  # fmt: skip
+            entry["scores"] = {name: score.numbers for name, score in scores.items()}
             for name in scores.keys() - {"encoder"} if "encoder" in scores else ():
                 entry["scores"][name]["ratio"] = ratio_to(scores["encoder"], scores[name], given.bootstrap)
             sets[source.name] = entry | {"scatter": _scatter(pairs, scores, seed=given.seed)}
-        for line in left_out:
-            log.info("left out of STS: %s", line)
         return {"sets": sets, "left_out": left_out}, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        names = (
-            "spearman",
-            "mean_spearman",
-            "weighted_mean_spearman",
-            "mean_pearson",
-            "weighted_mean_pearson",
-            "ratio",
-        )
+        means = [f"{kind}_{of}" for of in ("spearman", "pearson") for kind in ("mean", "weighted_mean")]
         for name, entry in metrics["sets"].items():
             found[f"sts.{name}.pairs"], found[f"sts.{name}.unknown"] = entry["pairs"], entry.get("unknown")
             for source, score in entry["scores"].items():
                 prefix = f"sts.{name}." + ("" if source == "model" else f"{source}_")
-                found |= {f"{prefix}{key}": score.get(key) for key in names}
+                found |= {f"{prefix}{key}": score.get(key) for key in ("spearman", *means, "ratio")}
                 found[f"{prefix}pearson"] = score["pearson"]["value"]
         return found
 
@@ -176,32 +168,11 @@ def _scatter(pairs: StsSet, scores: Mapping[str, StsScore], *, seed: int) -> dic
     rows = np.arange(len(pairs))
     if len(rows) > POINTS:
         rows = np.sort(np.random.default_rng([seed, 0x575]).choice(rows, size=POINTS, replace=False))
-    found = {"gold": pairs.gold_N[rows]} | {name: score.cosine_N[rows] for name, score in scores.items()}
-    return {name: values.round(4) for name, values in found.items()}
+    found = {"gold": pairs.gold_N} | {name: score.cosine_N for name, score in scores.items()}
+    return {name: values[rows].round(4) for name, values in found.items()}
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StsScore:
-    """Scores of one encoder on one set; correlations × 100.
-
-    Attributes:
-        spearman, pearson: of the cosine, over the concatenation of the subsets ("all").
-        by_similarity: both correlations by similarity ("cosine", "dot", "manhattan", "euclidean").
-        subsets: for a set with subsets, Spearman and Pearson of the cosine by subset and their two means.
-        replicates_R: Spearman of the cosine per resample; the draws depend only on set and seed, so that the
-            replicates of two encoders are paired.
-        cosine_N: cosine of each pair.
-    """
-
-    spearman: Interval
-    pearson: Interval
-    by_similarity: dict[str, dict[str, float]]
-    subsets: dict[str, Any]
-    replicates_R: np.ndarray = field(repr=False)
-    cosine_N: np.ndarray = field(repr=False)
 
 
 def similarities(a_Nd: np.ndarray, b_Nd: np.ndarray) -> dict[str, np.ndarray]:
@@ -252,35 +223,31 @@ def score_encoder(pairs: StsSet, encode: Encode, *, bootstrap: Bootstrap = Boots
     both = {kind: correlate(values, gold_N, name=f"STS set '{pairs.name}'") for kind, values in alike.items()}
     spearman_R = 100 * bootstrap.replicates_of(spearman_of_counts(cosine_N, gold_N), len(pairs))
     pearson_R = 100 * bootstrap.replicates_of(pearson_of_counts(cosine_N, gold_N), len(pairs))
-    return StsScore(
-        spearman=bootstrap.interval(both["cosine"]["spearman"], spearman_R),
-        pearson=bootstrap.interval(both["cosine"]["pearson"], pearson_R),
-        by_similarity=both,
-        subsets=_over_subsets(pairs, cosine_N, bootstrap) if len(pairs.subsets) > 1 else {},
-        replicates_R=spearman_R,
-        cosine_N=cosine_N,
-    )
+    numbers = {
+        "spearman": bootstrap.interval(both["cosine"]["spearman"], spearman_R),
+        "pearson": bootstrap.interval(both["cosine"]["pearson"], pearson_R),
+        "by_similarity": both,
+        **(_over_subsets(pairs, cosine_N, bootstrap) if len(pairs.subsets) > 1 else {}),
+    }
+    return StsScore(numbers, spearman_R, cosine_N)
 
 
 def ratio_to(encoder: StsScore, model: StsScore, bootstrap: Bootstrap) -> Interval:
     """Compute the model's Spearman ÷ the encoder's on the same set, with the interval of paired resamples."""
-    value = model.spearman["value"] / encoder.spearman["value"]
+    value = model.numbers["spearman"]["value"] / encoder.numbers["spearman"]["value"]
     return bootstrap.interval(value, model.replicates_R / encoder.replicates_R)
 
 
 def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
-    label_N = np.array(pairs.subset_N)
-    scores: dict[str, dict[str, float]] = {}
-    draws: list[np.ndarray] = []
-    sizes: list[int] = []
-    for name in pairs.subsets:
-        rows = np.flatnonzero(label_N == name)
+    parts = {name: np.flatnonzero(np.array(pairs.subset_N) == name) for name in pairs.subsets}
+    scores, draws = {}, []
+    for place, (name, rows) in enumerate(parts.items()):
         scores[name] = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
         # One stream per subset, because a mean over subsets needs resampling within each.
-        stream = replace(bootstrap, seed=bootstrap.seed + len(sizes))
+        stream = replace(bootstrap, seed=bootstrap.seed + place)
         statistic = spearman_of_counts(cosine_N[rows], pairs.gold_N[rows])
         draws.append(100 * stream.replicates_of(statistic, len(rows)))
-        sizes.append(len(rows))
+    sizes = [len(rows) for rows in parts.values()]
     found: dict[str, Any] = {}
     for kind in ("spearman", "pearson"):
         values = [score[kind] for score in scores.values()]

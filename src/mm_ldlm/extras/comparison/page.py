@@ -1,7 +1,5 @@
 """The page of the pipeline `comparison` and its figures; its input is what `results.collect` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 and, for a member with several seeds, one row over all of them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts
 from mm_ldlm.evaluation.headline import likelihood_kind
-from mm_ldlm.evaluation.report.inputs import training_events, training_log
+from mm_ldlm.evaluation.report.inputs import record_of
 from mm_ldlm.evaluation.report.page import trained
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.plan import Session
@@ -115,18 +113,18 @@ def open_finished(session: Session) -> Finished:
     """Read the scores, the run and the training log of a finished session."""
     reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
     folder = run_folder(Path(session.paths["runs"]), reference)
-    log = training_log(folder)
-    last: dict[str, Any] = next((line for line in reversed(log) if "tokens" in line), {})
+    record = record_of(folder)
+    last: Mapping[str, Any] = next((line for line in reversed(record.log) if "tokens" in line), {})
     tokens, seconds = last.get("tokens"), last.get("seconds")
     facts: dict[str, float | None] = {
-        "parameters": trained(training_events(folder))["parameters"] or None,
+        "parameters": trained(record.events)["parameters"] or None,
         "steps": reference.get("step"),
         "tokens": tokens,
         "training_seconds": seconds,
         "tokens_per_second": tokens / seconds if tokens and seconds else None,
     }
     curves: dict[str, list[tuple[float, float]]] = {}
-    for line in log:
+    for line in record.log:
         for key in CURVES:
             value = number(line.get(key))
             if "tokens" in line and value is not None and math.isfinite(value):

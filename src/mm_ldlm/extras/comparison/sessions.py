@@ -4,8 +4,6 @@ A session writes into its own folder. `session.json` in it records how it ended 
 is finished for the same parameters and the same data is not run again, and an interrupted training continues.
 """
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Parameters of experiment tracking."""
 
-from __future__ import annotations
-
 import re
 
 from mm_ldlm.core.config import InvalidValue, config

@@ -1,7 +1,5 @@
 """Catalog entry that reads the metrics of other runs from MLflow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn

@@ -110,7 +110,7 @@ class Classification(Suite):
         return {"plot_confusion": figures.confusion(metrics), "plot_reliability": figures.reliability(metrics)}
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
-        return {"label": (page.run_config.get("objective") or {}).get("label")}
+        return {"label": (page.record.config.get("objective") or {}).get("label")}
 
 
 def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:

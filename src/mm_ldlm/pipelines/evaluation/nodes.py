@@ -7,21 +7,14 @@ parameters and the seed that made it; samples of other weights are refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.pipelines.trained import load_trained
+from mm_ldlm.evaluation.suites.base import Evaluation, Suite, score
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
-    from mm_ldlm.evaluation.suites import Suite
     from mm_ldlm.inference import MMLDLM
-
-
-def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, evaluation: EvaluationConfig) -> MMLDLM:
-    """Load the run's model, once for all suites; refuse a run of another vocabulary or encoder than the dataset's."""
-    return load_trained(run, runs, dataset, evaluation)
 
 
 def evaluation_of(suite: Suite) -> Callable[..., Any]:
@@ -30,8 +23,6 @@ def evaluation_of(suite: Suite) -> Callable[..., Any]:
     def evaluate(
         model: MMLDLM, dataset: Dataset, evaluation: EvaluationConfig, seed: int, **inputs: Any
     ) -> dict[str, Any]:
-        from mm_ldlm.evaluation.suites.base import Evaluation, score
-
         samples = {task: inputs[f"samples_{task}"] for task in suite.samples}
         sections = {name: inputs[name] for name in suite.sections}
         metrics, rows = score(suite, Evaluation(model, dataset, samples, evaluation, seed, sections))

@@ -4,11 +4,12 @@ from kedro.pipeline import Node, Pipeline, node
 
 from mm_ldlm.evaluation.suites import Suite, suites
 from mm_ldlm.pipelines.evaluation import nodes
+from mm_ldlm.pipelines.trained import load_trained
 
 
 def create_pipeline() -> Pipeline:
     loading = node(
-        nodes.load_model,
+        load_trained,
         inputs=["run", "runs", "dataset", "params:evaluation"],
         outputs="evaluation_model",
         name="load_model",

@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.evaluation.headline import flat_metrics
+from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
+from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.training.checkpoints import folder as checkpoints
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
 from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
 if TYPE_CHECKING:
@@ -35,17 +40,12 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
-    from mm_ldlm.evaluation.headline import flat_metrics
-    from mm_ldlm.evaluation.report.inputs import own_timings
-    from mm_ldlm.training.checkpoints import folder as checkpoints
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
-
     which = str(evaluation.checkpoint).removeprefix("step-")
     checkpoint = checkpoints.find(weights_folder(runs, run), which=which)
     weights = weights_of(checkpoint, use_ema=evaluation.use_ema)
     _refuse_other(weights, metrics)
     results = {name.removeprefix("metrics_"): found for name, found in metrics.items()}
-    return {**flat_metrics(results, own_timings(run_folder(runs, run), timings)), MADE_BY: weights}
+    return {**flat_metrics(results, record_of(run_folder(runs, run)).timings(timings)), MADE_BY: weights}
 
 
 def compare_runs(
@@ -66,7 +66,6 @@ def compare_runs(
         EvaluationError: a table of rows belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
     _refuse_other(metrics[MADE_BY], {name: table.attrs for name, table in rows.items()})
     ours = Result(str(run["name"]), metrics, {name.removesuffix("_rows"): table for name, table in rows.items()})
@@ -92,23 +91,19 @@ def write_report(
         EvaluationError: an input belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.report import figures, page, theme, training_figures
-    from mm_ldlm.evaluation.report.inputs import ReportInputs, own_timings, run_config, training_events, training_log
-    from mm_ldlm.evaluation.suites import suites
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
     results = {name: inputs[f"metrics_{name}"] for name in suites()}
     rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
     made = {f"metrics_{name}": found for name, found in results.items()}
     made |= {f"{name}_rows": table.attrs for name, table in rows.items()}
     _refuse_other(metrics[MADE_BY], {**made, "comparison": comparison})
-    folder = run_folder(runs, run)
-    config, training = run_config(folder), training_log(folder)
+    record = record_of(run_folder(runs, run))
     if CHOSEN in run:  # the environment does not describe what this run was trained with
-        kept = ("model", "objective", "training", "encoder")
-        parameters = {**parameters, **{name: config[name] for name in kept if name in config}}
+        kept = {"model", "objective", "training", "encoder"} & record.config.keys()
+        parameters = {**parameters, **{name: record.config[name] for name in kept}}
     drawn: dict[str, go.Figure | None] = {
-        "plot_training": training_figures.training(training, smoothing=reporting.smoothing),
-        "plot_diagnostics": training_figures.diagnostics(training),
+        "plot_training": training_figures.training(record.log, smoothing=reporting.smoothing),
+        "plot_diagnostics": training_figures.diagnostics(record.log),
         "plot_comparison": figures.comparison(comparison),
     }
     for name, suite in suites().items():
@@ -117,21 +112,17 @@ def write_report(
     for figure in plots.values():
         figure.update_layout(meta={MADE_BY: metrics[MADE_BY]})
     report = ReportInputs(
-        title=reporting.title,
         run=run,
-        run_config=config,
+        record=record,
         metrics=metrics,
         suites=results,
         rows=rows,
-        log=training,
-        events=training_events(folder),
         ingestion_report=inputs["ingestion_report"],
         validation_report=inputs["validation_report"],
-        timings=own_timings(folder, timings),
-        parameters=parameters,
+        timings=record.timings(timings),
         comparison=comparison,
-        examples=reporting.examples,
-        seed=parameters["seed"],
+        parameters=parameters,
+        reporting=reporting,
     )
     for card in page.cards(metrics):
         log.info("%-24s %s%s", card["label"], card["value"], f"  [{card['interval']}]" if card["interval"] else "")
@@ -141,7 +132,5 @@ def write_report(
 
 def _refuse_other(weights: Mapping[str, str], inputs: Mapping[str, Any]) -> None:
     """Refuse an input, by its name, that belongs to other weights or does not name any."""
-    from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other
-
     for name, about in inputs.items():
         refuse_other(about.get(MADE_BY), weights, what=name, remedy=_AGAIN)
