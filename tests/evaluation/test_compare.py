@@ -107,7 +107,7 @@ def test_runs_that_tokenise_differently_are_compared_by_sentence() -> None:
     assert found["nats_per_sentence"]["difference"]["value"] == pytest.approx(0, abs=0.1)
 
 
-def test_an_exact_cost_and_an_upper_bound_are_marked() -> None:
+def test_pitfall_46_an_exact_cost_and_an_upper_bound_are_marked() -> None:
     bound = result("b", metrics={**METRICS, "nll.exact": 0.0})
     found = compare(result(), [bound], FEW)
     notes = {line["metric"]: [value["note"] for value in line["values"]] for line in found["table"]}

@@ -63,7 +63,9 @@ def report(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [*WRITTEN["metrics"], *WRITTEN["rows"], "comparison"])
-def test_results_of_other_weights_end_no_report(name: str, inputs: dict[str, Any], refuses: Callable[..., Any]) -> None:
+def test_pitfall_27_results_of_other_weights_end_no_report(
+    name: str, inputs: dict[str, Any], refuses: Callable[..., Any]
+) -> None:
     inputs[name] = other_weights(inputs[name])
     with refuses(EvaluationError, name):
         report(inputs)

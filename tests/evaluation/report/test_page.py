@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mm_ldlm.evaluation.config import ReportingConfig
 from mm_ldlm.evaluation.report import page
-from mm_ldlm.evaluation.report.inputs import record_of
+from mm_ldlm.evaluation.report.inputs import ReportInputs, RunRecord, record_of
 from mm_ldlm.evaluation.report.theme import chart
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report.txt"
@@ -140,6 +141,27 @@ def test_events_are_lines_without_previews() -> None:
     (line,) = page.event_lines(events)
     assert line == {"step": 2, "event": "end", "told": [("checks[0]", "a"), ("checks[1]", "b")]}
     assert page.flatten({"a": {"b": None}, "c": []}) == [("a.b", "null"), ("c", "[]")]
+
+
+def test_the_page_counts_parameters_spikes_and_events() -> None:
+    trains = {"event": "trains", "step": 0, "parameters": 2_500_000, "objective_parameters": 100_000}
+    shown = [{"event": "preview", "step": 1, "text": "x"}, *({"event": "spike", "step": step} for step in (2, 3))]
+    parameters = {
+        "seed": 7,
+        "ingestion": {"sources": []},
+        "evaluation": {"bootstrap": {"level": 0.9, "replicates": 50}},
+    }
+    names = ("run", "metrics", "suites", "rows", "ingestion_report", "validation_report", "timings", "comparison")
+    empty: dict[str, Any] = {name: {} for name in names}
+    record = RunRecord({}, [], [trains, *shown])
+    inputs = ReportInputs(**empty, record=record, parameters=parameters, reporting=ReportingConfig())
+    text = page.render(inputs, {})
+    assert "with 2.4 M parameters" in text
+    assert "(0.1 M further parameters)" in text
+    assert "Steps that were spikes: 2." in text
+    assert "<summary>3 events</summary>" in text
+    assert "Intervals are 90 % percentile bootstrap intervals over sentences or pairs (50 resamples" in text
+    assert "Seed 7" in text
 
 
 def test_the_time_of_a_training_covers_all_its_sessions(tmp_path: Path) -> None:

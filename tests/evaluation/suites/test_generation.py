@@ -1,6 +1,7 @@
 """Diversity of texts, and their cost under another model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
+from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.evaluation.config import GenerationConfig
+from mm_ldlm.evaluation.headline import flat_metrics
+from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites.base import score
 from mm_ldlm.evaluation.suites.generation import CausalModel, diversity, mauve, self_bleu
 
 rows = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=2, max_size=7)
@@ -55,7 +61,7 @@ def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = Tokenizer(models.WordLevel({word: i for i, word in enumerate("abcdef<")}, unk_token="f"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=base, bos_token="<").save_pretrained(folder)
-    size = GPT2Config(vocab_size=7, n_positions=12, n_embd=8, n_layer=1, n_head=1)
+    size = GPT2Config(vocab_size=7, n_positions=64, n_embd=8, n_layer=1, n_head=1)
     GPT2LMHeadModel(size).save_pretrained(folder)
     return folder
 
@@ -71,8 +77,19 @@ def test_a_causal_model_scores_every_token_whatever_the_batch(causal_model: Path
             loss = model.model(input_ids=ids, labels=ids).loss
         assert total == pytest.approx(float(loss) * (ids.shape[1] - 1), rel=1e-4)
     assert model.nll(texts, batch_size=1)[0] == pytest.approx(nll, rel=1e-4)
-    with refuses(EvaluationError, "12", "31"):
-        model.nll(["a " * 30])
+    with refuses(EvaluationError, "64", "91"):
+        model.nll(["a " * 90])
+
+
+def test_pitfall_26_generative_perplexity_comes_with_the_diversity_of_the_same_texts(
+    run: Run, causal_model: Path
+) -> None:
+    config = replace(run.given.config, generation=GenerationConfig(causal_model=str(causal_model)))
+    metrics, _ = score(suites()["generation"], replace(run.of("generation"), config=config))
+    numbers = flat_metrics({"generation": metrics}, {})
+    for side in ("unconditional", "real"):
+        names = ("perplexity", "entropy_sample", "distinct_2", "self_bleu")
+        assert {f"{side}.{name}" for name in names} <= numbers.keys()
 
 
 def test_models_and_packages_that_are_not_here_are_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

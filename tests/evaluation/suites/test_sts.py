@@ -80,7 +80,7 @@ def test_the_ratio_to_the_encoder_is_paired() -> None:
     )
 
 
-def test_failures_of_an_encoder_are_no_score(refuses: Callable[..., Any]) -> None:
+def test_pitfall_13_failures_of_an_encoder_are_no_score(refuses: Callable[..., Any]) -> None:
     pairs = sts_set()
     with pytest.raises(ZeroDivisionError):
         score_encoder(pairs, lambda texts: 1 / 0)

@@ -2,61 +2,20 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
+from tests.evaluation.suites.conftest import Run
 
-from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.data import Dataset
 from mm_ldlm.evaluation.headline import flat_metrics, headlines, most_important
 from mm_ldlm.evaluation.suites import SUITES, suites
-from mm_ldlm.evaluation.suites.base import Evaluation, plain, score, slug
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.evaluation.suites.base import plain, score, slug
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: what a suite reads, and what the pipelines wrote."""
-
-    given: Evaluation
-    written: Path
-    samples: Mapping[str, pd.DataFrame]
-
-    def of(self, name: str) -> Evaluation:
-        chosen = {task: self.samples[task] for task in SUITES.load(name).samples}
-        return replace(self.given, samples=chosen)
-
-    def metrics(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.written / f"metrics_{name}.json").read_text())
-        return found
-
-
-@pytest.fixture(scope="module")
-def run(finished: Path) -> Run:
-    data = finished / "data" / "test"
-    reference = json.loads((data / "06_models" / "run.json").read_text())
-    model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])
-    config = parameters(finished)
-    tables = {path.stem.removeprefix("samples_"): pd.read_parquet(path)
-              for path in (data / "07_model_output").glob("samples_*.parquet")}  # fmt: skip
-    given = Evaluation(model, Dataset.open(data / "05_model_input" / "dataset"), {}, config["evaluation"], 0, config)
-    return Run(given, data / "08_reporting", tables)
-
-
-def parameters(project: Path) -> dict[str, Any]:
-    from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
-
-    loader = CONFIG_LOADER_CLASS(str(project / "conf"), env="test", **CONFIG_LOADER_ARGS)
-    return check_parameters(loader["parameters"])
-
 
 # -- properties of every suite -----------------------------------------------------------------------------------------
 
@@ -102,7 +61,7 @@ def test_a_run_that_cannot_do_it_is_skipped_with_a_reason(name: str, run: Run) -
 
 
 @pytest.mark.parametrize("name", [name for name in SUITES if SUITES.load(name).samples])
-def test_samples_of_other_weights_are_refused(name: str, run: Run, refuses: Callable[..., Any]) -> None:
+def test_pitfall_27_samples_of_other_weights_are_refused(name: str, run: Run, refuses: Callable[..., Any]) -> None:
     given = run.of(name)
     task, table = next(iter(given.samples.items()))
     for change in ({"digest": "0" * 32}, {"weights": "last"}, None):

@@ -113,7 +113,7 @@ def test_the_difference_to_the_baseline_is_paired_by_sentence(tmp_path: Path) ->
     assert named["rows"][0]["difference"] == pytest.approx(-mdlm["difference"])
 
 
-def test_several_seeds_have_a_row_of_means_with_intervals_over_seeds_and_sentences(tmp_path: Path) -> None:
+def test_pitfall_40_intervals_cover_seeds_and_sentences(tmp_path: Path) -> None:
     """The cost of a seed moves by 0.3 nats; over sentences alone the interval would be a tenth of that."""
     nats = {"ar": (2.0, 2.3, 2.6), "mdlm": (2.1, 2.5, 2.6, 9.0)}
     rows = {name: [costs(value, 10 * i + len(name)) for i, value in enumerate(some)] for name, some in nats.items()}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mm_ldlm.evaluation.headline import flat_metrics
 from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 from mm_ldlm.evaluation.suites import suites
-from mm_ldlm.training.checkpoints import folder as checkpoints
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
 from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
@@ -40,6 +39,8 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
+    from mm_ldlm.training.checkpoints import folder as checkpoints
+
     which = str(evaluation.checkpoint).removeprefix("step-")
     checkpoint = checkpoints.find(weights_folder(runs, run), which=which)
     weights = weights_of(checkpoint, use_ema=evaluation.use_ema)
