@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, denoiser, rows
+from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, denoiser, on, rows
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process, unmask_by_schedule
-from mm_ldlm.sampling.logit_filters import Draw
+from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 
 EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64))
@@ -19,7 +19,9 @@ SCHEDULES = ["log_linear", "cosine", "geometric"]
 
 def sample(kind: str, denoise: Any, tokens_BL: Any, *, schedule: Any = "log_linear", **settings: Any) -> Any:
     process = build(schedule=schedule)
-    return text_sampler(kind, **settings).sample(denoise, tokens_BL, process=process, generator=rows(len(tokens_BL)))
+    return text_sampler(kind, **settings).sample(
+        Canvas(denoise=denoise, tokens=tokens_BL, process=process, generator=rows(len(tokens_BL)))
+    )
 
 
 def unmasked_by(schedule: str, steps: int) -> torch.Tensor:
@@ -71,7 +73,7 @@ def test_pitfall_11_mask_and_pad_are_never_sampled() -> None:
     """[MASK], [PAD] and ids beyond the vocabulary have a logit of 50 against at most 0 for the words."""
     for process in ("absorbing", "uniform", "gidd", "sedd", "d3pm"):
         made = reverse_process(
-            constant([0.6, 0.4]), build(process), canvas(*[50] * 20), steps=3, generator=rows(20), draw=Draw()
+            on(constant([0.6, 0.4]), canvas(*[50] * 20), process), text_sampler("ancestral", steps=3)
         )
         if process == "sedd":  # scores of two words, so that words without noise of another one stay
             assert made.tokens.max() < MASK
@@ -109,11 +111,9 @@ def test_ddpm_cache_evaluates_each_state_once_and_refuses_a_model_of_the_time() 
 
 def test_temperature_and_filters_apply_to_the_estimate_of_the_text() -> None:
     for process in ("absorbing", "uniform", "gidd"):
-        certain = reverse_process(
-            context(), build(process), canvas(*[9] * 5), steps=4, generator=rows(5), draw=Draw(temperature=0.0)
-        )
-        few = reverse_process(
-            context(), build(process), canvas(*[9] * 5), steps=4, generator=rows(5), draw=Draw(top_k=1)
+        certain, few = (
+            reverse_process(on(context(), canvas(*[9] * 5), process), text_sampler("ancestral", steps=4, **settings))
+            for settings in ({"temperature": 0.0}, {"top_k": 1})
         )
         assert torch.equal(certain.tokens, few.tokens)
 
@@ -133,10 +133,8 @@ def test_pitfall_12_times_are_finite_at_both_ends() -> None:
 
     for timestep in ("schedule", "mask_ratio"):
         times.clear()
-        unmask_by_schedule(
-            denoiser(words), build(), canvas(20), steps=4, generator=rows(1), draw=Draw(), timestep=timestep,
-            skip_idle=False,
-        )  # fmt: skip
+        sampler = text_sampler("ancestral", steps=4)
+        unmask_by_schedule(on(denoiser(words), canvas(20)), sampler, timestep=timestep, skip_idle=False)
         assert times[0] == pytest.approx(1.0, abs=1e-3)
         assert times == sorted(times, reverse=True)
         assert times[-1] > 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.sampling.toys import PAD, build, canvas, rows
+from tests.sampling.toys import PAD, canvas, on, rows
 
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.schedules import CosineLatents
@@ -29,7 +29,6 @@ def denoiser(received=None, self_condition=False):
 
     return JointDenoiser(
         predict=predict,
-        process=build(),
         latent_schedule=CosineLatents().build(),
         parameterisation="x0",
         self_condition=self_condition,
@@ -38,7 +37,8 @@ def denoiser(received=None, self_condition=False):
 
 def together(denoise, tokens, generator, *, draw=None, **latent):
     sampler = latent_sampler("ddim", **latent)
-    return joint.together(denoise, tokens, dim=2, draw=draw or Draw(), latent=sampler, generator=generator)
+    canvas = on(denoise, tokens, generator=generator)
+    return joint.together(canvas, dim=2, draw=draw or Draw(), latent=sampler)
 
 
 def test_together_takes_both_modalities_down_one_grid():

@@ -9,6 +9,7 @@ from tests.sampling.toys import build, canvas, conforms, context, overfit, rebui
 from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler
 
 INNER = {"blocks": {"block_length": 3, "inner": {"kind": "confidence", "steps": 2, "temperature": 1.0}}}
@@ -51,7 +52,7 @@ def test_a_text_sampler_refuses_in_the_words_of_its_refusal(kind: str, process: 
     if reason is not None:
         assert kind in reason
         with pytest.raises(SamplingError) as raised:
-            sampler.sample(context(), canvas(3), process=found, generator=rows(1))
+            sampler.sample(Canvas(denoise=context(), tokens=canvas(3), process=found, generator=rows(1)))
         assert str(raised.value) == reason
 
 
@@ -62,12 +63,12 @@ def test_guidance_needs_a_condition_and_counts_twice(kind: str) -> None:
         return
     guided, plain = made(kind, guidance=2.0), context()
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
-        guided.sample(plain, canvas(5), process=processes[0], generator=rows(1))
+        guided.sample(Canvas(denoise=plain, tokens=canvas(5), process=processes[0], generator=rows(1)))
     from dataclasses import replace
 
     both = replace(plain, unconditional=context(sharpness=0.5).logits)
-    one = sampler.sample(both, canvas(5), process=processes[0], generator=rows(1))
-    two = guided.sample(both, canvas(5), process=processes[0], generator=rows(1))
+    one = sampler.sample(Canvas(denoise=both, tokens=canvas(5), process=processes[0], generator=rows(1)))
+    two = guided.sample(Canvas(denoise=both, tokens=canvas(5), process=processes[0], generator=rows(1)))
     assert two.model_calls % 2 == 0
     if kind != "entropy_bounded" and kind != "threshold":  # which take more or fewer calls of a sharper distribution
         assert two.calls_per_row.tolist() != one.calls_per_row.tolist()
@@ -106,6 +107,6 @@ def test_the_default_sampler_of_a_process_fits_it(name: str) -> None:
         assert (sampler.temperature == 0) is conditional
     texts_BL = torch.arange(8)[None].repeat(2, 1)
     sample = default_text_sampler(process, conditional=True).sample(
-        overfit(texts_BL), canvas(8, 8), process=process, generator=rows(2)
+        Canvas(denoise=overfit(texts_BL), tokens=canvas(8, 8), process=process, generator=rows(2))
     )
     assert torch.equal(sample.tokens, texts_BL)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.toys import MASK, build, canvas, rows
+from tests.sampling.toys import MASK, build, canvas, on, rows
 
 from mm_ldlm.sampling.denoising import State
 from mm_ldlm.sampling.time_grid import Grid
@@ -24,7 +24,7 @@ def test_a_grid_runs_from_the_mask_ratio_of_a_text_to_that_of_its_closed_masks(
     process, tokens_BL = build(schedule=schedule), canvas(12, 5)
     tokens_BL[0, :given_tokens] = 1
     open_BL = torch.arange(12)[None].repeat(2, 1) >= closed
-    grid = Grid.of(process, tokens_BL, steps=steps, open_BL=open_BL)
+    grid = Grid.of(on(None, tokens_BL, process, open=open_BL), steps=steps)
     times = torch.stack([grid.at(step) for step in range(steps + 1)])
     assert (times.diff(dim=0) <= 1e-12).all()
     masks = (tokens_BL == MASK).sum(1)
@@ -44,7 +44,7 @@ def test_a_grid_runs_from_the_mask_ratio_of_a_text_to_that_of_its_closed_masks(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_model_receives_the_time_of_the_grid_or_of_the_mask_ratio(schedule: str) -> None:
     process, tokens_BL = build(schedule=schedule), canvas(20, 20)
-    grid = Grid.of(process, tokens_BL, steps=4, open_BL=None)
+    grid = Grid.of(on(None, tokens_BL, process), steps=4)
     half_BL = tokens_BL.clone()
     half_BL[1, :10] = 1
     now = state(half_BL, step=1, steps=4)

@@ -14,7 +14,7 @@ from mm_ldlm.core.config import parse_kind
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 
 WORDS, MASK, PAD = 8, 8, 9
 HEAD = 12
@@ -40,6 +40,12 @@ def canvas(*lengths: int, width: int | None = None) -> Tensor:
     for row, length in enumerate(lengths):
         out_BL[row, :length] = MASK
     return out_BL
+
+
+def on(denoise: Any, tokens_BL: Tensor, process: str | TextProcess = "absorbing", **more: Any) -> Canvas:
+    """Make the canvas of these tokens, with the row ids 0, 1, …"""
+    made = build(process) if isinstance(process, str) else process
+    return Canvas(denoise=denoise, process=made, tokens=tokens_BL, **{"generator": rows(len(tokens_BL)), **more})
 
 
 def denoiser(words: Callable[[Tensor, Tensor, Tensor], Tensor], **more: Any) -> TextDenoiser:
@@ -165,7 +171,9 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
     counted = Counted(denoise, count)
 
     def run(tokens_BL: Tensor, generator: RowGenerator, model: Any = denoise, **more: Any) -> TextSample:
-        made: TextSample = sampler.sample(model, tokens_BL, process=process, generator=generator, **more)
+        made: TextSample = sampler.sample(
+            Canvas(denoise=model, tokens=tokens_BL, process=process, generator=generator, **more)
+        )
         return made
 
     made = run(tokens_BL, rows(count), counted.denoise)
@@ -191,7 +199,7 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
         assert torch.equal(part.tokens[:, : tokens_BL.shape[1]], made.tokens[some])
         assert torch.equal(part.calls_per_row, made.calls_per_row[some])
     half_BL = open_BL & (torch.arange(tokens_BL.shape[1]) % 2 == 0)
-    half = run(tokens_BL, rows(count), open_BL=half_BL)
+    half = run(tokens_BL, rows(count), open=half_BL)
     assert torch.equal(half.tokens[~half_BL], tokens_BL[~half_BL]), "positions that are not open stay masks"
     assert bool((half.tokens[half_BL] < WORDS).all())
     nothing = run(made.tokens, rows(count))
@@ -201,5 +209,7 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
 def rebuilds(sampler: Any, process: TextProcess | None) -> None:
     """Check that a sampler writes the texts that the model is certain of, from masks only."""
     texts_BL = torch.randint(WORDS, (6, 10), generator=torch.Generator().manual_seed(1))
-    made = sampler.sample(overfit(texts_BL), canvas(*[10] * 6), process=process, generator=rows(6))
+    made = sampler.sample(
+        Canvas(denoise=overfit(texts_BL), tokens=canvas(*[10] * 6), process=process, generator=rows(6))
+    )
     assert torch.equal(made.tokens, texts_BL)

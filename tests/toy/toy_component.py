@@ -22,7 +22,7 @@ from mm_ldlm.models.parts import tag
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 
@@ -123,20 +123,12 @@ class ToySampler:
     def refusal(self, process: Any) -> str | None:
         return None
 
-    def sample(
-        self,
-        denoise: Tensor,
-        tokens_BL: Tensor,
-        *,
-        process: None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """`denoise` is log p(word), (V,)."""
+    def sample(self, canvas: Canvas) -> TextSample:
+        """The denoiser is log p(word), (V,)."""
+        tokens_BL, open_BL = canvas.tokens, canvas.open
         assert open_BL is not None
-        u_M = generator.uniform(tokens_BL.shape[1])[open_BL]
-        log_p_MV = denoise.expand(len(u_M), -1)
+        u_M = canvas.generator.uniform(tokens_BL.shape[1])[open_BL]
+        log_p_MV = canvas.denoise.expand(len(u_M), -1)
         token_M = draw_tokens(log_p_MV, u_M, Draw(temperature=self.temperature))
         log_p_M = log_p_MV.gather(1, token_M[:, None])[:, 0]
         return TextSample(
@@ -162,9 +154,8 @@ class ToyGeneration(GenerativeModel):
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        sample: TextSample = sampler.sample(
-            self.model(), canvas_BL, process=None, generator=generator, open_BL=open_BL
-        )  # fmt: skip
+        canvas = Canvas(denoise=self.model(), process=None, tokens=canvas_BL, generator=generator, open=open_BL)
+        sample: TextSample = sampler.sample(canvas)
         return sample
 
     def likelihood(

@@ -18,7 +18,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.joint import JointSample
 from mm_ldlm.sampling.registry import default_text_sampler
@@ -157,10 +157,11 @@ class DenoiserGeneration(GenerativeModel, ABC):
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        return sampler.sample(
-            self.text_denoiser(latents_Bd, generator), canvas_BL, process=self.process, open_BL=open_BL,
+        canvas = Canvas(
+            denoise=self.text_denoiser(latents_Bd, generator), process=self.process, tokens=canvas_BL, open=open_BL,
             generator=generator, window=self.shape.max_length,
         )  # fmt: skip
+        return sampler.sample(canvas)
 
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator

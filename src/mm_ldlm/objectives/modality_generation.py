@@ -19,7 +19,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.modality import GaussianModality, ModalityOptions
 from mm_ldlm.sampling import joint
-from mm_ldlm.sampling.denoising import Logits, TextDenoiser
+from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
 from mm_ldlm.sampling.joint import JointDenoiser, JointSample
 
@@ -87,9 +87,10 @@ class ModalityGeneration(DenoiserGeneration):
         return sampler.sample(self._latent_denoiser(predict), dim=self.dim, generator=generator)
 
     def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
-        return joint.together(
-            self._joint_denoiser(), canvas_BL, dim=self.dim, draw=text.draw, latent=latent, generator=generator
-        )
+        canvas = Canvas(
+            denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator
+        )  # fmt: skip
+        return joint.together(canvas, dim=self.dim, draw=text.draw, latent=latent)
 
     def _latent_denoiser(self, predict: Predict, unconditional: Predict | None = None) -> LatentDenoiser:
         return LatentDenoiser(
@@ -134,7 +135,6 @@ class ModalityGeneration(DenoiserGeneration):
 
         return JointDenoiser(
             predict=predict,
-            process=self.process,
             latent_schedule=self.modality.schedule,
             parameterisation=self.modality.parameterisation,
             self_condition=self.config.self_condition,

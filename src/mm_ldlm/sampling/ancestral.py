@@ -15,15 +15,8 @@ from mm_ldlm.core.config import config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, require_process, unfit
-from mm_ldlm.sampling.denoising import (
-    State,
-    TextDenoiser,
-    TextSample,
-    denoising_loop,
-    guided_log_x0,
-    open_positions,
-)
+from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, unfit
+from mm_ldlm.sampling.denoising import Canvas, State, Stepping, TextSample, denoising_loop, guided_log_x0
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
 from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
@@ -53,26 +46,10 @@ class AncestralConfig(DiffusionSampler):
         )
         return unfit(self.kind, needs, process, instead="without these two options")
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`."""
-        process = require_process(self, process)
-        if _unmasks_by_schedule(process.traits):
-            return unmask_by_schedule(
-                denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL,
-                timestep=self.timestep, skip_idle=self.skip_idle,
-            )  # fmt: skip
-        return reverse_process(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
-        )
+    def write(self, canvas: Canvas) -> TextSample:
+        if _unmasks_by_schedule(canvas.diffusion.traits):
+            return unmask_by_schedule(canvas, self, timestep=self.timestep, skip_idle=self.skip_idle)
+        return reverse_process(canvas, self)
 
 
 @config
@@ -87,40 +64,28 @@ class DdpmCacheConfig(UnmaskingSampler):
     kind: str = "ddpm_cache"
     timestep: TimestepSource = "schedule"
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`.
+    def write(self, canvas: Canvas) -> TextSample:
+        """Write a canvas.
 
         Raises:
             SamplingError: the model's output depends on the time.
         """
-        process = require_process(self, process)
         checks = 0 if self.timestep == "mask_ratio" else 2
         if checks:
-            refuse_time_dependence(denoise, process, tokens_BL)
-        sample = unmask_by_schedule(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL,
-            timestep=self.timestep, skip_idle=True,
-        )  # fmt: skip
+            refuse_time_dependence(canvas)
+        sample = unmask_by_schedule(canvas, self, timestep=self.timestep, skip_idle=True)
         return dataclasses.replace(
             sample, calls_per_row=sample.calls_per_row + checks, model_calls=sample.model_calls + checks
         )
 
 
-def refuse_time_dependence(denoise: TextDenoiser, process: TextProcess, tokens_BL: Tensor) -> None:
+def refuse_time_dependence(canvas: Canvas) -> None:
     """Evaluate the model at t = 0.9 and t = 0.1 on the same tokens, and raise SamplingError if its outputs differ."""
+    tokens_BL = canvas.tokens
     rows_B = torch.arange(tokens_BL.shape[0], device=tokens_BL.device)
-    masked_BL = tokens_BL == process.mask_id
+    masked_BL = tokens_BL == canvas.diffusion.mask_id
     early_MV, late_MV = (
-        denoise.logits(tokens_BL, torch.full(rows_B.shape, t, device=tokens_BL.device), rows_B, masked_BL)
+        canvas.denoise.logits(tokens_BL, torch.full(rows_B.shape, t, device=tokens_BL.device), rows_B, masked_BL)
         for t in (0.9, 0.1)
     )
     gap = float((early_MV - late_MV).abs().max()) if early_MV.numel() else 0.0
@@ -132,61 +97,39 @@ def refuse_time_dependence(denoise: TextDenoiser, process: TextProcess, tokens_B
         )
 
 
-def unmask_by_schedule(
-    denoise: TextDenoiser,
-    process: TextProcess,
-    tokens_BL: Tensor,
-    *,
-    steps: int,
-    generator: RowGenerator,
-    draw: Draw,
-    timestep: TimestepSource,
-    skip_idle: bool,
-    open_BL: Tensor | None = None,
-) -> TextSample:
+def unmask_by_schedule(canvas: Canvas, sampler: Stepping, *, timestep: TimestepSource, skip_idle: bool) -> TextSample:
     """Unmask each mask with probability `(α_s − α_t)/(1 − α_t)` per step: the reverse process of absorbing diffusion.
 
     Which masks a step unmasks does not depend on the model. `skip_idle` therefore draws them first and evaluates only
     the texts in which the step unmasks a token. The sample is the same, with at most as many calls as tokens.
     """
-    grid = Grid.of(process, tokens_BL, steps=steps, open_BL=open_BL)
+    grid = Grid.of(canvas, steps=sampler.steps)
 
     def query(state: State) -> Tensor:
         return state.masked & (state.uniform("unmask") < grid.unmask_fraction(state.step).unsqueeze(1))
 
-    return denoising_loop(
-        denoise, process, tokens_BL, steps=steps, generator=generator, draw=draw, timestep=grid.timestep(timestep),
-        query=query, open_BL=open_BL, skip_idle=skip_idle,
-    )  # fmt: skip
+    return denoising_loop(canvas, sampler, timestep=grid.timestep(timestep), query=query, skip_idle=skip_idle)
 
 
-def reverse_process(
-    denoise: TextDenoiser,
-    process: TextProcess,
-    tokens_BL: Tensor,
-    *,
-    steps: int,
-    generator: RowGenerator,
-    draw: Draw,
-    open_BL: Tensor | None = None,
-) -> TextSample:
-    """Draw x_1 from the prior and take `steps` reverse steps to t = 0; a step may change any open token again.
+def reverse_process(canvas: Canvas, sampler: Stepping) -> TextSample:
+    """Draw x_1 from the prior and take the reverse steps to t = 0; a step may change any open token again.
 
     Temperature, top-k and top-p apply to x_θ. If none of them is set, a process whose model predicts scores draws its
     step from the scores themselves (`TextProcess.score_step`). `log_probs` are the log-probabilities of the final
     tokens under the x_θ of the last step that evaluated them.
     """
-    open_BL = open_positions(process, tokens_BL, open_BL)
-    sample = TextSample.start(process.prior(tokens_BL, open_BL, generator.fork("prior")))
+    process, steps, draw = canvas.diffusion, sampler.steps, sampler.draw
+    noise_BL = process.prior(canvas.tokens, canvas.writable_BL, canvas.generator.fork("prior"))
+    sample = TextSample.start(noise_BL)
     for step in range(steps):
-        scored_BL = process.scored(sample.tokens, open_BL)
+        scored_BL = process.scored(sample.tokens, canvas.writable_BL)
         rows_A = scored_BL.any(dim=1).nonzero().squeeze(1)
         if not rows_A.numel():
             break
-        t_B = time_of(step, steps, tokens_BL)
-        found = guided_log_x0(denoise, process, sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
+        t_B = time_of(step, steps, canvas.tokens)
+        found = guided_log_x0(canvas, sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
         sample = reverse_step(
-            process, sample, scored_BL, *found, step=step, steps=steps, generator=generator, draw=draw
+            process, sample, scored_BL, *found, step=step, steps=steps, generator=canvas.generator, draw=draw
         )
         sample = sample.called(rows_A, guidance=draw.guidance)
     return sample

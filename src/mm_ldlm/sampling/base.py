@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Protocol, Self
-
-from torch import Tensor
 
 from mm_ldlm.core.config import PositiveInt, bounded, config, parse, to_dict
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.limits import Guidance, Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw
 
@@ -24,20 +22,8 @@ class TextSampler(Protocol):
     exceeds_window: ClassVar[bool]
     """Whether the sampler can write texts longer than the model's `max_length`"""
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """Write the [MASK] positions of `tokens_BL`, or only those of them in `open_BL`.
-
-        `process` is the process that the model was trained with, or None if the model is not a diffusion model.
-        `window` is the number of positions that the model can read at once (None: no limit).
+    def sample(self, canvas: Canvas) -> TextSample:
+        """Write the [MASK] positions of a canvas.
 
         Raises:
             SamplingError: the sampler does not fit the process (`refusal`), or guidance needs a condition.
@@ -93,6 +79,15 @@ class DiffusionSampler(Overridable):
         """See `TextSampler.refusal`. Every process fits."""
         return unfit(self.kind, "a diffusion model", process) if process is None else None
 
+    def sample(self, canvas: Canvas) -> TextSample:
+        """See `TextSampler.sample`; subclasses define `write`, for canvases that fit."""
+        require_fit(self, canvas)
+        return self.write(canvas)
+
+    @abstractmethod
+    def write(self, canvas: Canvas) -> TextSample:
+        """Write the [MASK] positions of a canvas whose process fits."""
+
 
 @config
 class UnmaskingSampler(DiffusionSampler):
@@ -106,12 +101,10 @@ class UnmaskingSampler(DiffusionSampler):
 ONLY_MASKS = "a process whose only noise is [MASK], as in 'absorbing'"
 
 
-def require_process(sampler: Any, process: TextProcess | None) -> TextProcess:
-    """Return the process, or raise SamplingError with `sampler.refusal` if the sampler does not fit it."""
-    if (reason := sampler.refusal(None if process is None else process.traits)) is not None:
+def require_fit(sampler: Any, canvas: Canvas) -> None:
+    """Raise SamplingError with `sampler.refusal` if the sampler does not fit the process of a canvas."""
+    if (reason := sampler.refusal(None if canvas.process is None else canvas.process.traits)) is not None:
         raise SamplingError(reason)
-    assert process is not None
-    return process
 
 
 def unfit(kind: str, needs: str, process: ProcessTraits | None, *, instead: str = "'ancestral'") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -10,10 +11,9 @@ from torch.nn.functional import pad
 
 from mm_ldlm.core.config import InvalidValue, Size, config
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_process, unfit
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, open_positions
+from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
@@ -57,46 +57,37 @@ class BlocksConfig(Overridable):
             return unfit(self.kind, ONLY_MASKS, process)
         return self.inner.refusal(process)
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
+    def sample(self, canvas: Canvas) -> TextSample:
         """See `TextSampler.sample`.
 
         Raises:
             SamplingError: a block does not fit the window, or the sampler does not fit the process (`refusal`).
         """
-        process = require_process(self, process)
-        length, block_length = tokens_BL.shape[1], self.block_length
+        require_fit(self, canvas)
+        length, block_length, window = canvas.tokens.shape[1], self.block_length, canvas.window
         if window is not None and block_length > window:
             raise SamplingError(
                 f"block_length {block_length} exceeds the {window} positions that the model reads at once. "
                 "Set a smaller block_length."
             )
-        open_BL = open_positions(process, tokens_BL, open_BL)
-        position_L = torch.arange(length, device=tokens_BL.device)
-        whole = TextSample.start(tokens_BL)
+        position_L = torch.arange(length, device=canvas.tokens.device)
+        whole = TextSample.start(canvas.tokens)
         for number, start in enumerate(range(0, length, block_length)):
             end = start + block_length
-            todo_BL = open_BL & (position_L >= start) & (position_L < end)
+            todo_BL = canvas.writable_BL & (position_L >= start) & (position_L < end)
             if not bool(todo_BL.any()):
                 continue
             view = slice(0, length if window is None else min(window, length))
             if window is not None and end > window:
                 view = slice(end - window // block_length * block_length, min(end, length))
-            part = self.inner.sample(
-                denoise,
-                whole.tokens[:, view],
-                process=process,
-                generator=generator.fork(number),
-                open_BL=todo_BL[:, view],
+            block = dataclasses.replace(
+                canvas,
+                tokens=whole.tokens[:, view],
+                open=todo_BL[:, view],
+                generator=canvas.generator.fork(number),
+                window=None,
             )
+            part = self.inner.sample(block)
             whole = _pasted(whole, part, view=view, where_BL=todo_BL)
         return whole
 

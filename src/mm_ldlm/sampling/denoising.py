@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +40,44 @@ class TextDenoiser:
     logits: Logits
     unconditional: Logits | None = None
     """Logits with the condition replaced by the learned null embedding; needed only for guidance"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canvas:
+    """Texts with positions to be written, the model that writes them, and their random numbers."""
+
+    denoise: Any
+    """`TextDenoiser`, or what samplers of other models read"""
+    process: TextProcess | None
+    """The process that the model was trained with; None if it is not a diffusion model"""
+    tokens: Tensor
+    """(B, L)"""
+    generator: RowGenerator
+    open: Tensor | None = None
+    """(B, L) bool: limits the sampler to part of the `[MASK]` positions"""
+    window: int | None = None
+    """Number of positions that the model reads at once; None: no limit"""
+
+    @property
+    def diffusion(self) -> TextProcess:
+        """The process of a diffusion model."""
+        assert self.process is not None
+        return self.process
+
+    @cached_property
+    def writable_BL(self) -> Tensor:
+        """Positions (B, L) that a sampler writes: those that are `[MASK]`, limited to `open`."""
+        masked_BL = self.tokens == self.diffusion.mask_id
+        return masked_BL if self.open is None else self.open & masked_BL
+
+
+class Stepping(Protocol):
+    """Settings of a sampler that takes denoising steps."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def draw(self) -> Draw: ...
 
 
 @dataclass(frozen=True)
@@ -134,73 +174,55 @@ class Prediction:
 
 
 def denoising_loop(
-    denoise: TextDenoiser,
-    process: TextProcess,
-    tokens_BL: Tensor,
+    canvas: Canvas,
+    sampler: Stepping,
     *,
-    steps: int,
-    generator: RowGenerator,
-    draw: Draw,
     timestep: Callable[[State], Tensor],
     query: Callable[[State], Tensor],
     keep: Callable[[State, Prediction], Tensor] | None = None,
     remask: Callable[[State], Tensor] | None = None,
-    open_BL: Tensor | None = None,
     skip_idle: bool = True,
 ) -> TextSample:
-    """Unmask `tokens_BL` in up to `steps` steps.
+    """Unmask a canvas in up to `sampler.steps` steps, by a process whose only noise is [MASK].
 
     Args:
-        process: a process whose only noise is [MASK].
         timestep: returns the times (B,) that the model receives.
         query: returns the masked positions (B, L) that a step evaluates.
         keep: returns the drawn tokens (B, L) that are written; None keeps all.
         remask: returns the written tokens (B, L) that become `[MASK]` again; called before the step unmasks tokens.
-        open_BL: limits the sampler to part of the masks. The loop ends when none of them is left.
         skip_idle: leave texts out of a step that evaluates none of their positions; otherwise only finished texts.
     """
-    open_BL = open_positions(process, tokens_BL, open_BL)
-    sample = TextSample.start(tokens_BL)
+    mask_id, open_BL, steps, draw = canvas.diffusion.mask_id, canvas.writable_BL, sampler.steps, sampler.draw
+    sample = TextSample.start(canvas.tokens)
     for step in range(steps):
-        masked_BL = open_BL & (sample.tokens == process.mask_id)
+        masked_BL = open_BL & (sample.tokens == mask_id)
         if not bool(masked_BL.any()) and (remask is None or step == steps - 1):
             break
         state = State(
-            step, steps, sample.tokens, masked_BL, open_BL & ~masked_BL, sample.log_probs, generator.fork(step)
+            step, steps, sample.tokens, masked_BL, open_BL & ~masked_BL, sample.log_probs, canvas.generator.fork(step)
         )
         returned_BL = remask(state) if remask is not None and not state.last else None
         asked_BL = query(state)
         rows_A = (asked_BL if skip_idle else masked_BL).any(dim=1).nonzero().squeeze(1)
         if rows_A.numel():
             t_B = timestep(state)
-            log_x0_MV, _ = guided_log_x0(denoise, process, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
+            log_x0_MV, _ = guided_log_x0(canvas, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
             drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], draw)
             prediction = Prediction(asked_BL, log_x0_MV, drawn_M, rows_A, t_B[rows_A])
             kept_BL = asked_BL if keep is None else keep(state, prediction) & asked_BL
             drawn_BL = sample.tokens.masked_scatter(asked_BL, drawn_M)
             sample = sample.written(kept_BL, drawn_BL, prediction.log_prob, step).called(rows_A, guidance=draw.guidance)
         if returned_BL is not None:
-            sample = dataclasses.replace(sample, tokens=sample.tokens.masked_fill(returned_BL, process.mask_id))
+            sample = dataclasses.replace(sample, tokens=sample.tokens.masked_fill(returned_BL, mask_id))
     return sample
 
 
-def open_positions(process: TextProcess, tokens_BL: Tensor, open_BL: Tensor | None) -> Tensor:
-    """Select the positions (B, L) that a sampler writes: those that are `[MASK]`, limited to `open_BL` if given."""
-    masked_BL = tokens_BL == process.mask_id
-    return masked_BL if open_BL is None else open_BL & masked_BL
-
-
 def guided_log_x0(
-    denoise: TextDenoiser,
-    process: TextProcess,
-    canvas_BL: Tensor,
-    t_B: Tensor,
-    rows_A: Tensor,
-    scored_BL: Tensor,
-    *,
-    guidance: float,
+    canvas: Canvas, tokens_BL: Tensor, t_B: Tensor, rows_A: Tensor, scored_BL: Tensor, *, guidance: float
 ) -> tuple[Tensor, Tensor]:
     """Compute log x_θ (M, V) under guidance at positions of the texts `rows_A`; return the model's output (M, ·) too.
+
+    `tokens_BL` are the tokens of the canvas by now.
 
     Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
     from approximate scores may exclude words, and then the quotient of two x_θ has no value.
@@ -208,7 +230,8 @@ def guided_log_x0(
     Raises:
         SamplingError: guidance needs an unconditional prediction that the denoiser does not have.
     """
-    tokens_AL, scored_AL, row_M = canvas_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
+    denoise, process = canvas.denoise, canvas.diffusion
+    tokens_AL, scored_AL, row_M = tokens_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
     noisy_M = tokens_AL[scored_AL]
 
     def output(logits: Logits) -> Tensor:

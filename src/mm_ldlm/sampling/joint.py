@@ -17,11 +17,9 @@ from torch import Tensor
 
 from mm_ldlm.core.config import InvalidValue
 from mm_ldlm.diffusion.gaussian import Parameterisation
-from mm_ldlm.diffusion.process import TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.sampling.ancestral import reverse_step, time_of
-from mm_ldlm.sampling.denoising import TextSample, open_positions
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.gaussian import DdimConfig, LatentSample, ddim_step, estimate_at, start_noise
 from mm_ldlm.sampling.logit_filters import Draw
 
@@ -56,10 +54,9 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JointDenoiser:
-    """Interface of a model for the joint sampler: both predictions, the text process and the latent schedule."""
+    """Interface of a model for the joint sampler: both predictions and the latent schedule."""
 
     predict: PredictBoth
-    process: TextProcess
     latent_schedule: GaussianSchedule
     parameterisation: Parameterisation
     self_condition: bool = False
@@ -75,45 +72,28 @@ class JointSample:
     """Number of model calls; each call predicts both"""
 
 
-def together(
-    denoise: JointDenoiser,
-    tokens_BL: Tensor,
-    *,
-    dim: int,
-    draw: Draw,
-    latent: DdimConfig,
-    generator: RowGenerator,
-    open_BL: Tensor | None = None,
-) -> JointSample:
+def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> JointSample:
     """Take ancestral steps in the text and DDIM steps in the latent at the same times, with one model call per step.
 
-    The text is written where `tokens_BL` is [MASK], or only at those of these positions that are in `open_BL`. Guidance
-    does not apply, because there is no condition to drop.
+    The denoiser of the canvas is a `JointDenoiser`. Guidance does not apply, because there is no condition to drop.
     """
-    process = denoise.process
+    denoise: JointDenoiser = canvas.denoise
+    process, generator = canvas.diffusion, canvas.generator
     points = latent.points(denoise.latent_schedule)
     z_Bd = start_noise(points[0], generator.fork("latent"), dim)
-    open_BL = open_positions(process, tokens_BL, open_BL)
-    text = TextSample.start(process.prior(tokens_BL, open_BL, generator.fork("prior")))
+    text = TextSample.start(process.prior(canvas.tokens, canvas.writable_BL, generator.fork("prior")))
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)
     previous_Bd: Tensor | None = None
     for step, (now, then) in enumerate(pairwise(points)):
-        t_B, scored_BL = time_of(step, latent.steps, tokens_BL), process.scored(text.tokens, open_BL)
+        t_B, scored_BL = time_of(step, latent.steps, canvas.tokens), process.scored(text.tokens, canvas.writable_BL)
         t_latent_B = torch.full_like(t_B, now.t, dtype=torch.float32)
         logits_MV, prediction_Bd = denoise.predict(text.tokens, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
         noisy_M, t_M = text.tokens[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
         log_x0_MV = process.log_x0(process.x0_logits(logits_MV, noisy_M, t_M), noisy_M)
         text = reverse_step(
-            process,
-            text,
-            scored_BL,
-            log_x0_MV,
-            logits_MV,
-            step=step,
-            steps=latent.steps,
-            generator=generator,
+            process, text, scored_BL, log_x0_MV, logits_MV, step=step, steps=latent.steps, generator=generator,
             draw=draw,
-        ).called(every_B)
+        ).called(every_B)  # fmt: skip
 
         x0_Bd, eps_Bd = estimate_at(now, prediction_Bd, denoise.parameterisation, x_t_Bd=z_Bd)
         previous_Bd = x0_Bd if denoise.self_condition else None

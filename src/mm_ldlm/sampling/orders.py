@@ -15,17 +15,8 @@ from torch import Tensor
 
 from mm_ldlm.core.config import Fraction, NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import entropy
-from mm_ldlm.diffusion.process import TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import UnmaskingSampler, require_process
-from mm_ldlm.sampling.denoising import (
-    Prediction,
-    State,
-    TextDenoiser,
-    TextSample,
-    denoising_loop,
-    open_positions,
-)
+from mm_ldlm.sampling.base import UnmaskingSampler
+from mm_ldlm.sampling.denoising import Canvas, Prediction, State, TextDenoiser, TextSample, denoising_loop
 from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
 Counts = Literal["linear", "cosine"]
@@ -51,19 +42,9 @@ class OrderedSampler(UnmaskingSampler):
         """Select (B, L) the drawn tokens that are kept, `due_B` of each text."""
         return top_by_row(self.score(denoise, state, prediction), due_B)
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`. A text with nothing to unmask in a step is not evaluated in it."""
-        process = require_process(self, process)
-        open_B = open_positions(process, tokens_BL, open_BL).sum(dim=1)
+    def write(self, canvas: Canvas) -> TextSample:
+        """Write a canvas; a text with nothing to unmask in a step is not evaluated in it."""
+        open_B = canvas.writable_BL.sum(dim=1)
 
         def due(state: State) -> Tensor:
             left_B = masks_left(open_B, step=state.step, steps=self.steps, counts=self.counts)
@@ -73,13 +54,10 @@ class OrderedSampler(UnmaskingSampler):
             return state.masked & (due(state) > 0).unsqueeze(1)
 
         def keep(state: State, prediction: Prediction) -> Tensor:
-            return self.choose(denoise, state, prediction, due(state))
+            return self.choose(canvas.denoise, state, prediction, due(state))
 
-        grid = Grid.of(process, tokens_BL, steps=self.steps, open_BL=open_BL)
-        return denoising_loop(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw,
-            timestep=grid.timestep(self.timestep), query=query, keep=keep, open_BL=open_BL,
-        )  # fmt: skip
+        grid = Grid.of(canvas, steps=self.steps)
+        return denoising_loop(canvas, self, timestep=grid.timestep(self.timestep), query=query, keep=keep)
 
 
 @config
@@ -155,30 +133,15 @@ class AdaptiveSampler(UnmaskingSampler):
     def certain(self, prediction: Prediction) -> Tensor:
         """Select the confident tokens (B, L), at least one in each evaluated text."""
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`."""
-        process = require_process(self, process)
-
+    def write(self, canvas: Canvas) -> TextSample:
         def query(state: State) -> Tensor:
             return state.masked
 
         def keep(state: State, prediction: Prediction) -> Tensor:
             return prediction.evaluated if state.last else self.certain(prediction)
 
-        grid = Grid.of(process, tokens_BL, steps=self.steps, open_BL=open_BL)
-        return denoising_loop(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw,
-            timestep=grid.timestep("mask_ratio"), query=query, keep=keep, open_BL=open_BL,
-        )  # fmt: skip
+        grid = Grid.of(canvas, steps=self.steps)
+        return denoising_loop(canvas, self, timestep=grid.timestep("mask_ratio"), query=query, keep=keep)
 
 
 @config

@@ -12,7 +12,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.absorbing import unmask_probability
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.denoising import State, open_positions
+from mm_ldlm.sampling.denoising import Canvas, State
 
 TimestepSource = Literal["schedule", "mask_ratio"]
 """Source of the timestep. `schedule`: the current time of the sampler's grid. `mask_ratio`: the time at which the
@@ -32,14 +32,14 @@ class Grid:
     """float64; 0 unless the sampler leaves some masks"""
 
     @classmethod
-    def of(cls, process: TextProcess, tokens_BL: Tensor, *, steps: int, open_BL: Tensor | None) -> Grid:
-        """Make the grid for the masks of `tokens_BL`, of which `open_BL` are to be written (None: all)."""
-        schedule = process.mask_schedule
+    def of(cls, canvas: Canvas, *, steps: int) -> Grid:
+        """Make the grid for the masks of a canvas, some of which are to be written."""
+        process, schedule = canvas.diffusion, canvas.diffusion.mask_schedule
         assert schedule is not None
-        masked_BL = tokens_BL == process.mask_id
-        closed_BL = masked_BL & ~open_positions(process, tokens_BL, open_BL)
+        masked_BL = canvas.tokens == process.mask_id
         start_B, end_B = (
-            schedule.time_of_mask_ratio(_ratio(process, tokens_BL, chosen_BL)) for chosen_BL in (masked_BL, closed_BL)
+            schedule.time_of_mask_ratio(_ratio(process, canvas.tokens, chosen_BL))
+            for chosen_BL in (masked_BL, masked_BL & ~canvas.writable_BL)
         )
         return cls(process, schedule, steps, start_B, end_B)
 

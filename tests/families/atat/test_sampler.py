@@ -8,7 +8,7 @@ from tests.sampling.toys import build, canvas, conforms, context, denoiser, rows
 
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.families.atat.sampler import WeighingDenoiser
-from mm_ldlm.sampling.denoising import Prediction
+from mm_ldlm.sampling.denoising import Canvas, Prediction
 from mm_ldlm.sampling.registry import text_sampler
 
 # by entropy (nats): 1.97, 1.38, 1.20, 0.0; by 1 − max p: 0.70, 0.71, 0.60, 0.0; by 1 − Σp²: 0.81, 0.74, 0.68, 0.0
@@ -31,7 +31,7 @@ def weighing(importance=None, table=ROWS):
 
 def write(denoise, tokens_BL, **settings):
     sampler = text_sampler("uncertainty", **settings)
-    return sampler.sample(denoise, tokens_BL, process=build(), generator=rows(len(tokens_BL)))
+    return sampler.sample(Canvas(denoise=denoise, tokens=tokens_BL, process=build(), generator=rows(len(tokens_BL))))
 
 
 def order(denoise, **settings):
@@ -80,9 +80,7 @@ def test_importance_is_that_of_the_text_and_leaves_the_sampler_as_promised():
 
 def test_without_importance_it_is_the_sampler_entropy():
     tokens_BL, denoise = canvas(12, 5, 9), context(timed=True)
-    entropy_order = text_sampler("entropy", steps=5).sample(
-        denoise, tokens_BL, process=build(), generator=rows(3)
-    )  # fmt: skip
+    entropy_order = text_sampler("entropy", steps=5).sample(Canvas(denoise=denoise, tokens=tokens_BL, process=build(), generator=rows(3)))  # fmt: skip
     found = write(denoise, tokens_BL, steps=5)
     assert torch.equal(found.tokens, entropy_order.tokens)
     assert torch.equal(found.steps, entropy_order.steps)

@@ -13,6 +13,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
 from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.sampling.denoising import Canvas
 
 N, PAD, WORDS, END = 3, 0, (2, 3, 4), 5
 SHAPE = DataShape(vocab_size=5, pad_id=PAD, mask_id=1, max_length=N)
@@ -34,7 +35,7 @@ def rows(count: int, *, seed: int = 0) -> RowGenerator:
 
 def draw(model: CausalTransformer, generator: RowGenerator, *, width: int = N, **keys):
     canvas = torch.full((len(generator), width), SHAPE.mask_id)
-    return AutoregressiveSampler(**keys).sample(model, canvas, process=None, generator=generator)
+    return AutoregressiveSampler(**keys).sample(Canvas(denoise=model, tokens=canvas, process=None, generator=generator))
 
 
 def texts(tokens_BN: torch.Tensor) -> list[tuple[int, ...]]:
@@ -168,10 +169,12 @@ def test_settings_can_be_overridden():
 def test_a_model_of_another_interface_and_given_tokens_are_refused(model, refuses):
     canvas = torch.full((2, N), SHAPE.mask_id)
     with refuses(SamplingError, "autoregressive"):
-        AutoregressiveSampler().sample(object(), canvas, process=None, generator=rows(2))
+        AutoregressiveSampler().sample(Canvas(denoise=object(), tokens=canvas, process=None, generator=rows(2)))
     with refuses(SamplingError, "autoregressive", 2):
         AutoregressiveSampler().sample(
-            model, canvas, process=None, generator=rows(2), open_BL=torch.arange(N).expand(2, -1) > 0
+            Canvas(
+                denoise=model, tokens=canvas, process=None, generator=rows(2), open=torch.arange(N).expand(2, -1) > 0
+            )
         )
 
 

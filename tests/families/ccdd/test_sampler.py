@@ -11,6 +11,7 @@ from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
 from mm_ldlm.families.ccdd.sampler import StatesDenoiser
+from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.gaussian import grid
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -45,7 +46,7 @@ def sampled(
     denoise, seen = joint()
     generator = RowGenerator(0, torch.tensor(numbers or list(range(len(lengths)))))
     found = text_sampler("joint_states", steps=STEPS, **settings).sample(
-        denoise, canvas(*lengths), process=build(), generator=generator, open_BL=open_BL
+        Canvas(denoise=denoise, tokens=canvas(*lengths), process=build(), generator=generator, open=open_BL)
     )
     return found, seen
 
@@ -91,18 +92,20 @@ def test_only_open_masks_are_written_and_asked_for() -> None:
 def test_a_model_without_states_and_guidance_without_dropout_are_refused() -> None:
     sampler = text_sampler("joint_states", steps=STEPS)
     with pytest.raises(SamplingError, match="joint_states"):
-        sampler.sample(context(), canvas(3), process=build(), generator=rows(1))
+        sampler.sample(Canvas(denoise=context(), tokens=canvas(3), process=build(), generator=rows(1)))
     denoise, guided = joint(dropped=False)[0], text_sampler("joint_states", guidance=2.0)
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
-        guided.sample(denoise, canvas(3), process=build(), generator=rows(1))
+        guided.sample(Canvas(denoise=denoise, tokens=canvas(3), process=build(), generator=rows(1)))
 
 
 def test_it_writes_what_is_open_row_by_row() -> None:
     sampler, denoise = text_sampler("joint_states", steps=STEPS), joint()[0]
     tokens = canvas(9, 3, 12, 1)
     tokens[0, 2:5] = torch.tensor([1, 2, 3])
-    made = sampler.sample(denoise, tokens, process=build(), generator=rows(4))
+    made = sampler.sample(Canvas(denoise=denoise, tokens=tokens, process=build(), generator=rows(4)))
     assert torch.equal(made.tokens[tokens != MASK], tokens[tokens != MASK])
     assert (made.tokens[tokens == MASK] < WORDS).all()
-    alone = sampler.sample(denoise, tokens[2:3], process=build(), generator=RowGenerator(0, torch.tensor([2])))
+    alone = sampler.sample(
+        Canvas(denoise=denoise, tokens=tokens[2:3], process=build(), generator=RowGenerator(0, torch.tensor([2])))
+    )
     assert torch.equal(alone.tokens[0], made.tokens[2])

@@ -24,7 +24,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 
 
 @config
@@ -134,7 +134,7 @@ class AutoregressiveGeneration(GenerativeModel):
     ) -> TextSample:
         """Write texts of at most L tokens. Latents and given tokens do not exist for this model."""
         return sampler.sample(
-            self.model, canvas_BL, process=None, generator=generator, window=self.shape.max_length, open_BL=open_BL
+            Canvas(denoise=self.model, process=None, tokens=canvas_BL, generator=generator, open=open_BL)
         )
 
     def likelihood(

@@ -14,10 +14,10 @@ from torch import Tensor
 from mm_ldlm.core.config import PositiveInt, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.distributions import normalise_
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
+from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import Overridable, TopP, unfit
-from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.base import Overridable, TopP, require_fit, unfit
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.limits import Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
@@ -65,31 +65,22 @@ class AutoregressiveSampler(Overridable):
         needs = "a model that predicts the next token"
         return None if process is None else unfit(self.kind, needs, process, instead="'confidence' or 'ancestral'")
 
-    def sample(
-        self,
-        denoise: Any,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """Write texts of at most L tokens; `denoise` is a `Decoder`. See `sampling.base.TextSampler.sample`.
+    def sample(self, canvas: Canvas) -> TextSample:
+        """Write texts of at most L tokens; `canvas.denoise` is a `Decoder`. See `sampling.base.TextSampler.sample`.
 
         Raises:
             SamplingError: the model is not autoregressive, or the canvas contains given tokens.
         """
-        reason = self.refusal(None if process is None else process.traits)
-        if reason is not None or not isinstance(denoise, Decoder):
-            raise SamplingError(reason or unfit(self.kind, "a model that predicts the next token", None))
-        if open_BL is not None and not bool(open_BL.all()):
+        require_fit(self, canvas)
+        if not isinstance(canvas.denoise, Decoder):
+            raise SamplingError(unfit(self.kind, "a model that predicts the next token", None))
+        if canvas.open is not None and not bool(canvas.open.all()):
             raise SamplingError(
-                f"sampler 'autoregressive' writes whole texts, found {int((~open_BL).sum())} given tokens. Choose a "
-                "run that can infill."
+                f"sampler 'autoregressive' writes whole texts, found {int((~canvas.open).sum())} given tokens. Choose "
+                "a run that can infill."
             )
         draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        return autoregressive(denoise, tokens_BL, generator=generator, draw=draw)
+        return autoregressive(canvas.denoise, canvas.tokens, generator=canvas.generator, draw=draw)
 
 
 def autoregressive(model: Decoder, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw) -> TextSample:

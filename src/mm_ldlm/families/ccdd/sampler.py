@@ -17,11 +17,9 @@ from torch import Tensor
 
 from mm_ldlm.core.config import Fraction, config
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule
-from mm_ldlm.sampling.base import DiffusionSampler, require_process, unfit
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
+from mm_ldlm.sampling.base import DiffusionSampler, unfit
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.joint import JointDenoiser, together
@@ -54,46 +52,37 @@ class JointStatesConfig(DiffusionSampler):
 
     denoises: ClassVar[str | None] = "token_states"
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`.
+    def write(self, canvas: Canvas) -> TextSample:
+        """Write a canvas.
 
         Raises:
             SamplingError: the model has no states, or guidance is requested and training never dropped them.
         """
-        process = require_process(self, process)
+        denoise = canvas.denoise
         if not isinstance(denoise, StatesDenoiser):
-            raise SamplingError(unfit(self.kind, f"a model of the field '{self.denoises}'", process.traits))
+            raise SamplingError(unfit(self.kind, f"a model of the field '{self.denoises}'", canvas.diffusion.traits))
         if self.guidance != 1.0 and not denoise.dropped:
             raise no_condition(self.guidance)
-        B, L = tokens_BL.shape
+        B, L = canvas.tokens.shape
 
         def predict(
-            canvas_BL: Tensor, t_B: Tensor, z_Bn: Tensor, t_state_B: Tensor, scored_BL: Tensor, previous: Tensor | None
+            noisy_BL: Tensor, t_B: Tensor, z_Bn: Tensor, t_state_B: Tensor, scored_BL: Tensor, previous: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            logits_MV, found_BLd = denoise.predict(canvas_BL, t_B, z_Bn.view(B, L, denoise.dim), t_state_B, scored_BL)
+            logits_MV, found_BLd = denoise.predict(noisy_BL, t_B, z_Bn.view(B, L, denoise.dim), t_state_B, scored_BL)
             if self.guidance != 1.0:
-                every_B = torch.arange(B, device=canvas_BL.device)
-                dropped_MV = denoise.logits(canvas_BL, t_B, every_B, scored_BL)
+                every_B = torch.arange(B, device=noisy_BL.device)
+                dropped_MV = denoise.logits(noisy_BL, t_B, every_B, scored_BL)
                 # γ·log p_cond + (1−γ)·log p_uncond up to a constant, because the process normalises over the tokens
                 # that are possible. Scores are guided in the same way, and have no constant to leave out.
                 logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
             return logits_MV, found_BLd.flatten(1)
 
-        joint = JointDenoiser(predict=predict, process=process, latent_schedule=denoise.schedule, parameterisation="x0")
+        joint = JointDenoiser(predict=predict, latent_schedule=denoise.schedule, parameterisation="x0")
         # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
         # not depend on the padding of its batch.
         text = together(
-            joint, tokens_BL, dim=L * denoise.dim, draw=self.draw, latent=DdimConfig(steps=self.steps, eta=self.eta),
-            generator=generator, open_BL=open_BL,
+            dataclasses.replace(canvas, denoise=joint), dim=L * denoise.dim, draw=self.draw,
+            latent=DdimConfig(steps=self.steps, eta=self.eta),
         ).text  # fmt: skip
         price = 1 if self.guidance == 1.0 else 2
         return dataclasses.replace(

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from mm_ldlm.core.config import Fraction, InvalidValue, bounded, config
 from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
-from mm_ldlm.diffusion.process import TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.sampling.base import UnmaskingSampler, require_process
-from mm_ldlm.sampling.denoising import State, TextDenoiser, TextSample, denoising_loop
+from mm_ldlm.sampling.base import UnmaskingSampler
+from mm_ldlm.sampling.denoising import Canvas, State, TextSample, denoising_loop
 from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
 
@@ -58,19 +56,8 @@ class RemdmSampler(UnmaskingSampler):
         """Compute the factor (B, L) of σ for each written token; its mean over them is 1."""
         return torch.ones_like(state.log_probs, dtype=torch.float64)
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`."""
-        process = require_process(self, process)
-        grid = Grid.of(process, tokens_BL, steps=self.steps, open_BL=open_BL)
+    def write(self, canvas: Canvas) -> TextSample:
+        grid = Grid.of(canvas, steps=self.steps)
 
         def levels(step: int) -> tuple[Tensor, Tensor, Tensor]:
             """Return α_t, α_s and σ (B,) of a step."""
@@ -87,10 +74,8 @@ class RemdmSampler(UnmaskingSampler):
             return state.masked if state.last else state.masked & (state.uniform("unmask") < probability_B1)
 
         return denoising_loop(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw,
-            timestep=grid.timestep(self.timestep), query=query, remask=remask, open_BL=open_BL,
-            skip_idle=self.skip_idle,
-        )  # fmt: skip
+            canvas, self, timestep=grid.timestep(self.timestep), query=query, remask=remask, skip_idle=self.skip_idle
+        )
 
 
 @config

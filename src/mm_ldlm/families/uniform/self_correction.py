@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import Repeats, bounded, config
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.process import ProcessTraits
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
-from mm_ldlm.sampling.base import DiffusionSampler, require_process, unfit
-from mm_ldlm.sampling.denoising import TextDenoiser, TextSample, guided_log_x0, open_positions
+from mm_ldlm.sampling.base import DiffusionSampler, unfit
+from mm_ldlm.sampling.denoising import Canvas, TextSample, guided_log_x0
 from mm_ldlm.sampling.limits import Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
@@ -48,30 +47,10 @@ class SelfCorrectionConfig(DiffusionSampler):
         needs = "a process whose noise includes words, such as 'uniform' or 'gidd' with p_uniform above 0"
         return unfit(self.kind, needs, process)
 
-    def sample(
-        self,
-        denoise: TextDenoiser,
-        tokens_BL: Tensor,
-        *,
-        process: TextProcess | None,
-        generator: RowGenerator,
-        window: int | None = None,
-        open_BL: Tensor | None = None,
-    ) -> TextSample:
-        """See `TextSampler.sample`.
-
-        Raises:
-            SamplingError: written tokens are final under the process.
-        """
-        process = require_process(self, process)
-        open_BL = open_positions(process, tokens_BL, open_BL)
-        sample = reverse_process(
-            denoise, process, tokens_BL, steps=self.steps, generator=generator, draw=self.draw, open_BL=open_BL
-        )
-        draw, generator = (
-            dataclasses.replace(self.draw, temperature=self.correction_temperature),
-            generator.fork("correct"),
-        )
+    def write(self, canvas: Canvas) -> TextSample:
+        sample, open_BL = reverse_process(canvas, self), canvas.writable_BL
+        draw = dataclasses.replace(self.draw, temperature=self.correction_temperature)
+        generator = canvas.generator.fork("correct")
         active_B = open_BL.any(dim=1)
         best_B, waited_B = (torch.zeros_like(sample.calls_per_row) for _ in range(2))
         t_B = torch.full(active_B.shape, self.correction_time, dtype=torch.float64, device=active_B.device)
@@ -80,10 +59,8 @@ class SelfCorrectionConfig(DiffusionSampler):
             if not rows_A.numel():
                 break
             asked_BL = open_BL & active_B[:, None]
-            log_x0_MV, _ = guided_log_x0(
-                denoise, process, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance
-            )  # fmt: skip
-            uniform_BL = generator.fork(number).uniform(tokens_BL.shape[1])
+            log_x0_MV, _ = guided_log_x0(canvas, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
+            uniform_BL = generator.fork(number).uniform(open_BL.shape[1])
             write_BL, drawn_BL, log_prob_BL = _proposal(log_x0_MV, sample.tokens, asked_BL, uniform_BL, draw)
             sample = sample.written(write_BL, drawn_BL, log_prob_BL, self.steps + number)
             sample = sample.called(rows_A, guidance=draw.guidance)
