@@ -42,6 +42,13 @@ def part_of(name: str, tag: str) -> str:
     return f"block{pieces[1]}.stream{pieces[3]}" if pieces[2] == "streams" else f"block{pieces[1]}"
 
 
+class _NoModules(contextlib.nullcontext[None]):
+    """Takes the place of the hooks by which torch counts per module: they fail for a model whose output is a view of a
+    parameter, such as a row of a table."""
+
+    parents = ("Global",)
+
+
 class Diagnostics:
     """Diagnostics of every `diagnose_every`-th step; other steps have no overhead.
 
@@ -92,8 +99,9 @@ class Diagnostics:
 
         The counter makes torch decompose some operations, with other rounding, so the passes are extra ones.
         """
-        kinds = stepper.objective.kinds
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        kinds, counter = stepper.objective.kinds, FlopCounterMode(display=False)
+        counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+        with torch.no_grad(), counter:
             for kind in kinds:
                 stepper.losses(batch.to(self.process.device), kind=kind, draw=0, step=0)
         self.flops_per_token = 3.0 * counter.get_total_flops() / (len(kinds) * batch.tokens_BL.numel())
