@@ -51,7 +51,7 @@ CHECKS = Registry(
     {
         "tasks": "mm_ldlm.pipelines.sampling.tasks:problems",
         "sweep": "mm_ldlm.evaluation.config:problems",
-        "features": "mm_ldlm.pipelines.embedding.nodes:problems",
+        "features": "mm_ldlm.pipelines.embedding:problems",
     },
     group="checks",
 )

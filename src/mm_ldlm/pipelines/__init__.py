@@ -1,4 +1,4 @@
-"""Kedro pipelines, one folder each: nodes that turn catalog objects into calls of the rooms below, and back.
+"""Kedro pipelines, one file or folder each: nodes that turn catalog objects into calls of the rooms below, and back.
 
 Nothing is computed here. A node is a pure function of its arguments, without catalog, environment or path literals; its
 parameters arrive typed (`app.parameters`), and heavy packages are imported inside its body. Pipelines do not import one
@@ -21,7 +21,15 @@ MAIN = ("ingestion", "embedding", "validation", "training", "sampling", "evaluat
 """Pipelines of the main job (`kedro run` without options), in order."""
 PIPELINES = Registry(
     "pipeline",
-    {name: f"mm_ldlm.pipelines.{name}.pipeline:create_pipeline" for name in MAIN},
+    {
+        "ingestion": "mm_ldlm.pipelines.ingestion:create_pipeline",
+        "embedding": "mm_ldlm.pipelines.embedding:create_pipeline",
+        "validation": "mm_ldlm.pipelines.validation:create_pipeline",
+        "training": "mm_ldlm.pipelines.training:create_pipeline",
+        "sampling": "mm_ldlm.pipelines.sampling.pipeline:create_pipeline",
+        "evaluation": "mm_ldlm.pipelines.evaluation.pipeline:create_pipeline",
+        "reporting": "mm_ldlm.pipelines.reporting.pipeline:create_pipeline",
+    },
     group="pipelines",
 )
 """Functions that create the pipelines that `--pipelines` can name."""

@@ -1,9 +1,11 @@
-"""Nodes of `ingestion`: sources become records, records become tokens."""
+"""`ingestion`: sources → records, quarantine, tokenizer, tokens, report. The work is done in `mm_ldlm.data.corpus`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kedro.pipeline import Pipeline, node
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.config import IngestionConfig
@@ -59,3 +61,50 @@ def report_ingestion(preparation: dict[str, Any], tokens: ShardStore) -> dict[st
     from mm_ldlm.data.corpus.tokens import ingestion_report
 
     return ingestion_report(preparation, tokens.manifest)
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            node(
+                prepare_records,
+                inputs=[
+                    "params:ingestion",
+                    "params:tokenizer",
+                    "params:encoder",
+                    "params:seed",
+                    "params:records_workspace",
+                    "params:quarantine_ingestion_workspace",
+                ],
+                outputs=["records", "quarantine_ingestion", "preparation_report"],
+                name="prepare_records",
+            ),
+            node(
+                make_tokenizer,
+                inputs=["records", "params:tokenizer"],
+                outputs="tokenizer_files",
+                name="make_tokenizer",
+            ),
+            node(
+                make_tokens,
+                inputs=[
+                    "records",
+                    "tokenizer_files",
+                    "params:ingestion",
+                    "params:tokenizer",
+                    "params:tokens_workspace",
+                ],
+                outputs="tokens",
+                name="make_tokens",
+            ),
+            node(
+                report_ingestion,
+                inputs=["preparation_report", "tokens"],
+                outputs="ingestion_report",
+                name="report_ingestion",
+            ),
+        ],
+        tags="ingestion",
+        namespace="ingestion",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,9 +1,16 @@
-"""Nodes of `validation`: check the stores, index the valid examples, fit the normalisers, commit the dataset."""
+"""`validation`: stores → report, quarantine, plots, index, normalisers, and a dataset that names them.
+
+The work is done in `mm_ldlm.data.validation` and `mm_ldlm.data`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kedro.pipeline import Pipeline, node
+
+from mm_ldlm.data.features import sections
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -98,3 +105,66 @@ def commit_dataset(
     stores = {"records": records, "tokens": tokens, "index": index, **opened}
     folders = {name: store.directory for name, store in stores.items()}
     return {**folders, "tokenizer": tokenizer.directory, **normalisers.folders}
+
+
+def create_pipeline() -> Pipeline:
+    parameters = {section: f"params:{section}" for section in sections()}
+    stores = {name: name for name in ("records", "tokens", "latents", "features")}
+    return Pipeline(
+        [
+            node(
+                validate_data,
+                inputs={
+                    **stores,
+                    "tokenizer": "tokenizer_files",
+                    "validation": "params:validation",
+                    "evaluation": "params:evaluation",
+                    "workspace": "params:quarantine_validation_workspace",
+                    **parameters,
+                    "encoder": "params:encoder",
+                    "seed": "params:seed",
+                },
+                outputs={
+                    "report": "validation_report",
+                    "quarantine": "quarantine_validation",
+                    **{name: f"plot_{name}" for name in PLOTS},
+                },
+                name="validate_data",
+            ),
+            node(
+                index_valid_examples,
+                inputs=[
+                    "validation_report",
+                    "records",
+                    "tokens",
+                    "latents",
+                    "quarantine_validation",
+                    "params:objective",
+                    "params:index_workspace",
+                ],
+                outputs="index",
+                name="index_valid_examples",
+            ),
+            node(
+                fit_normalisers,
+                inputs={name: name for name in ("tokens", "latents", "features", "index")} | parameters,
+                outputs="normalisers",
+                name="fit_normalisers",
+            ),
+            node(
+                commit_dataset,
+                inputs={
+                    **stores,
+                    "index": "index",
+                    "tokenizer": "tokenizer_files",
+                    "normalisers": "normalisers",
+                    **parameters,
+                },
+                outputs="dataset",
+                name="commit_dataset",
+            ),
+        ],
+        tags="validation",
+        namespace="validation",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,4 +1,7 @@
-"""Nodes of `embedding`: encoder vectors of the records, and the features that the objective and the model read."""
+"""`embedding`: records → latents, and the features that the objective and the model read.
+
+The work is done in `mm_ldlm.data.latents` and `mm_ldlm.data.features`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedro.pipeline import Pipeline, node
+
+from mm_ldlm.data.features import sections
 from mm_ldlm.data.store import NOT_NEEDED
 
 if TYPE_CHECKING:
@@ -74,3 +80,37 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         f"parameter 'encoder.for_new_texts': the model or the objective reads {names}, which an encoder computes, but "
         f"{reason} Otherwise set model.token_vectors to random, or choose another objective."
     ]
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            node(
+                embed_records,
+                inputs=[
+                    "records",
+                    "params:encoder",
+                    "params:embedding",
+                    "params:objective",
+                    "params:latents_workspace",
+                ],
+                outputs="latents",
+                name="embed_records",
+            ),
+            node(
+                make_features,
+                inputs={
+                    "records": "records",
+                    "tokens": "tokens",
+                    "tokenizer": "tokenizer_files",
+                    "workspace": "params:features_workspace",
+                    **{section: f"params:{section}" for section in sections()},
+                },
+                outputs="features",
+                name="make_features",
+            ),
+        ],
+        tags="embedding",
+        namespace="embedding",
+        prefix_datasets_with_namespace=False,
+    )

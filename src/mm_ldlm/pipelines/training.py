@@ -1,9 +1,14 @@
-"""Nodes of `training`: make a spec from parameters and dataset, and train it as a run."""
+"""`training`: a plan (parameters and fingerprints → one spec), then the run (spec → run reference).
+
+The work is done in `mm_ldlm.training`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kedro.pipeline import Pipeline, node
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
@@ -35,3 +40,28 @@ def run_training(spec: dict[str, Any], runs: Path) -> dict[str, Any]:
     from mm_ldlm.training.session import run_session
 
     return run_session(spec, runs)
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            node(
+                plan_training,
+                inputs=[
+                    "dataset",
+                    "runs",
+                    "params:model",
+                    "params:objective",
+                    "params:training",
+                    "params:encoder",
+                    "params:seed",
+                ],
+                outputs="training_spec",
+                name="plan_training",
+            ),
+            node(run_training, inputs=["training_spec", "runs"], outputs="run", name="run_training"),
+        ],
+        tags="training",
+        namespace="training",
+        prefix_datasets_with_namespace=False,
+    )
