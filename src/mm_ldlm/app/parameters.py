@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +168,9 @@ def _absent_files(at: str, each: Any) -> Iterator[str]:
         fault = problem(path)
         if fault in (None, "is a folder") or (glob.has_magic(path) and any(glob.iglob(path, recursive=True))):
             continue
-        try:
-            names = sorted(entry.name for entry in islice(Path(path).parent.iterdir(), 1000))
-        except (OSError, ValueError):
-            names = []
         yield (
-            f"parameter '{at}.{key}': {show(path)} {fault} (looked from {Path.cwd()})."
-            f"{nearest(Path(path).name, names)} Correct it or put the file there."
+            f"parameter '{at}.{key}': {show(path)} {fault} (looked from {Path.cwd()}). Correct it or put the file "
+            "there."
         )
 
 

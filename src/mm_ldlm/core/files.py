@@ -196,8 +196,6 @@ def problem(path: str | Path) -> str | None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        if error.errno == errno.ENOENT and os.path.islink(path):
-            return "is a symbolic link to a file that does not exist"
         return _explain(error)
     except ValueError as error:  # NUL, or a lone surrogate
         return f"is not a valid path ({error})"
@@ -403,19 +401,14 @@ def check_name(root: str | Path, name: Any) -> PurePosixPath:
     Raises:
         UnsafePathError: It is not a text, empty, absolute, contains `..` or NUL, or cannot be a file name.
     """
-    if not isinstance(name, str):
-        raise UnsafePathError(root, name, f"is of type {type(name).__name__} instead of text")
-    path = PurePosixPath(name)
-    if not path.parts:
-        raise UnsafePathError(root, name, "is empty")
+    try:
+        path, encoded = PurePosixPath(name), os.fsencode(name)
+    except (TypeError, UnicodeEncodeError):  # a lone surrogate
+        raise UnsafePathError(root, name, "is not a name of a file") from None
+    if not path.parts or b"\0" in encoded or not isinstance(name, str):
+        raise UnsafePathError(root, name, "is not a name of a file")
     if path.is_absolute() or ".." in path.parts:
         raise UnsafePathError(root, name, "leads out of the folder")
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        raise UnsafePathError(root, name, "contains a lone surrogate") from None
-    if "\0" in name:
-        raise UnsafePathError(root, name, "contains NUL")
     return path
 
 

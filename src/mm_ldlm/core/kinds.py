@@ -121,14 +121,10 @@ class Kinds(Registry):
                 f"Known here: {', '.join(names)}; or give the import path of a configuration, package.module:Class."
             )
         found = import_object(path, f"parameter '{at}.kind'")
-        if not (isinstance(found, type) and dataclasses.is_dataclass(found) and MARK in vars(found)):
+        if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):
             raise ConfigurationError(
-                f"parameter '{at}.kind': {path} is not a configuration. Expected a class made by "
-                "mm_ldlm.core.config.config."
-            )
-        if inspect.isabstract(found):
-            raise ConfigurationError(
-                f"parameter '{at}.kind': {path} is the abstract base of other configurations. Choose one of them."
+                f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config.config that is not abstract, "
+                f"found {path}. Choose one of the known kinds: {', '.join(self)}."
             )
         self.check(found, path, at=f"{at}.kind")
         return found

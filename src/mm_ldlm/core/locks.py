@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import socket
@@ -16,11 +17,6 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from mm_ldlm.core.credentials import mask
-
-try:
-    import fcntl
-except ImportError:  # a platform without flock has no locks
-    fcntl = None  # type: ignore[assignment]
 
 Use = Literal["write", "read"]
 _COMMAND_LETTERS = 200
@@ -79,8 +75,6 @@ def take(path: Path, use: Use) -> Lock | None:
 
 def try_lock(file: IO[str], use: Use = "write") -> bool:
     """Lock an open file without waiting, or change its lock; True as well on a file system without locks."""
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(file, (fcntl.LOCK_EX if use == "write" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -28,7 +28,8 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 12
 def show(value: Any, longest: int = LONGEST) -> str:
     """Return a short representation of any value for a message: one line of `longest` characters, no credentials."""
     try:
-        return shorten(escape(mask(_SHORT.repr(mask_values(_beginning(value))))), longest)
+        value = mask_values(_beginning(value))
+        return shorten(escape(mask(_SHORT.repr(value))), longest)
     except Exception:  # the value's own __repr__
         return f"<{type(value).__name__}>"
 
