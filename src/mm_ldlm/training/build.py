@@ -20,7 +20,7 @@ from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
-from mm_ldlm.training.data import Data, no_validation, token_counts
+from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
@@ -55,7 +55,13 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     trainable = trainable_root(spec, data, root=root, tracker=tracker).to(process.device)
     objective = trainable.objective
     if config.parallel == "fsdp":
-        _shard(trainable, process)
+        if list(objective.parameters()):
+            raise ConfigurationError(
+                "parameter 'training.parallel' is 'fsdp', which shards only the model, but this objective has "
+                "parameters, whose gradients would not be reduced over ranks. Set training.parallel to ddp."
+            )
+        model: Any = trainable.model
+        shard(model, list(model.blocks), process)
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=data.shape.max_length)
     if compiled:
         trainable.call_as(_compiled(trainable.model, graphs=2 * len(plan.shapes()) * len(objective.kinds)))
@@ -78,7 +84,9 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
         diagnostics=Diagnostics(learner, config, process, directory=root / spec.name),
         throughput=Throughput(loader, learner.state, config),
         alerts=Alerts(tracker),
-        validate=_validation(spec, data, learner, process),
+        validate=Validation(data.validation, learner, spec, process)
+        if config.validate_every and data.validation is not None
+        else None,
         preview=_preview(spec, data, trainable, process, tracker),
     )
 
@@ -115,17 +123,6 @@ def _initial_root(spec: TrainingSpec, data: Data, shape: DataShape) -> Trainable
     return root
 
 
-def _shard(root: TrainableRoot, process: Process) -> None:
-    """Shard the model over the ranks (FSDP)."""
-    model: Any = root.model
-    if list(root.objective.parameters()):
-        raise ConfigurationError(
-            "parameter 'training.parallel' is 'fsdp', which shards only the model, but this objective has "
-            "parameters, whose gradients would not be reduced over ranks. Set training.parallel to ddp."
-        )
-    shard(model, list(model.blocks), process)
-
-
 def _compiled(model: Any, *, graphs: int) -> Any:
     """Compile a model with room for `graphs` graphs: one per shape and kind of step (two with self-conditioning).
 
@@ -135,14 +132,6 @@ def _compiled(model: Any, *, graphs: int) -> Any:
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs + 1)
     return torch.compile(model, dynamic=False)
-
-
-def _validation(spec: TrainingSpec, data: Data, learner: Learner, process: Process) -> Validation | None:
-    if spec.training.validate_every == 0:
-        return None
-    if data.validation is None:
-        raise no_validation(spec.training.validate_every)
-    return Validation(data.validation, learner, spec, process)
 
 
 def _preview(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.errors import ConfigurationError, FingerprintError, StoreError
+from mm_ldlm.core.errors import FingerprintError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.models.base import DataShape
@@ -57,20 +57,6 @@ def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
     return torch.from_numpy(counts)
 
 
-def no_examples(directory: Path) -> StoreError:
-    """Make the error for a dataset without training examples."""
-    return StoreError(f"{directory}: expected examples of split 'train', found none. Check ingestion.splits.")
-
-
-def no_validation(validate_every: int) -> ConfigurationError:
-    """Make the error for a training with validations and a dataset without validation examples."""
-    return ConfigurationError(
-        f"parameter 'training.validate_every' is {validate_every}, but the split 'validation' has no examples. Add "
-        "texts, hold out more of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`), or set "
-        "training.validate_every to 0."
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Data of a run, with the folders that its checkpoints include so that the run folder suffices for sampling."""
@@ -90,7 +76,7 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
     """Open the dataset and compare it with the fingerprints of the spec.
 
     Raises:
-        StoreError: a store is missing or damaged, or the training split has no examples.
+        StoreError: a store is missing or damaged.
         FingerprintError: a store differs from the one that the spec was planned with.
     """
     dataset = Dataset.open(root / spec.dataset)
@@ -102,8 +88,6 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
                 "restore the data."
             )
     fields = spec.objective.fields
-    if not len(dataset.rows("train")):
-        raise no_examples(dataset.directory)
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
     normalisers = [store for store in stores_of_fields(fields) if store not in fields]
     carried = ("tokenizer", *normalisers, *spec.objective.stores)

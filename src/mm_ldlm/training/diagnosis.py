@@ -38,20 +38,17 @@ class Findings:
     Attributes:
         examples: field → examples with values of it that are not finite.
         parameters: parameters with non-finite values.
-        inputs: arguments of the model that were not finite.
         forward: first module with a non-finite output from finite inputs.
         backward: first module, in backward order, with a non-finite gradient of its output.
         gradient: first parameter with a non-finite gradient.
         norm: largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is not finite.
         steepest: parameter with the largest of these gradients.
-        largest: largest finite magnitudes among module outputs.
     """
 
     rank: int
     kind: str
     examples: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     parameters: list[str] = dataclasses.field(default_factory=list)
-    inputs: list[str] = dataclasses.field(default_factory=list)
     forward: str | None = None
     losses: list[str] = dataclasses.field(default_factory=list)
     backward: str | None = None
@@ -59,7 +56,6 @@ class Findings:
     norm: float = 0.0
     steepest: str | None = None
     trouble: str | None = None
-    largest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def sentence(self) -> str:
         """Describe the first cause in one or two sentences; an empty text if all values were finite."""
@@ -69,11 +65,7 @@ class Findings:
         causes = [
             (where, f"the input is not finite: {where} contain NaN or Inf. Remove these examples."),
             (self.parameters, f"{len(self.parameters)} parameters are not finite, first {self.parameters[:1]}."),
-            (self.inputs, f"the model received values that are not finite: {', '.join(self.inputs)}."),
-            (
-                self.forward,
-                f"with finite inputs, the first non-finite output is that of {self.forward}.{gradient}",
-            ),
+            (self.forward, f"with finite inputs, the first non-finite output is that of {self.forward}.{gradient}"),
             (self.losses, f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}.{gradient}"),
             (self.backward or self.gradient, f"the loss is finite, but gradients became non-finite {at}.{gradient}"),
             (
@@ -117,10 +109,11 @@ def diagnose(
 def _repeat(found: Findings, stepper: Stepper, micros: list[Batch], *, step: int, draw: int) -> None:
     root, objective = stepper.root, stepper.objective
     found.parameters = [name for name, p in root.named_parameters() if not _finite(p)]
-    handles = [root.model.register_forward_pre_hook(_inputs(found), with_kwargs=True)]
-    for name, module in root.named_modules():
-        if module not in (root, root.objective):  # its losses are named below
-            handles.append(module.register_forward_hook(_outputs(found, name.removeprefix("model."))))
+    handles = [
+        module.register_forward_hook(_outputs(found, name.removeprefix("model.")))
+        for name, module in root.named_modules()
+        if module not in (root, root.objective)  # its losses are named below
+    ]
     try:
         for micro in micros:
             batch = micro.to(stepper.process.device)
@@ -153,15 +146,6 @@ def _gradients(found: Findings, gradients: dict[str, Tensor]) -> None:
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
-def _inputs(found: Findings) -> Any:
-    def hook(module: nn.Module, positional: Any, named: dict[str, Any]) -> None:
-        for name, value in {**{str(place): value for place, value in enumerate(positional)}, **named}.items():
-            if name not in found.inputs and not all(map(_finite, _floats(value))):
-                found.inputs.append(name)
-
-    return hook
-
-
 def _outputs(found: Findings, name: str) -> Any:
     def backward(gradient: Tensor) -> None:
         if found.backward is None and not _finite(gradient):
@@ -169,11 +153,8 @@ def _outputs(found: Findings, name: str) -> Any:
 
     def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
         tensors = list(_floats(outputs))
-        if not all(map(_finite, tensors)):
-            if found.forward is None and all(map(_finite, _floats(inputs))):
-                found.forward = name
-        elif magnitudes := [float(t.detach().abs().amax()) for t in tensors if t.numel()]:
-            found.largest[name] = max(found.largest.get(name, 0.0), *magnitudes)
+        if found.forward is None and not all(map(_finite, tensors)) and all(map(_finite, _floats(inputs))):
+            found.forward = name
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(backward)

@@ -75,11 +75,6 @@ class Diagnostics:
         every = self.config.diagnose_every
         return every > 0 and ((step + 1) % every == 0 or step == 0)
 
-    def new_epoch(self) -> None:
-        """Reset the peak of memory; on a CPU it is the peak since the start of the process and cannot be reset."""
-        if self.process.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.process.device)
-
     # -- one detailed step ------------------------------------------------------------------------------------------
 
     def before_step(self, stepper: Stepper, batch: Batch) -> None:
@@ -125,7 +120,7 @@ class Diagnostics:
             if not (with_grad := [p for p in parameters if p.grad is not None]):
                 continue
             grads = [_local(p.grad) for p in with_grad]
-            self._numbers[f"grad_norm/{part}"] = _norm_of_gradients(with_grad) / scale
+            self._numbers[f"grad_norm/{part}"] = nn.utils.get_total_norm([p.grad for p in with_grad]) / scale  # type: ignore[misc]
             zeros = torch.stack([(g == 0).sum() for g in grads]).sum().double()
             self._numbers[f"grad_zeros/{part}"] = zeros / sum(g.numel() for g in grads)
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
@@ -239,10 +234,6 @@ def underflow(grads: list[Tensor]) -> Tensor:
         zeros.append((zero_NM & live_N1).sum())
         entries.append(live_N1.sum() * zero_NM.shape[1])
     return torch.stack(zeros).sum().double() / torch.stack(entries).sum().clamp(min=1)
-
-
-def _norm_of_gradients(parameters: list[nn.Parameter]) -> Tensor:
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def _local(value: Any) -> Tensor:

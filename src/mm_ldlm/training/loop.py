@@ -116,8 +116,6 @@ def train(run: Run) -> Ending:
             optimization.finish()
 
             # -- count -------------------------------------------------------------------------------------------------
-            if planned.epoch != state.epoch:
-                run.diagnostics.new_epoch()
             state.drawn(planned)
             throughput.stepped(planned)
             if verdict.action != "apply":

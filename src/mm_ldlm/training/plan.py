@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from mm_ldlm.core.config import parse, to_dict
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError, StoreError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.data import no_examples, no_validation, stores_of_fields
+from mm_ldlm.training.data import stores_of_fields
 from mm_ldlm.training.initial import refuse_other_vocabulary
 from mm_ldlm.training.spec import TrainingSpec
 
@@ -75,9 +75,15 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
     """
     lengths = dataset.lengths("train")
     if not len(lengths):
-        raise no_examples(dataset.directory)
+        raise StoreError(
+            f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
+        )
     if training.validate_every and not len(dataset.rows("validation")):
-        raise no_validation(training.validate_every)
+        raise ConfigurationError(
+            f"parameter 'training.validate_every' is {training.validate_every}, but the split 'validation' has no "
+            "examples. Add texts, hold out more of them (`--params ingestion.splits.validation=0.1,"
+            "ingestion.splits.test=0.1`), or set training.validate_every to 0."
+        )
     launch = with_environment(training.launch)
     batch = training.batch.of_processes(launch.processes * launch.nodes)
     batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)

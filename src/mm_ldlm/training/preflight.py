@@ -15,7 +15,6 @@ from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.checkpoints.reference import latest
-from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.loop import Run
 
 _GIB = 2**30
@@ -45,9 +44,8 @@ def preflight(run: Run) -> list[Check]:
         PreflightError: a check failed on a rank; the message contains the whole table.
     """
     checks = [
-        device(run.process, run.config.precision),
+        device(run.process, run.config.precision.autocast),
         versions(run.process),
-        processes(run.process),
         shared_folder(run.process, run.checkpointer.directory.parent),
         disk(run),
         batches(run),
@@ -62,37 +60,24 @@ def preflight(run: Run) -> list[Check]:
     return checks
 
 
-def device(process: Process, precision: PrecisionConfig) -> Check:
+def device(process: Process, autocast: str) -> Check:
+    local = process.rank_info.local_world
     if process.device.type != "cuda":
-        remedy = "set training.precision.autocast to fp32 (or bf16)" if precision.autocast == "fp16" else ""
-        return Check("device", f"CPU, {torch.get_num_threads()} thread(s) per rank, {precision.autocast}", remedy)
+        return Check("device", f"CPU, {local} process(es) of {torch.get_num_threads()} thread(s), {autocast}")
     free, total = torch.cuda.mem_get_info(process.device)
-    gpus, local = torch.cuda.device_count(), process.rank_info.local_world
-    name = f"{process.device} {torch.cuda.get_device_name(process.device)}"
-    found = f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {local} process(es) on {gpus} GPU(s)"
-    if local > gpus:
-        return Check("device", found, "lower training.launch.processes to the number of GPUs on this host")
-    if precision.autocast == "bf16" and not torch.cuda.is_bf16_supported():
-        return Check("device", f"{found}, without bf16", "set training.precision.autocast to fp16 or fp32")
-    return Check("device", found)
+    gpus, name = torch.cuda.device_count(), torch.cuda.get_device_name(process.device)
+    found = (
+        f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {local} process(es) on {gpus} GPU(s), {autocast}"
+    )
+    return Check(
+        "device", found, "lower training.launch.processes to the number of GPUs on this host" if local > gpus else ""
+    )
 
 
 def versions(process: Process) -> Check:
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if process.device.type == "cuda" else "none"
-    seen = collectives.gather(f"torch {torch.__version__}, NCCL {nccl}")
-    remedy = "" if len(set(seen)) == 1 else "install the same versions on every host (constraints file)"
-    return Check("versions", "; ".join(sorted(set(seen))), remedy)
-
-
-def processes(process: Process) -> Check:
-    info = process.rank_info
-    value = collectives.sum_(torch.full((1024,), float(process.rank + 1), device=process.device))
-    found = f"{process.world}, meeting at {info.master_address}:{info.master_port} over {process.backend}"
-    if process.world == 1:
-        return Check("processes", "one, no communication")
-    wrong = not bool((value == process.world * (process.world + 1) / 2).all())
-    remedy = "check the network and the NCCL or gloo versions: a sum over ranks is wrong" if wrong else ""
-    return Check("processes", found, remedy)
+    seen = sorted(set(collectives.gather(f"torch {torch.__version__}")))
+    found = f"{process.world} over {process.backend or 'no network'}, {'; '.join(seen)}"
+    return Check("processes", found, "" if len(seen) == 1 else "install the same versions on every host")
 
 
 def shared_folder(process: Process, directory: Path) -> Check:
@@ -112,9 +97,8 @@ def shared_folder(process: Process, directory: Path) -> Check:
 def disk(run: Run) -> Check:
     """Check that there is room for the checkpoints of the steps that are left."""
     config, done = run.config.checkpoint, latest(run.checkpointer.directory)
-    kept = config.keep_last + 1 + (config.best_metric is not None)
-    if config.keep_every is not None:
-        kept += (run.config.steps - (int(done.name.removeprefix("step-")) if done else 0)) // config.keep_every
+    steps_left = run.config.steps - (int(done.name.removeprefix("step-")) if done else 0)
+    kept = config.keep_last + 2 + (steps_left // config.keep_every if config.keep_every else 0)
     copies = 4 if run.learner.ema.values else 3  # weights, two moments, averages
     one = 4 * copies * sum(p.numel() for p in run.learner.root.parameters())
     free = shutil.disk_usage(run.checkpointer.directory).free
@@ -132,8 +116,7 @@ def batches(run: Run) -> Check:
         return Check("batches", found)
     return Check(
         "batches", f"{found}; a global batch has fewer examples than its {ways} micro-batches over all ranks",
-        "set training.batch.examples_per_device (or tokens_per_device) instead of examples (or tokens), or lower "
-        "accumulation",
+        "set training.batch.examples_per_device instead of examples or tokens, or lower accumulation",
     )  # fmt: skip
 
 

@@ -7,14 +7,16 @@ entry that says so.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Size, Tensor
 
+from mm_ldlm.core.config import bounded, config
 from mm_ldlm.core.errors import CheckpointError
 from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.extras.foreign_checkpoints import reading
@@ -64,7 +66,10 @@ class ForeignWeights:
         return converted.tensors, {"format": converted.format, "left_out": summary(converted.left_out)}
 
 
-@dataclasses.dataclass(frozen=True)
+Name = Annotated[str, bounded(min_length=1, max_length=500)]
+
+
+@config
 class Names:
     """A mapping of names by the user.
 
@@ -73,8 +78,8 @@ class Names:
         initial: names or patterns of parameters here that keep their initial values.
     """
 
-    names: Mapping[str, str | None]
-    initial: tuple[str, ...] = ()
+    names: dict[Name, Name | None]
+    initial: tuple[Name, ...] = ()
 
 
 def convert(
@@ -113,13 +118,13 @@ def convert(
             made[ours] = _made(rule, [found[name] for name in theirs], head_dim, name=ours, source=source)
             if rule.rows and ours in targets:
                 made[ours] = _fitted(made[ours], targets[ours], name=ours, added=added_ids, source=source)
-    left_out = sorted(name for name in found if any(matches(pattern, name) for pattern, _ in form.left_out))
+    left_out = sorted(name for name in found if any(matches(pattern, name) for pattern in form.left_out))
     unknown = sorted(set(found) - used - set(left_out))
     if missing or unknown:
         raise CheckpointError(
             f"{source}: expected the parameters of {form.what}. Missing: {summary(missing) or 'none'}. Without a rule: "
-            f"{summary(unknown) or 'none'}. Choose a whole checkpoint, or name them in a mapping of "
-            "`mm-ldlm import-checkpoint --names`."
+            f"{summary(unknown) or 'none'}. No model here has those parts: choose a complete checkpoint of this "
+            "format, or name what you want in a mapping of `mm-ldlm import-checkpoint --names`."
         )
     made |= {name: torch.zeros(targets[name]) for name in form.zeros if name in targets}
     return Converted(made, key, left_out)
@@ -174,32 +179,16 @@ def head_dim_of(found: Mapping[str, Tensor]) -> int | None:
 def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], source: Path) -> None:
     """Raise CheckpointError if a model with these options cannot have the function of a checkpoint of a known format.
 
-    The message names the parts that no model here has, or the options to set. Names of no format are not checked.
+    The message names the options to set. Names of no format are not checked.
     """
     if (key := recognise(found)) is None:
         return
-    refuse_obstacles(FORMATS[key], found, source)
     _refuse_options(FORMATS[key], options, source)
     expected, head_dim = options["dim"] // options["heads"], head_dim_of(found)
     if head_dim not in (None, expected):
         raise CheckpointError(
             f"{source}: expected heads of dimension {expected} (model.dim / model.heads), found {head_dim} in the "
             f"tables of the rotary positions. Set model.heads to {options['dim'] // head_dim if head_dim else 1}."
-        )
-
-
-def refuse_obstacles(form: Format, names: Iterable[str], source: Path) -> None:
-    """Raise CheckpointError, which names the parts that no model here has, if the format or the checkpoint has some."""
-    known = list(names)
-    parts: dict[str, list[str]] = {}
-    for pattern, what in form.obstacles:
-        if hits := [name for name in known if matches(pattern, name)]:
-            parts.setdefault(what, []).extend(hits)
-    if parts or not form.rules:
-        listed = "; ".join(f"{summary(hits, most=3)}: {what}" for what, hits in parts.items())
-        raise CheckpointError(
-            f"{source}: {form.what} is recognised, but no model here can express it: {listed or 'no rule for it'}. "
-            "Train a model here on the same data, or take single parameters by `mm-ldlm import-checkpoint --names`."
         )
 
 
@@ -217,11 +206,7 @@ def _refuse_options(form: Format, options: Mapping[str, Any], source: Path) -> N
 
 
 def _yaml(value: Any) -> str:
-    return (
-        {True: "true", False: "false", None: "null"}.get(value, str(value))
-        if not isinstance(value, float)
-        else f"{value:g}"
-    )
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"')
 
 
 def _numbers(form: Format, found: Mapping[str, Tensor]) -> list[int]:

@@ -41,22 +41,20 @@ class Format:
     Attributes:
         what: the model whose names these are.
         marks: patterns of names that a checkpoint of this format has.
-        rules: by which a model here has the same function; none if there is no such model.
+        rules: by which a model here has the same function.
         zeros: parameters here that the format lacks, and that are zero in the same function.
         options: options of the model here, under which it has the same function.
         timesteps: further options, of which one set must hold: how the timestep reaches the model is not in the names.
-        left_out: patterns of names that the model does not need for its outputs, with what they are.
-        obstacles: patterns of names of the parts that no model here has, with what they compute.
+        left_out: patterns of names that the model does not need for its outputs.
     """
 
     what: str
     marks: tuple[str, ...]
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...]
     zeros: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     timesteps: tuple[Mapping[str, Any], ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
-    obstacles: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -146,74 +144,21 @@ DDIT = Format(
     },
     timesteps=({"time_conditioning": False}, {"time_factor": 1.0}),
     left_out=(
-        ("rotary_emb.*", "tables of the rotary positions, which are computed here"),
-        ("logit_bias", "a constant that is not read"),
-        ("importance_estimator.*", "the estimator of adaptive masking, which sampling does not read"),
-        ("masking_scheduler.*", "the schedule of adaptive masking"),
-        ("noise*", "the noise schedule, which objective.process sets here"),
-        ("text_noise_schedule.*", "the noise schedule, which objective.process sets here"),
-        ("pad_id", "an id of the tokenizer"),
-        ("mask_id", "an id of the tokenizer"),
-        ("t0", "a constant of the trainer"),
-        ("t1", "a constant of the trainer"),
-    ),
-    obstacles=(
-        (
-            "blocks.{n}.latent_adaLN_modulation.*",
-            "a second modulation of each block, multiplied by a scale of the latent (latent_dit adds the latent to the "
-            "conditioning vector instead)",
-        ),
-        (
-            "blocks.{n}.cross_attn_*",
-            "cross-attention that shares its modulation with self-attention (in latent_dit_cross it has its own)",
-        ),
-        ("latent_encoder.*", "an MLP of the latent that returns a scale and a shift"),
-        ("latent_projection.*", "an MLP from the latent to one token of cross-attention"),
-        ("latent_prediction_head.*", "a latent predicted from the mean of all blocks"),
-        ("output_layer_clusters.*", "a second output layer, for clusters (the process hdlm predicts tokens alone)"),
-        ("blocks.{n}.attn.*", "recurrent or linear attention"),
-        ("blocks.{n}.mixer*", "a state-space model"),
+        "rotary_emb.*",  # tables of the rotary positions, which are computed here
+        "logit_bias",  # a constant that is not read
+        "importance_estimator.*",  # of adaptive masking, which sampling does not read
+        "masking_scheduler.*",
+        "noise*",  # the noise schedule, which objective.process sets here
+        "text_noise_schedule.*",
+        "pad_id",
+        "mask_id",
+        "t0",
+        "t1",
     ),
 )
 
-_JOINT = (
-    ("*blocks.{n}.attn_residual_fns.*", "hyper-connections: several residual streams that every layer mixes"),
-    ("*blocks.{n}.ff_residual_fns.*", "hyper-connections: several residual streams that every layer mixes"),
-    ("*blocks.{n}.joint_attn.*", "joint attention without rotary positions, of a dimension of its own"),
-    ("*norms.{n}.*", "an RMSNorm behind the last block (here a modulated LayerNorm)"),
-)
-
-MULTIMODAL = Format(
-    what="the multimodal MMDiT of the older trainers, on the package mmdit",
-    marks=(
-        "text_encoder.token_embed.weight",
-        "mmdit.blocks.{n}.joint_attn.to_qkv.{n}.weight",
-        "latent_head.{n}.weight",
-    ),
-    obstacles=(
-        ("text_encoder.position_embed", "learned positions alone (mmdit has rotary positions)"),
-        ("latent_encoder.*", "an MLP with LayerNorm from the latent to one token (mmdit has one linear layer)"),
-        ("conditioning.*", "an MLP of both timesteps together, without the factor 1000 (mmdit adds one MLP for each)"),
-        *_JOINT,
-        ("latent_head.*", "an MLP with GELU (mmdit has one linear layer)"),
-        ("text_head_clusters.*", "a second output layer, for clusters"),
-    ),
-)
-
-MMDIT_PACKAGE = Format(
-    what="the package mmdit",
-    marks=("*blocks.{n}.joint_attn.to_qkv.{n}.weight", "*blocks.{n}.joint_attn.to_out.{n}.weight"),
-    obstacles=_JOINT,
-)
-
-LLAMA = Format(
-    what="Llama in the names of transformers",
-    marks=("layers.{n}.self_attn.q_proj.weight", "layers.{n}.mlp.gate_proj.weight"),
-    obstacles=(("layers.{n}.mlp.gate_proj.*", "a gated MLP with SiLU (causal has an MLP with GELU)"),),
-)
-
-FORMATS: dict[str, Format] = {"ddit": DDIT, "multimodal": MULTIMODAL, "mmdit": MMDIT_PACKAGE, "llama": LLAMA}
-"""By name; the first whose marks a checkpoint has is its format."""
+FORMATS: dict[str, Format] = {"ddit": DDIT}
+"""By name"""
 
 
 def recognise(names: Iterable[str]) -> str | None:

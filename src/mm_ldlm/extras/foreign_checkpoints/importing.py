@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core.config import parse, parse_kind, to_dict
 from mm_ldlm.core.errors import CheckpointError, ConfigurationError
 from mm_ldlm.core.files import InputFile, new_directory, write_json
 from mm_ldlm.core.messages import show
@@ -23,14 +23,7 @@ from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
-from mm_ldlm.extras.foreign_checkpoints.converting import (
-    Converted,
-    Names,
-    convert,
-    head_dim_of,
-    refuse_obstacles,
-    rename,
-)
+from mm_ldlm.extras.foreign_checkpoints.converting import Converted, Names, convert, head_dim_of, rename
 from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
 from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
@@ -87,8 +80,6 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     """Return the configuration of the new run, and the folder with its tokenizer and other parts."""
     own = found.file.parent
     key = formats.recognise(found.tensors)
-    if key is not None and given.names is None:
-        refuse_obstacles(formats.FORMATS[key], found.tensors, found.file)
     described = given.like is not None or ((own / CONFIG).is_file() and (own / TOKENIZER).is_dir())
     if described or key != "ddit" or given.names is not None:
         _refuse_unread(found.file, given)
@@ -179,7 +170,8 @@ def _write(
 
 def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
     """Derive the configuration of a run from the shapes of its parameters and the settings beside them."""
-    tensors, settings = found.tensors, _settings(found.file.parent)
+    tensors, file = found.tensors, found.file.parent / "config.yaml"
+    settings = read_yaml(file) if file.is_file() else {}
     model_settings = settings.get("model")
     inside: dict[str, Any] = model_settings if isinstance(model_settings, dict) else {}
     process = inside.get("diffusion_process", "mdlm")
@@ -239,13 +231,6 @@ def _count(option: str, *values: Any, file: Path) -> int:
     return value
 
 
-def _settings(place: Path) -> dict[str, Any]:
-    """Read the config.yaml of a trainer beside its weights; empty if there is none."""
-    if not (place / "config.yaml").is_file():
-        return {}
-    return read_yaml(place / "config.yaml")
-
-
 def _timesteps(file: Path, given: Timesteps | None, settings: Mapping[str, Any]) -> str:
     if given is not None:
         return given
@@ -298,10 +283,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f", line {mark.line + 1}"
-        reason = getattr(error, "problem", None) or str(error)
-        raise CheckpointError(f"{path}{line}: cannot be read as YAML ({show(reason, 120)}). Correct it.") from None
+        raise CheckpointError(f"{path}: cannot be read as YAML ({show(str(error), 200)}). Correct it.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: expected a mapping, found {show(found, 80)}. Correct it.")
     return found
@@ -313,19 +295,8 @@ def read_names(path: Path) -> Names:
     Raises:
         CheckpointError: the file has another form.
     """
-    found = read_yaml(path)
-    names, initial = found.get("names"), found.get("initial") or []
-    if set(found) - {"names", "initial"} or not isinstance(names, dict) or not isinstance(initial, list):
-        raise CheckpointError(
-            f"{path}: expected `names:`, a mapping of old names to new ones or null, and perhaps `initial:`, a list, "
-            f"found {show(found, 120)}. Correct it."
-        )
-    texts = [*names, *(value for value in names.values() if value is not None), *initial]
-    if wrong := [
-        each for each in texts if not isinstance(each, str) or not 0 < len(each) <= 500 or each.count("*") > 3
-    ]:
-        raise CheckpointError(
-            f"{path}: expected names of parameters as texts, with at most three *, found {show(wrong[0], 80)}. "
-            "Correct it."
-        )
-    return Names(names, tuple(initial))
+    try:
+        names: Names = parse(Names, read_yaml(path), at="mapping")
+    except ConfigurationError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return names

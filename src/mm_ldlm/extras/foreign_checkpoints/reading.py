@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import show
 from mm_ldlm.training.checkpoints.weights import refuse_non_finite
 
@@ -90,15 +91,11 @@ def _checked(weights: Any, file: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: they are none, or two names differ in their wrappers only.
     """
-    if not isinstance(weights, Mapping):
-        raise _unexpected(file, f"found {type(weights).__name__}")
-    if not weights:
-        raise _unexpected(file, "found none")
+    if not isinstance(weights, Mapping) or not weights:
+        raise _unexpected(file, f"found {show(weights, 60)}")
     made: dict[str, Tensor] = {}
     for name, value in weights.items():
-        if not isinstance(name, str):
-            raise _unexpected(file, f"found the name {show(name, 60)}, which is no text")
-        if not isinstance(value, Tensor):
+        if not isinstance(name, str) or not isinstance(value, Tensor):
             raise _unexpected(file, f"found {type(value).__name__} under {show(name, 120)}")
         if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
             raise _unexpected(file, f"found {show(name, 120)} of type {value.dtype}, {value.layout}, {value.device}")
@@ -131,14 +128,8 @@ def _step(content: Any, folder: Path) -> int | None:
     places += [vars(place["state"]) for place in places if isinstance(place.get("state"), _Record)]
     for name in _STATES:
         if (folder / name).is_file():
-            try:
-                found = json.loads((folder / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError, RecursionError) as error:
-                raise CheckpointError(
-                    f"{folder / name}: not readable as JSON ({show(str(error), 120)}). Correct or remove it."
-                ) from None
-            places += [found] if isinstance(found, dict) else []
-            places += [found["state"]] if isinstance(found, dict) and isinstance(found.get("state"), dict) else []
+            found = InputFile(folder / name, error=CheckpointError, remedy="Correct or remove it.").json(dict)
+            places += [found, found["state"]] if isinstance(found.get("state"), dict) else [found]
     steps = (place.get(key) for place in places for key in ("step", "global_step"))
     return next((step for step in steps if type(step) is int and 0 <= step < 10**18), None)
 
