@@ -31,7 +31,6 @@ def test_a_run_that_can_start_passes_and_nothing_moves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("training", "named"),
     [
-        ({"precision": {"autocast": "fp16"}}, "autocast"),
         ({"batch": {"examples": 2, "accumulation": 4}}, "accumulation"),
         ({"checkpoint": {"every_steps": 1, "keep_every": 1}, "max_steps": 10**9}, "keep_every"),
     ],

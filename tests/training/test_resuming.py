@@ -62,7 +62,7 @@ def test_a_run_goes_back_once_and_keeps_what_came_later(root: Path) -> None:
 
 def test_a_kill_while_going_back_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {path.name for path in all_in(root / "run/checkpoints")}
-    steps = [(resuming.folder, "point"), (Path, "rename"), (resuming, "_move_aside"), (resuming, "write_json")]
+    steps = [(resuming.folder, "point"), (Path, "rename"), (resuming, "aside"), (resuming, "write_json")]
     for owner, name in steps:
         real = getattr(owner, name)
 
@@ -82,7 +82,7 @@ def test_a_kill_while_going_back_loses_nothing(root: Path, monkeypatch: pytest.M
 
 def test_a_checkpoint_that_is_not_there_is_refused(root: Path, refuses: Callable[..., Any]) -> None:
     spec = task.spec(max_steps=6, resume=f"run/checkpoints/{name_of(9)}")
-    with refuses(CheckpointError, "training.resume", name_of(9)):
+    with refuses(CheckpointError, name_of(9)):
         back_to(spec, root)
-    with refuses(CheckpointError, "training.resume", "nowhere"):
+    with refuses(CheckpointError, "nowhere"):
         session(root, run_name="other", resume="nowhere")

@@ -115,12 +115,6 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
             raise ConfigurationError(f"expected at least 1 in {name}, found {value}. Correct or unset it.")
     if nodes == 1:  # a number may be left over from another job
         rank = None
-    if rank is not None and not 0 <= rank < (nodes or rank + 1):
-        last, among = ("", "") if nodes is None else (f" to {nodes - 1}", f" among {nodes}")
-        raise ConfigurationError(
-            f"expected a number from 0{last} of this host{among} in NODE_RANK, found {rank}. Set it on every host, or "
-            "correct NNODES."
-        )
     return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=processes)
 
 

@@ -93,17 +93,14 @@ def check_number(config: LaunchConfig) -> None:
     """Check that it is known which host is the first, before the hosts write anything.
 
     Raises:
-        ConfigurationError: one of several hosts has no number, or the only one is not the first.
+        ConfigurationError: one of several hosts has no number of its own, or the only one is not the first.
     """
-    if config.nodes == 1 and config.node_rank:
+    number = config.node_rank
+    if not (number in (None, 0) if config.nodes == 1 else number is not None and 0 <= number < config.nodes):
         raise ConfigurationError(
-            f"expected several hosts, found number {config.node_rank} (NODE_RANK) of one host. Set NNODES on every "
-            "host, or unset NODE_RANK."
-        )
-    if config.nodes > 1 and config.node_rank is None:
-        raise ConfigurationError(
-            f"expected the number of this host among {config.nodes} in NODE_RANK (0 for the first), found none. Set it "
-            "on every host, or run on one host: `NNODES=1 kedro run`."
+            f"expected the number of this host among {config.nodes} in NODE_RANK, from 0, found "
+            f"{'none' if number is None else number}. Set NNODES and NODE_RANK on every host, or unset both to use one "
+            "host."
         )
 
 

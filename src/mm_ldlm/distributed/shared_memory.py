@@ -67,30 +67,20 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
 
 def _anonymous(size: int) -> int:
     """Open a file in memory with no name and room for `size` bytes; return its descriptor, or -1."""
-    if not hasattr(os, "memfd_create"):
-        return -1
-    file = -1
     try:
         file = os.memfd_create("gradients")
         os.posix_fallocate(file, 0, size)
-    except OSError:
-        if file >= 0:
-            os.close(file)
+    except (AttributeError, OSError):  # not Linux, or not so much memory
         return -1
     return file
 
 
 def _mapped(path: str, size: int) -> mmap.mmap | None:
     try:
-        file = os.open(path, os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        return mmap.mmap(file, size) if os.fstat(file).st_size == size else None
+        with open(path, "rb+") as file:
+            return mmap.mmap(file.fileno(), size) if os.fstat(file.fileno()).st_size == size else None
     except (OSError, ValueError):
         return None
-    finally:
-        os.close(file)
 
 
 def average_bucket(memory: SharedMemory, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

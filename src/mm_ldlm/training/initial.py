@@ -100,20 +100,14 @@ def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
             return
         fingerprint: Any = TextTokenizer.load(source / TOKENIZER).fingerprint
     else:
-        source = _find(path)
+        source = folder.find(path)
         fingerprint = _identity(source).get(TOKENIZER)
     if fingerprint == tokenizer.fingerprint:
         return
-    found = ""
-    if (source / TOKENIZER).is_dir():
-        other = TextTokenizer.load(source / TOKENIZER)
-        theirs, ours = common_tokens(other, tokenizer)
-        same = int((theirs == ours).sum())
-        found = f" of {other.vocab_size} tokens: {len(ours)} of them are in this run, {same} under the same id"
     raise CheckpointError(
         f"{source}: expected the vocabulary of this run ({tokenizer.vocab_size} tokens) for the weights of "
-        f"training.init_from, found another one{found}. Set training.init_vocabulary to by_token, which moves the rows "
-        "of the embeddings and of the output to the ids of this run, or use the tokenizer of that run."
+        "training.init_from, found another one. Set training.init_vocabulary to by_token, which moves the rows of the "
+        "embeddings and of the output to the ids of this run, or use the tokenizer of that run."
     )
 
 
@@ -152,7 +146,7 @@ def initialise(
         values, source = root_names(found), foreign.file
         tracker.event(0, "init_format", **note)
     else:
-        source = _find(path)
+        source = folder.find(path)
         name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
         values = folder.tensors(source, name)
     own = {name for name in values if name.startswith("objective.")} & dict(root.named_parameters()).keys()
@@ -241,10 +235,3 @@ def _vocabularies(source: Path, tokenizer: TextTokenizer, shape: DataShape) -> V
 def _identity(source: Path) -> dict[str, Any]:
     found = folder.document(source, "training_state.json").get("identity")
     return found if isinstance(found, dict) else {}
-
-
-def _find(path: Path) -> Path:
-    try:
-        return folder.find(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"parameter 'training.init_from': {error}") from None

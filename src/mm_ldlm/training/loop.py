@@ -101,7 +101,7 @@ def train(run: Run) -> Ending:
                 averages.add(kind, found.loss, found.losses)
                 throughput.applied(found.grad_norm, clipped)
                 run.alerts.stepped(state.step, kind=kind, loss=found.loss, grad_norm=found.grad_norm)
-                if warning := run.stepper.observe(found.losses, step=state.step):
+                if warning := run.stepper.objective.observe(found.losses, step=state.step):
                     run.tracker.event(state.step, "objective_warning", reason=warning)
                 if verdict.spike:
                     place = {"epoch": planned.epoch, "batch": planned.index}

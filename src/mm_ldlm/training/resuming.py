@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.distributed import collectives
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, all_in, latest, name_of, pointed
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, all_in, aside, latest, name_of, pointed
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.initial import weights_of
 from mm_ldlm.training.spec import TrainingSpec
@@ -72,7 +72,7 @@ def start(checkpointer: Checkpointer, spec: TrainingSpec, root: Path) -> str | N
             return back.name
     path = latest(checkpointer.directory)
     if path is None and resume not in ("auto", "never"):
-        path = _named(root / resume)
+        path = folder.find(root / resume)
     if path is not None:
         checkpointer.restore(path)
     return None if path is None else path.name
@@ -89,7 +89,7 @@ def back_to(spec: TrainingSpec, root: Path) -> Path | None:
     resume, own = spec.training.resume, root / spec.name / CHECKPOINTS
     if resume in ("auto", "never") or (root / resume).resolve().parent != own.resolve():
         return None
-    return None if went_back(root / resume, fingerprint=spec.fingerprint) else _named(root / resume)
+    return None if went_back(root / resume, fingerprint=spec.fingerprint) else folder.find(root / resume)
 
 
 def went_back(path: Path, *, fingerprint: str | None = None) -> bool:
@@ -104,13 +104,6 @@ def went_back(path: Path, *, fingerprint: str | None = None) -> bool:
     return fingerprint in (None, found.fingerprint)
 
 
-def _named(path: Path) -> Path:
-    try:
-        return folder.find(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"parameter 'training.resume': {error}") from None
-
-
 def _go_back(checkpointer: Checkpointer, spec: TrainingSpec, target: Path) -> None:
     """Restore `target`, move the later checkpoints aside, and record both. A kill at any time loses no checkpoint."""
     directory, state = checkpointer.directory, checkpointer.learner.state
@@ -118,8 +111,11 @@ def _go_back(checkpointer: Checkpointer, spec: TrainingSpec, target: Path) -> No
     kept = [path for path in all_in(directory) if path.name <= target.name]
     newer = all_in(directory)[len(kept) :]
     best = pointed(directory, "best")
-    if best in newer:
-        best, state.best = _best(checkpointer, kept)
+    if best in newer:  # the best until the target is the one whose metric its counters contain
+        name = checkpointer.config.best_metric
+        metrics = {path: folder.document(path, "training_state.json").get("metrics") or {} for path in kept}
+        best = next((path for path in kept if state.best is not None and metrics[path].get(name) == state.best), None)
+        state.best = None if best is None else state.best
     collectives.barrier()  # every rank has listed the checkpoints
     if checkpointer.process.is_main:
         folder.point(directory, "latest", target)
@@ -127,30 +123,12 @@ def _go_back(checkpointer: Checkpointer, spec: TrainingSpec, target: Path) -> No
             folder.point(directory, "best", best)
         else:
             (directory / "best").unlink(missing_ok=True)
-        aside = _move_aside(directory, newer)
+        kept_in = aside(directory)
+        for path in reversed(newer):  # the newest first, so that the rest is always a run
+            kept_in.mkdir(exist_ok=True)
+            path.rename(kept_in / path.name)
         write_json(directory / RECORD, dataclasses.asdict(WentBack(state.step, spec.fingerprint)))
         moved = ", ".join(path.name for path in newer)
-        reason = f"to {target.name}; its later checkpoints ({moved}) are now in {aside.name}" if newer else ""
+        reason = f"to {target.name}; its later checkpoints ({moved}) are now in {kept_in.name}" if newer else ""
         checkpointer.tracker.event(state.step, "went_back", reason=reason or f"to {target.name}, its newest one")
     collectives.barrier()
-
-
-def _best(checkpointer: Checkpointer, paths: list[Path]) -> tuple[Path | None, float | None]:
-    """Find the best of these checkpoints and its value, by the metrics that they contain."""
-    name = checkpointer.config.best_metric
-    metrics = {path: folder.document(path, "training_state.json").get("metrics") or {} for path in paths}
-    values = {path: found[name] for path, found in metrics.items() if name in found}
-    if not values:
-        return None, None
-    best = (min if checkpointer.config.best_is == "min" else max)(values, key=lambda path: values[path])
-    return best, values[best]
-
-
-def _move_aside(directory: Path, paths: list[Path]) -> Path:
-    """Move checkpoints to a new folder, the newest first, so that the rest is always a run."""
-    numbers = (n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-    aside = directory.with_name(f"{directory.name}.old-{next(numbers)}")
-    for path in reversed(paths):
-        aside.mkdir(exist_ok=True)
-        path.rename(aside / path.name)
-    return aside

@@ -70,8 +70,8 @@ def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:
     newest = latest(directory / CHECKPOINTS)
     if newest is None:
         return " before its first checkpoint. The same command starts again from the beginning."
-    again = "`training.resume: auto` continues" if spec.training.resume == "never" else "The same command continues"
-    return f"; its newest checkpoint is {newest.name} of {spec.training.steps} steps. {again} from there."
+    again = "`training.resume=auto`" if spec.training.resume == "never" else "The same command"
+    return f"; its newest checkpoint is {newest.name} of {spec.training.steps} steps. {again} continues from there."
 
 
 def reference(spec: TrainingSpec, runs: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -78,10 +78,6 @@ class Stepper:
                 self.scaler.scale(loss * self.parallel.gradient_scale).backward()
             tally.add(losses, loss)
         return kind, tally
-
-    def observe(self, losses: Mapping[str, tuple[float, float]], *, step: int) -> str | None:
-        """Hand the objective the global losses of an applied step; return its warning."""
-        return self.objective.observe(losses, step=step)
 
 
 def total(losses: Losses, objective: Objective, batch: Batch) -> Tensor:

@@ -29,7 +29,7 @@ from mm_ldlm.distributed.process import Process, joined
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, latest
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, aside, latest
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
@@ -131,8 +131,7 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
     if not process.is_main:
         return Tracker()
     if spec.training.resume == "never" and process.rank_info.attempt == 0 and directory.exists():
-        number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-        directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+        directory.rename(aside(directory))
     (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     for place in (directory, directory / CHECKPOINTS):
         remove_temporaries(place)
@@ -150,9 +149,6 @@ def _status(directory: Path, process: Process, status: str, step: int, **more: A
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Make SIGTERM and SIGINT set a flag that the loop reads in every step; a second signal ends the process."""
     requested = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
-        return
 
     def handle(number: int, frame: Any) -> None:
         if requested.is_set():

@@ -85,10 +85,8 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = write_problem(error) if isinstance(error, OSError) else None
-        lost = [str(folder) for folder in contents.folders.values() if not folder.is_dir()]
-        gone = f" {', '.join(lost)}, which every checkpoint contains, was moved or deleted: restore it." if lost else ""
         raise CheckpointError(
-            f"checkpoint {path} could not be written: {reason or error}{gone} Earlier checkpoints are unchanged."
+            f"checkpoint {path} could not be written: {reason or error}. Earlier checkpoints are unchanged."
         ) from error
     return path
 

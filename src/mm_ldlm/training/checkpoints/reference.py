@@ -4,8 +4,8 @@ one that is chosen by its path (`--params run=PATH`). Separate from `folder`, so
 
 from __future__ import annotations
 
-import difflib
 import hashlib
+import itertools
 import os
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from mm_ldlm.core.errors import CheckpointError, UnsafePathError
 from mm_ldlm.core.files import InputFile, inside
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.messages import nearest, show
 
 NAME = re.compile(r"step-(\d{8,18})")
 """Name of the folder of a checkpoint; a copy may have another one."""
@@ -31,6 +31,12 @@ parameters."""
 def name_of(step: int) -> str:
     """Return the folder name of a step."""
     return f"step-{step:08d}"
+
+
+def aside(path: Path) -> Path:
+    """Return the first free name NAME.old-1, NAME.old-2 … next to a folder."""
+    names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def all_in(directory: Path) -> list[Path]:
@@ -148,8 +154,9 @@ def chosen_run(path: str) -> dict[str, Any]:
     where = f"parameter 'run': expected the folder of a run or of one of its checkpoints, found {show(path)}"
     try:
         if not (folder / CONFIG).is_file():
-            near = sorted(config.parent for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}")))
-            raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{_hint(folder.name, near)}")
+            near = [str(config.parent) for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}"))]
+            hint = nearest(str(folder), near) or " Correct the path."
+            raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{hint}")
         complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
         found = latest(folder / CHECKPOINTS) if checkpoint is None else folder / CHECKPOINTS / checkpoint
     except (OSError, ValueError) as error:  # a name that is too long, a loop of links
@@ -159,14 +166,6 @@ def chosen_run(path: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}, which has {name}. Complete ones: {', '.join(complete) or 'none'}.")
     step = {"step": _step(found)} if NAME.fullmatch(found.name) else {}
     return {"name": folder.name, "path": path, **step, "checkpoint": found.name, "metrics": {}, CHOSEN: checkpoint}
-
-
-def _hint(name: str, runs: list[Path]) -> str:
-    near = difflib.get_close_matches(name, [run.name for run in runs], n=1)
-    closest = [run for run in runs if run.name in near] or runs[:3]
-    if not closest:
-        return " Correct the path."
-    return f" Did you mean {' or '.join(show(str(run), 200) for run in closest)}?"
 
 
 def config_of(path: str) -> dict[str, Any]:
