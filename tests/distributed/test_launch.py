@@ -91,6 +91,7 @@ def test_variables_of_the_launcher_replace_parameters(monkeypatch: pytest.Monkey
     [
         (LaunchConfig(nodes=2, rendezvous="a:1"), ("NODE_RANK", 2)),
         (LaunchConfig(nodes=1, node_rank=3), ("NODE_RANK", 3)),
+        (LaunchConfig(nodes=2, node_rank=2, rendezvous="a:1"), ("NODE_RANK", 2)),
         (LaunchConfig(nodes=2, node_rank=0), ("MASTER_ADDR", 2)),
     ],
 )
