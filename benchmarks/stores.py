@@ -99,7 +99,7 @@ def _write_stores(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.
     writer = StoreWriter(
         folder / "latents", kind="latents", schema=latent_store.schema(DIM, "float32"), shard_rows=ROWS // 10
     )
-    writer.append(latent_store.table(names, vectors, dtype="float32"))
+    writer.append(latent_store.table(names, vectors))
     writer.finish(meta={"dim": DIM})
     writer = StoreWriter(folder / "tokens", kind="tokens", schema=TOKEN_SCHEMA, shard_rows=ROWS // 10)
     writer.append({"id": names, "input_ids": ids, "length": [len(row) for row in ids]})

@@ -80,7 +80,7 @@ def latents(made: Ingested, tmp_path_factory: pytest.TempPathFactory) -> LatentS
     folder = tmp_path_factory.mktemp("latents")
     writer = StoreWriter(folder, kind=KIND, schema=schema(3, "float16"))
     vectors = np.random.default_rng(0).normal(size=(len(made.rows), 3)).astype(np.float16)
-    writer.append(table([row["id"] for row in made.rows], vectors, dtype="float16"))
+    writer.append(table([row["id"] for row in made.rows], vectors.astype(np.float16)))
     writer.finish(fingerprints={"records": made.records.manifest.fingerprint})
     return LatentStore.open(folder)
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from mm_ldlm.core.config import to_dict
 from mm_ldlm.core.errors import ConfigurationError, StoreError
-from mm_ldlm.core.files import recorded, write_json
+from mm_ldlm.core.files import write_json
 from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
 from mm_ldlm.data.latents import store as latent_store
@@ -54,9 +54,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     _refuse_decoded(records)
     workspace = workspace.resolve()
     ranks = ranks_of_hosts(config, encoder, workspace=workspace)
-    earlier = Manifest.read(workspace).fingerprints if Manifest.exists(workspace) else None
-    earlier = earlier or recorded(Parts(workspace, {}).folder / "plan.json") or {}
-    located = encoder.locate(expected=earlier.get("encoder"))
+    located = encoder.locate(expected=Parts(workspace, {}).earlier.get("encoder"))
     shard_rows = config.shard_rows or default_shard_rows(len(records))
     parameters = {
         "format": FORMAT_VERSION, "shard_rows": shard_rows, "dtype": config.dtype, "threads": config.threads,
@@ -72,13 +70,10 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
         logger.info(
             "embedding %d rows with %s: %d of %d shards to do", len(records), located.name, len(missing), len(numbers)
         )
-        started, rows = time.monotonic(), sum(len(range(*job.rows(number, len(records)))) for number in missing)
-        with _watch(job, missing, rows=rows):
+        started = time.monotonic()
+        with _watch(job, missing, rows=sum(len(range(*job.rows(number, len(records)))) for number in missing)):
             _run(job, missing, located=located, ranks=ranks)
-        seconds = time.monotonic() - started
-        logger.info(
-            "embedded %d rows in %.0f s, %.0f a second (%d shards kept)", rows, seconds, rows / seconds, len(done)
-        )
+        logger.info("embedded in %.0f s", time.monotonic() - started)
     return commit(job, located, rows=len(records))
 
 
@@ -122,10 +117,8 @@ def extract_with_first_host(*, encoder: EncoderConfig, config: ExtractConfig, wo
 
 def default_shard_rows(rows: int) -> int:
     """Choose a power of two near 1/64 of the rows: processes share the work evenly and there are few shards."""
-    size = 1024
-    while size < 65_536 and size * 2 <= rows / 64:
-        size *= 2
-    return size
+    below = 1 << max((rows // 64).bit_length() - 1, 0)
+    return min(max(below, 1024), 65_536)
 
 
 def ranks_of_hosts(config: ExtractConfig, encoder: EncoderConfig, *, workspace: Path) -> LaunchConfig | None:
@@ -194,16 +187,15 @@ def _launch(workspace: Path, ranks: LaunchConfig) -> None:
 @contextlib.contextmanager
 def _watch(job: Job, missing: Sequence[int], *, rows: int) -> Iterator[None]:
     """Show a progress bar over all processes, by the records of the shards that they finish."""
-    stop, shown = threading.Event(), job.config.progress
-    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=not shown, mininterval=1.0) as bar:
+    stop, hidden = threading.Event(), not job.config.progress
+    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=hidden, mininterval=1.0) as bar:
 
         def advance() -> None:
-            while True:
+            ended = False
+            while not ended:
                 ended = stop.wait(0.5)
                 done = sum(job.parts.record(number).is_file() for number in missing)
                 bar.update(min(done * job.shard_rows, rows) - bar.n)
-                if ended:
-                    return
 
         thread = threading.Thread(target=advance, daemon=True)
         thread.start()

@@ -87,28 +87,18 @@ class Normaliser:
 
     def standardise(self, x: Vectors) -> Vectors:
         """Map encoder vectors (..., d) to model space, in float64 for numpy and in the tensor's dtype for torch."""
-        if isinstance(x, np.ndarray):
-            self._check(x.shape)
-            z = (x.astype(np.float64) - self.mean_d) / self.scale_d
-            return self._as(x, z @ self.matrix_dd if self.matrix_dd is not None else z)
-        self._check(tuple(x.shape))
-        z_t = (x - self._on(x, self.mean_d)) / self._on(x, self.scale_d)
-        return z_t @ self._on(x, self.matrix_dd) if self.matrix_dd is not None else z_t
+        z = (self._exact(x) - _like(x, self.mean_d)) / _like(x, self.scale_d)
+        return _rounded(x, z if self.matrix_dd is None else z @ _like(x, self.matrix_dd))
 
     def invert(self, z: Vectors) -> Vectors:
         """Map vectors (..., d) of model space back to encoder vectors; with norm 1 if `unit_norm`."""
-        if isinstance(z, np.ndarray):
-            self._check(z.shape)
-            y = z.astype(np.float64)
-            y = y @ self.inverse_dd if self.inverse_dd is not None else y
-            x = y * self.scale_d + self.mean_d
-            if self.unit_norm:
-                x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-            return self._as(z, x)
-        self._check(tuple(z.shape))
-        y_t = z @ self._on(z, self.inverse_dd) if self.inverse_dd is not None else z
-        x_t = y_t * self._on(z, self.scale_d) + self._on(z, self.mean_d)
-        return x_t / x_t.norm(dim=-1, keepdim=True).clamp(min=1e-12) if self.unit_norm else x_t
+        y = self._exact(z)
+        y = y if self.inverse_dd is None else y @ _like(z, self.inverse_dd)
+        x = y * _like(z, self.scale_d) + _like(z, self.mean_d)
+        if self.unit_norm:
+            norm = np.linalg.norm(x, axis=-1) if isinstance(x, np.ndarray) else x.norm(dim=-1)
+            x = x / norm[..., None].clip(min=1e-12)
+        return _rounded(z, x)
 
     # -- on disk ------------------------------------------------------------------------------------------------------
 
@@ -134,32 +124,21 @@ class Normaliser:
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        directory, again = Path(directory), "Run the validation pipeline."
+        file = InputFile(Path(directory) / "normaliser.json", remedy="Run the validation pipeline.")
+        about: dict[str, Any] = file.json(dict)
+        arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
+        typical = about.pop("typical", None)
+        promised, version, _ = (about.pop(key, None) for key in ("fingerprint", "format_version", "dim"))
+        if version != FORMAT_VERSION:
+            file.refuse(f"format {FORMAT_VERSION}", str(version))
         try:
-            about = InputFile(directory / "normaliser.json", remedy=again).json(dict)
-            arrays = load(InputFile(directory / "normaliser.safetensors", remedy=again).read())
-            if about["format_version"] != FORMAT_VERSION:
-                raise StoreError(
-                    f"{directory}: expected normaliser format {FORMAT_VERSION}, found {about['format_version']}. Run "
-                    "the validation pipeline again."
-                )
-            found = cls(
-                kind=about["kind"],
-                unit_norm=about["unit_norm"],
-                rows=about["rows"],
-                constant=tuple(about["constant"]),
-                typical=_range(about.get("typical")),
-                **arrays,
-            )
-            promised = about["fingerprint"]
-        except (ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise StoreError(
-                f"{directory}: not a readable normaliser ({error}). Run the validation pipeline again."
-            ) from None
-        if found.fingerprint != promised:
-            raise StoreError(
-                f"{directory}: the numbers changed after they were saved. Run the validation pipeline again."
-            )
+            about |= {"constant": tuple(about["constant"]), **load(arrays)}
+            found = cls(**about, typical=None if typical is None else _range(*typical))
+            mark = found.fingerprint
+        except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            file.refuse("a normaliser", f"an error ({error})")
+        if mark != promised:
+            file.refuse(f"the fingerprint {mark} of its numbers", f"{promised}: they changed after they were saved")
         return found
 
     def _arrays(self) -> dict[str, Matrix]:
@@ -177,22 +156,28 @@ class Normaliser:
             "constant": list(self.constant),
         }
 
-    def _check(self, shape: tuple[int, ...]) -> None:
-        if not shape or shape[-1] != self.dim:
+    def _exact(self, x: Any) -> Any:
+        """Return vectors (..., d) in the type of the computation; StoreError if they have another dimension."""
+        if x.shape[-1:] != (self.dim,):
             raise StoreError(
                 f"expected vectors with {self.dim} dimensions, on which the normaliser was fitted, found shape "
-                f"{tuple(shape)}. Use the normaliser of this encoder."
+                f"{tuple(x.shape)}. Use the normaliser of this encoder."
             )
+        return x.astype(np.float64) if isinstance(x, np.ndarray) else x
 
-    @staticmethod
-    def _as(like: npt.NDArray[Any], value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return value.astype(like.dtype if like.dtype.kind == "f" else np.float64)
 
-    @staticmethod
-    def _on(x: torch.Tensor, array: Matrix | None) -> torch.Tensor:
-        import torch
+def _like(x: Any, array: Matrix) -> Any:
+    """Return numbers of a normaliser for the computation with `x`."""
+    if isinstance(x, np.ndarray):
+        return array
+    import torch
 
-        return torch.as_tensor(array, dtype=x.dtype, device=x.device)
+    return torch.as_tensor(array, dtype=x.dtype, device=x.device)
+
+
+def _rounded(like: Any, value: Any) -> Any:
+    """Return a numpy result in the floating-point type of the input; torch computes in it already."""
+    return value.astype(like.dtype) if isinstance(value, np.ndarray) and like.dtype.kind == "f" else value
 
 
 class Normalisers(dict[str, Normaliser]):
@@ -231,15 +216,8 @@ def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
     return found
 
 
-def _range(value: Any) -> tuple[float, float] | None:
-    """Read the range of norms; None for a normaliser that was not calibrated.
-
-    Raises:
-        ValueError: It is not a pair of increasing numbers.
-    """
-    if value is None:
-        return None
-    low, high = (float(end) for end in value)
+def _range(low: float, high: float) -> tuple[float, float]:
+    """Return a range of norms; ValueError if it is none."""
     if not 0 <= low <= high < np.inf:
-        raise ValueError(f"expected an increasing range of norms, found {value}")
+        raise ValueError(f"expected an increasing range of norms, found {low} to {high}")
     return low, high

@@ -59,13 +59,8 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
     The numbers do not depend on the number of threads, which changes the order of the sums in a product of matrices.
 
     Raises:
-        StoreError: There are no rows, or a number is not finite.
+        StoreError: A number is not finite.
     """
-    if not len(rows):
-        raise StoreError(
-            "expected rows to fit the normaliser on, found none: the training split of the index is empty. "
-            "Add training text."
-        )
     from threadpoolctl import threadpool_limits
 
     count = len(rows)
@@ -111,9 +106,6 @@ def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
         own_mean = piece.mean(0)
         centred = piece - own_mean
         own = centred.T @ centred if full else np.einsum("nd,nd->d", centred, centred)
-        if count == 0:
-            count, mean_d, moments = len(piece), own_mean, own
-            continue
         delta = own_mean - mean_d
         total = count + len(piece)
         between = np.outer(delta, delta) if full else delta * delta

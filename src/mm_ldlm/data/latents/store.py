@@ -24,11 +24,9 @@ def schema(dim: int, dtype: StoredType) -> pa.Schema:
     return pa.schema([("id", pa.string()), ("latent", pa.list_(value, dim))])
 
 
-def table(ids: list[str], vectors_nd: npt.NDArray[Any], *, dtype: StoredType) -> pa.Table:
-    """Convert vectors (n, d) and their ids to rows of a latent store."""
-    with np.errstate(over="ignore"):  # the caller refuses numbers that `dtype` cannot represent, or counts them
-        stored = vectors_nd.astype(np.dtype(dtype))
-    return pa.table({"id": pa.array(ids, pa.string()), "latent": fixed_lists(stored)})
+def table(ids: list[str], vectors_nd: npt.NDArray[Any]) -> pa.Table:
+    """Convert vectors (n, d) and their ids to rows of a latent store, in the type of the vectors."""
+    return pa.table({"id": pa.array(ids, pa.string()), "latent": fixed_lists(vectors_nd)})
 
 
 @dataclasses.dataclass(frozen=True)

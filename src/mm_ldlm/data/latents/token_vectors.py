@@ -12,6 +12,7 @@ from mm_ldlm.data.encoders.base import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.store import Manifest, write_shard
+from mm_ldlm.data.store.parts import Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,7 @@ class TokenVectors(Feature):
             EncoderError: The vector of a token is not finite, or the encoder changed in between.
         """
         tokenizer = inputs.tokenizer
-        earlier = Manifest.read(workspace).fingerprints.get("encoder") if Manifest.exists(workspace) else None
-        located = self.encoder.locate(expected=earlier)
+        located = self.encoder.locate(expected=Parts(workspace, {}).earlier.get("encoder"))
         made_from = {"tokenizer": tokenizer.fingerprint, "encoder": located.fingerprint}
         if (kept := Manifest.finished(workspace, made_from)) is not None:
             return kept
@@ -53,7 +53,7 @@ class TokenVectors(Feature):
                 "to 'random', or encode in float32."
             )
         loaded.verify()
-        shard = write_shard(workspace, "part-00000.arrow", latent_store.table(tokens, vectors_Vd, dtype="float32"))
+        shard = write_shard(workspace, "part-00000.arrow", latent_store.table(tokens, vectors_Vd))
         manifest = Manifest(
             kind=self.kind, rows=len(tokens), shards=(shard,), fingerprints=made_from,
             meta={"dim": int(vectors_Vd.shape[1])},

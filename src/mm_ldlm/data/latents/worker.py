@@ -2,8 +2,8 @@
 
 `extract` starts several processes (`python -m mm_ldlm.data.latents.worker JOB`) or calls `encode_shards` in its own. A
 process computes as many shards at a time as it has lanes: on a CPU, threads are as fast as processes without starting
-further interpreters, because matrix products release Python's lock. In each lane, the next shard is tokenised and the
-previous one is written while the current one is computed.
+further interpreters, because matrix products release Python's lock. One thread more than there are lanes tokenises the
+next shard or writes the previous one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +82,7 @@ class Job:
                 "This shard was not written. Check these sentences, encoder.dtype and embedding.dtype, or set "
                 "embedding.non_finite to quarantine to leave them out of the index and continue."
             )
-        self.parts.write(number, latent_store.table(ids, vectors, dtype=self.config.dtype))
+        self.parts.write(number, latent_store.table(ids, stored))
 
     def load(self, *, device: str | None) -> Encoder:
         """Load the encoder on this machine.
@@ -116,50 +115,26 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
     if job.encoder.device is not None:
         device = process.choose_device(job.encoder.device)
         lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
-    lanes = max(1, min(lanes, len(numbers)))
-    stop = threading.Event()
-    with ThreadPoolExecutor(lanes) as pool:
-        tasks = [pool.submit(_lane, job, numbers[lane::lanes], encoder, stop) for lane in range(lanes)]
+    computing = threading.Semaphore(lanes)
+
+    def encode(number: int) -> None:
+        ids, texts = job.read(ShardStore.open(job.records, "records"), number)
+        prepared = encoder.prepare(texts)
+        with computing:
+            vectors = encoder.run(prepared)
+        encoder.verify()
+        job.write(number, ids, vectors)
+
+    with (
+        fixed_threads(job.config.threads),
+        ThreadPoolExecutor(lanes + 1, initializer=torch.set_num_threads, initargs=(job.config.threads,)) as pool,
+    ):
         try:
-            for task in as_completed(tasks):
+            for task in as_completed([pool.submit(encode, number) for number in numbers]):
                 task.result()
         except BaseException:
-            stop.set()  # the other lanes stop after their current shard
+            pool.shutdown(wait=False, cancel_futures=True)  # what is under way is finished
             raise
-
-
-def _lane(job: Job, numbers: Sequence[int], encoder: Encoder, stop: threading.Event) -> None:
-    """Encode and write these shards in order."""
-    records = ShardStore.open(job.records, "records")
-
-    def read(number: int) -> tuple[list[str], Any]:
-        ids, texts = job.read(records, number)
-        return ids, encoder.prepare(texts)
-
-    writing: Future[None] | None = None
-    with fixed_threads(job.config.threads), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-        for number, (ids, prepared) in zip(numbers, _one_ahead(reader, read, numbers), strict=True):
-            if stop.is_set():
-                break
-            vectors = encoder.run(prepared)
-            encoder.verify()
-            if writing is not None:
-                writing.result()
-            writing = writer.submit(job.write, number, ids, vectors)
-        if writing is not None:
-            writing.result()
-
-
-def _one_ahead(pool: ThreadPoolExecutor, function: Callable[[int], Any], items: Sequence[int]) -> Iterator[Any]:
-    """Yield the result for each item, while the pool computes the next one."""
-    coming: Future[Any] | None = None
-    for item in items:
-        following = pool.submit(function, item)
-        if coming is not None:
-            yield coming.result()
-        coming = following
-    if coming is not None:
-        yield coming.result()
 
 
 class EncodeTexts:
@@ -200,15 +175,11 @@ def encode_by_tasks(engine: Engine, job: Job, numbers: Sequence[int]) -> None:
 
 def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
     """Return the device that every task of an engine uses: a GPU of its own if there are any, else the CPU."""
-    if wanted is None:
-        raise ConfigurationError(
-            "parameter 'embedding.engine': expected local, because this encoder computes elsewhere and several "
-            "requests are under way already, found an engine that sends tasks to other hosts. Remove the engine."
-        )
     if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and not gpus):
         raise ConfigurationError(
-            f"parameter 'encoder.device': expected auto or cpu, or cuda where the nodes of the engine have GPUs, which "
-            f"the engine assigns, found {wanted} and {gpus} GPUs. Start nodes with GPUs, or change the device."
+            "parameter 'embedding.engine': expected local, unless encoder.device is auto, cpu, or cuda where the nodes "
+            f"of the engine have GPUs, found the device {wanted} and {gpus} GPUs. Change encoder.device, start nodes "
+            "with GPUs, or remove the engine."
         )
     return "cuda" if gpus and wanted != "cpu" else "cpu"
 

@@ -41,6 +41,13 @@ class Parts:
         """Return the path of the record of a shard; it exists if the shard is finished."""
         return self.folder / f"part-{number:06d}.json"
 
+    @property
+    def earlier(self) -> Mapping[str, str]:
+        """Fingerprints of the inputs of the store that is in the workspace, finished or not; empty if there is none."""
+        if Manifest.exists(self.workspace):
+            return Manifest.read(self.workspace).fingerprints
+        return recorded(self.folder / "plan.json") or {}
+
     def begin(self) -> set[int]:
         """Return the numbers of the shards that are finished and intact, and remove all others.
 
@@ -52,8 +59,8 @@ class Parts:
         self.workspace.mkdir(parents=True, exist_ok=True)
         remove_temporaries(self.workspace)
         manifest = Manifest.read(self.workspace) if Manifest.exists(self.workspace) else None
-        found = recorded(self.folder / "plan.json") if manifest is None else manifest.fingerprints
-        if found is not None and found != self.made_by:
+        found = self.earlier
+        if found and found != self.made_by:
             other = [name for name in self.made_by if found.get(name) != self.made_by[name]]
             raise FingerprintError(
                 f"{self.workspace}: expected a store made with {other[0]} {self.made_by[other[0]]}, found one made "

@@ -68,7 +68,7 @@ class Images(Feature):
         for part in records.iter_tables(_ROWS, columns=["id", "meta"]):
             rows = part.to_pylist()
             vectors_nP = np.stack([resize(_pixels(row["id"], row["meta"]), size).reshape(-1) for row in rows])
-            writer.append(table([row["id"] for row in rows], vectors_nP, dtype="float32"))
+            writer.append(table([row["id"] for row in rows], vectors_nP))
         return writer.finish(fingerprints=made_by, meta={"dim": math.prod(size), "image_size": list(size)})
 
 
