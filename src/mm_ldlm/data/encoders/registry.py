@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from mm_ldlm.core.config import parse_kind
@@ -81,6 +82,36 @@ class EncoderSpec:
     language: str | None = None
     licence: str = "unknown"
     digests: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocatedWeights:
+    """An encoder on this machine: its spec with the parameters applied, its folder and its fingerprint."""
+
+    spec: EncoderSpec
+    folder: Path
+    truncate_dim: int | None
+    dtype: str
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def normalised(self) -> bool:
+        return self.spec.normalised
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the vectors, where the spec or the folder states it."""
+        return self.truncate_dim or self.spec.dim
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the encoder for manifests and reports, as plain JSON without paths."""
+        spec = dataclasses.asdict(self.spec)
+        del spec["digests"]
+        return {**spec, "dim": self.dim, "dtype": self.dtype, "fingerprint": self.fingerprint}
 
 
 _SPECS = (

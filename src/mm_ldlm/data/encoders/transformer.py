@@ -1,4 +1,4 @@
-"""The transformer backend: tokenizer, bare transformer and pooling on length-sorted batches.
+"""The backends of local encoders: tokenizer, bare transformer and pooling on length-sorted batches; or a library.
 
 B sentences, L tokens, d dimensions.
 """
@@ -16,11 +16,12 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
 from mm_ldlm.data.encoders.onednn import pack_linear_layers
-from mm_ldlm.data.encoders.registry import Pooling
-from mm_ldlm.data.encoders.weights import LocatedWeights
+from mm_ldlm.data.encoders.registry import LocatedWeights, Pooling
+from mm_ldlm.distributed.process import choose_device
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
@@ -48,7 +49,7 @@ class TransformerEncoder(Encoder):
         super().__init__(located)
         self.spec = located.spec
         self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
-        self.device = torch.device(choose_device(device))
+        self.device = choose_device(device)
         self.tokenizer = _load_tokenizer(located)
         self.model = pack_linear_layers(_load_model(located).to(self.device))
         self.pad_id = self.tokenizer.pad_token_id
@@ -57,13 +58,7 @@ class TransformerEncoder(Encoder):
                 f"encoder {located.spec.name!r}: its tokenizer has no padding token. Add one to its files."
             )
         self._final_id = self._missing_final_token()
-        found = self.model.config.hidden_size
-        if located.spec.dim is not None and found != located.spec.dim:
-            raise EncoderError(
-                f"encoder {located.spec.name!r}: expected dimension {located.spec.dim} (its spec), found {found}. "
-                "Use the weights that the spec names."
-            )
-        self.dim = int(located.truncate_dim or found)
+        self.dim = int(located.truncate_dim or self.model.config.hidden_size)
 
     def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return ids with prompt and special tokens, truncated to the spec's maximum."""
@@ -165,6 +160,50 @@ class TransformerEncoder(Encoder):
         return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
 
 
+class SentenceTransformersEncoder(Encoder):
+    """An `Encoder` that sentence-transformers runs. It tokenises inside `run`."""
+
+    def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
+        import torch
+        from safetensors import SafetensorError
+        from sentence_transformers import SentenceTransformer
+
+        super().__init__(located)
+        self.spec, self.batch_rows = located.spec, batch_rows
+        try:
+            with quiet_loading():
+                self.model = SentenceTransformer(
+                    str(located.folder),
+                    device=str(choose_device(device)),
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    truncate_dim=located.truncate_dim,
+                    model_kwargs={"dtype": getattr(torch, located.dtype)},
+                )
+        except (OSError, ValueError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
+            raise EncoderError(
+                f"encoder {located.spec.name!r}: sentence-transformers cannot load {located.folder} "
+                f"({reason_of(error)}). Fetch the model again, or set encoder.path to another folder."
+            ) from error
+        if max_length is not None:
+            self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
+        self.dim = int(self.encode(["dim"]).shape[1])
+
+    def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences."""
+        if not prepared:
+            return np.empty((0, self.dim), np.float32)
+        found = self.model.encode(
+            prepared,
+            prompt=self.spec.prompt or None,
+            batch_size=self.batch_rows,
+            normalize_embeddings=self.spec.normalised,
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
+        return np.asarray(found, np.float32)
+
+
 def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> torch.Tensor:
     """Pool to (B, d) in float32; padding is ignored on either side."""
     hidden_BLd = hidden_BLd.float()
@@ -174,13 +213,6 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
     first_B, last_B = valid_BL.int().argmax(1), valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
     position_B = first_B if how == "cls" else last_B
     return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
-
-
-def choose_device(wanted: str) -> str:
-    """Return the device name; "auto" is the current GPU if there is one, else the CPU."""
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _load_tokenizer(located: LocatedWeights) -> Any:
@@ -194,7 +226,7 @@ def _load_tokenizer(located: LocatedWeights) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise EncoderError(
             f"encoder {located.spec.name!r}: the tokenizer in {located.folder} cannot be loaded "
-            f"({first_line(error)}). Fetch the model again."
+            f"({reason_of(error)}). Fetch the model again."
         ) from error
 
 
@@ -208,21 +240,20 @@ def _load_model(located: LocatedWeights) -> Any:
     ]
     try:
         with quiet_loading():
-            no_pooler = {"add_pooling_layer": False} if _has_pooler(located) else {}
             model, report = loader.from_pretrained(
                 located.folder,
                 dtype=getattr(torch, located.dtype),
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **no_pooler,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise EncoderError(
             f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded "
-            f"({first_line(error)}). Fetch the model again."
+            f"({reason_of(error)}). Fetch the model again."
         ) from error
-    if missing := sorted(report["missing_keys"]):
+    # Sentence encoders like BERT neither use nor contain the weights of the pooler, which the class has.
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):
         raise EncoderError(
             f"encoder {located.spec.name!r}: {len(missing)} weights are missing from {located.folder} (first: "
             f"{missing[0]}); they would be random. The folder contains another architecture or is damaged: fetch the "
@@ -245,19 +276,3 @@ def quiet_loading() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _has_pooler(located: LocatedWeights) -> bool:
-    """Return whether the class builds a pooler, which BERT-like sentence encoders neither use nor ship."""
-    from transformers import AutoConfig
-
-    if located.spec.architecture != "auto":
-        return False
-    kind = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=False).model_type
-    return kind in {"bert", "roberta", "xlm-roberta", "camembert", "mpnet"}
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters, or the name of its class."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

@@ -6,9 +6,9 @@ keeps the requested order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,22 +38,19 @@ class Column:
         shape: of the value of one row.
     """
 
-    what = ""
+    what: ClassVar[str]
+    fits: ClassVar[tuple[Callable[[pa.DataType], bool], ...]]
+    """tests of the Arrow types that can be read"""
     shape: tuple[int, ...] = ()
 
     def __init__(self, store: Shards, field: pa.Field) -> None:
         self.store, self.name, self.type = store, field.name, field.type
-        if not self.fits(field.type):
+        if not any(fits(field.type) for fits in self.fits):
             raise StoreError(
                 f"{store.directory}: expected {self.what} in column {self.name!r}, found {self.type}. Open the store "
                 "as its own kind, or write it again."
             )
         self.dtype = _dtype(field.type)
-
-    @staticmethod
-    def fits(kind: pa.DataType) -> bool:
-        """Return whether columns of this Arrow type can be read."""
-        raise NotImplementedError
 
     def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the values of these rows of a shard."""
@@ -78,25 +75,19 @@ class NumberColumn(Column):
     """A numeric column as an (n,) array."""
 
     what = "numbers"
-
-    @staticmethod
-    def fits(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    fits = (pa.types.is_integer, pa.types.is_floating)
 
 
 class FixedColumn(Column):
     """A `fixed_size_list<float>[d]` column as an (n, d) matrix."""
 
     what = "a fixed-size list"
+    fits = (pa.types.is_fixed_size_list,)
 
     def __init__(self, store: Shards, field: pa.Field) -> None:
         super().__init__(store, field)
         self.dim = int(self.type.list_size)
         self.shape = (self.dim,)
-
-    @staticmethod
-    def fits(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_fixed_size_list(kind))
 
     def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self._matrix(array)[inside]
@@ -114,10 +105,7 @@ class StringColumn(Column):
     """A text column as Python strings (None where the store holds a null)."""
 
     what = "texts"
-
-    @staticmethod
-    def fits(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    fits = (pa.types.is_string, pa.types.is_large_string)
 
     def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = array.take(pa.array(inside)).to_numpy(zero_copy_only=False)
@@ -133,10 +121,7 @@ class ListColumn(Column):
     """A `list<int32>` column: ragged rows as one flat array and offsets, or as a padded matrix."""
 
     what = "a list"
-
-    @staticmethod
-    def fits(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    fits = (pa.types.is_list, pa.types.is_large_list)
 
     def take(self, rows: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return (values, offsets): row i is `values[offsets[i]:offsets[i + 1]]`; offsets has n + 1 entries."""

@@ -85,12 +85,9 @@ def remember(directory: Path, line: str) -> None:
     _lines(directory).add(line)
     # One append of one short line: writers in other processes cannot mix with it, and a torn line matches no file.
     # O_NONBLOCK: a pipe in its place would be opened only when somebody reads it.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory / VERIFIED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    with contextlib.suppress(OSError), open(os.open(directory / VERIFIED, flags, 0o644), "w") as file:
+        file.write(f"{line}\n")
 
 
 def _lines(directory: Path) -> set[str]:

@@ -3,15 +3,14 @@
 Each exchange has one deadline, from the connection to the last byte of the answer, however slowly a service sends its
 headers or its content; asyncio cancels what is under way at that moment. Transient are: no connection, a connection
 that breaks, a deadline that passes, an answer that is not complete JSON, and the statuses 408, 425, 429 and 5xx. The
-waits between attempts grow exponentially and are partly random; `Retry-After` is honoured. Redirects are never
-followed, because the key would be sent to another address. Proxies are not used.
+waits between attempts grow exponentially and are partly random; the seconds of `Retry-After` are honoured. Redirects
+are never followed, because the key would be sent to another address. Proxies are not used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import email.utils
+import contextlib
 import json
 import logging
 import random
@@ -20,7 +19,6 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +26,7 @@ import httpx2
 
 from mm_ldlm.core.credentials import MASK
 from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.messages import reason_of, show
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +77,8 @@ class Client:
             verify=ssl.create_default_context(), trust_env=False, limits=httpx2.Limits(max_connections=connections)
         )
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="embeddings").start()
-        weakref.finalize(self, _close, self._loop, self._transport)
+        threading.Thread(target=_serve, args=(self._loop, self._transport), daemon=True, name="embeddings").start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
 
     def post_all(self, values: Sequence[Any], *, max_bytes: Sequence[int]) -> list[Any]:
         """Send each value as JSON and return the JSON of the answers, in order; the first error ends all requests.
@@ -89,28 +87,23 @@ class Client:
             EncoderError: the service refuses a request, an answer has more than its `max_bytes`, or all attempts
                 failed.
         """
-        failures: Counter[str] = Counter()
-        future = asyncio.run_coroutine_threadsafe(self._post_all(values, max_bytes, failures), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._post_all(values, max_bytes), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
-        finally:
-            if failures:
-                reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(failures.items()))
-                logger.info("%s: repeated requests: %d (%s)", self.service, failures.total(), reasons)
 
-    async def _post_all(self, values: Sequence[Any], max_bytes: Sequence[int], failures: Counter[str]) -> list[Any]:
+    async def _post_all(self, values: Sequence[Any], max_bytes: Sequence[int]) -> list[Any]:
         try:
             async with asyncio.TaskGroup() as group:
                 each = zip(values, max_bytes, strict=True)
-                tasks = [group.create_task(self._post(value, most, failures)) for value, most in each]
+                tasks = [group.create_task(self._post(value, most)) for value, most in each]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _post(self, value: Any, max_bytes: int, failures: Counter[str]) -> Any:
+    async def _post(self, value: Any, max_bytes: int) -> Any:
         body, attempt = json.dumps(value).encode("ascii"), 0
         while True:
             async with self._slots:
@@ -122,7 +115,6 @@ class Client:
                     failure = _Transient(f"no complete answer within {self._timeout:g} s")
                 except _Transient as error:
                     failure = error
-            failures[str(failure)] += 1
             attempt += 1
             if attempt > self._retries:
                 raise EncoderError(
@@ -172,12 +164,7 @@ class Client:
             finally:
                 await response.aclose()
         except httpx2.TransportError as error:
-            if isinstance(cause := _cause(error), ssl.SSLCertVerificationError):
-                raise EncoderError(
-                    f"{self.service}: the certificate is not trusted ({cause.verify_message}). Correct encoder.url, or "
-                    "add the authority of the service to the certificates of this system."
-                ) from None
-            raise _Transient(f"connection failed ({type(error).__name__})") from None
+            raise _Transient(f"connection failed ({reason_of(error)})") from None
         status = response.status_code
         if status in (408, 425, 429) or status >= 500:
             raise _Transient(f"status {status}", after=_retry_after(response.headers.get("Retry-After", "")))
@@ -206,31 +193,15 @@ class Client:
         return f"{self.service} refused the request with status {status} ({show(text, 300)}). {advice}"
 
 
-def _close(loop: asyncio.AbstractEventLoop, transport: httpx2.AsyncHTTPTransport) -> None:
-    """Close the connections of a client that is gone, and end its thread."""
-
-    async def close() -> None:
-        await transport.aclose()
-        loop.stop()
-
-    asyncio.run_coroutine_threadsafe(close(), loop)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain."""
-    inner = error.__cause__ or error.__context__
-    return error if inner is None else _cause(inner)
+def _serve(loop: asyncio.AbstractEventLoop, transport: httpx2.AsyncHTTPTransport) -> None:
+    """Run the requests of a client until it is gone; then close its connections."""
+    loop.run_forever()
+    loop.run_until_complete(transport.aclose())
+    loop.close()
 
 
 def _retry_after(value: str) -> float | None:
-    """Read `Retry-After`: seconds or a date; None if it is absent or neither."""
-    try:
+    """Read the seconds of `Retry-After`; None if it is absent or a date."""
+    with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    now = datetime.datetime.now(datetime.UTC)
-    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or datetime.UTC) - now).total_seconds())
+    return None

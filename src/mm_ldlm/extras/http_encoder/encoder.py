@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import ipaddress
 import os
+import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -79,10 +80,7 @@ class HttpEncoderConfig:
     device: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        try:
-            address = urllib.parse.urlsplit(endpoint(self.url))
-        except ValueError as error:
-            raise InvalidValue(str(error), "url") from None
+        address = urllib.parse.urlsplit(endpoint(self.url))
         if not self.name.strip():
             raise InvalidValue("expected the service's name of the model, found an empty one", "name")
         if self.shorten and self.dim is None:
@@ -182,24 +180,20 @@ def endpoint(url: str) -> str:
     """Return the address of the embeddings of a service: `url` with `/embeddings` at the end of its path.
 
     Raises:
-        ValueError: not http or https, no host, a port that is none, or a user, password, query or fragment, which may
-            contain a key; the message does not show them.
+        InvalidValue: not http or https, no host, a port that is none, or a user, password, query or fragment, which
+            may contain a key; the message does not show them.
     """
     try:
         parts = urllib.parse.urlsplit(url.strip())
-        readable = bool(parts.hostname) and parts.port != 0
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise ValueError("expected an address such as https://host/v1, found one that cannot be read") from None
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(
-            "expected an address without user, password, query and fragment, which would be stored with the run; "
-            "put the key into the environment variable that key_variable names"
-        )
-    shown = all("!" <= character <= "~" for character in parts.geturl())
-    if parts.scheme not in ("http", "https") or not readable or not shown:
-        raise ValueError(
-            f"expected an address such as https://host/v1, in ASCII and without spaces, found the scheme "
-            f"{parts.scheme!r} and the host {parts.hostname!r}"
+        usable = False
+    if not usable or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch("[!-~]+", parts.geturl()):
+        raise InvalidValue(
+            "expected an address such as https://host/v1, in ASCII, without spaces, user, password, query and "
+            "fragment, found another one, which is not shown because it may contain a key. Put the key into the "
+            "environment variable that key_variable names",
+            "url",
         )
     return parts._replace(path=f"{parts.path.rstrip('/').removesuffix('/embeddings')}/embeddings").geturl()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any
 import mm_ldlm
 from mm_ldlm.core.config import Duration, InvalidValue, NonNegativeInt, config
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, WorkerFailed
-from mm_ldlm.core.messages import show
+from mm_ldlm.core.messages import reason_of, show
 from mm_ldlm.extras.ray import task as ray_task
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,6 @@ class RayEngineConfig:
     @contextlib.contextmanager
     def started(self) -> Iterator[RayEngine]:
         """Connect to the cluster, and disconnect when the block ends."""
-        if (lacking := self.missing()) is not None:
-            raise ConfigurationError(lacking)
         import ray
 
         if ray.is_initialized():
@@ -102,7 +101,6 @@ class RayEngineConfig:
                 f"the variable {_ADDRESS}: expected HOST:PORT of the head of a Ray cluster, found {show(address)}. "
                 "Set it to that, or unset it on a node of the cluster."
             )
-        before = os.environ.get(_ATTEMPTS)
         os.environ.setdefault(_ATTEMPTS, "1")
         try:
             ray.init(
@@ -113,18 +111,15 @@ class RayEngineConfig:
             )
         except ConnectionError as error:
             raise WorkerFailed(
-                f"expected a running Ray cluster at {address}, found none ({_first_line(error)}). Start one by `ray "
+                f"expected a running Ray cluster at {address}, found none ({reason_of(error)}). Start one by `ray "
                 "start --head` and `ray start --address=HEAD:6379` on the other nodes, and run this command on a node "
                 "of it; or set RAY_ADDRESS or the engine's address."
             ) from None
         except (RuntimeError, ValueError) as error:  # among others: other versions of Python or Ray
             raise ConfigurationError(
-                f"this process cannot join the Ray cluster at {address}: {_in_one_line(error)}. Python and Ray must "
+                f"this process cannot join the Ray cluster at {address}: {reason_of(error)}. Python and Ray must "
                 f"have the same versions on every node: {_INSTALL}."
             ) from None
-        finally:
-            if before is None:
-                os.environ.pop(_ATTEMPTS, None)
 
 
 class RayEngine:
@@ -175,8 +170,8 @@ class RayEngine:
                 for reference in self._ended(list(running), cpus, gpus):
                     position = running.pop(reference)
                     done[position] = self._result(reference, position)
-                ready = sorted(done) if not ordered else _from(following, done)
-                for position in ready:
+                gap = next(position for position in itertools.count(following) if position not in done)
+                for position in range(following, gap) if ordered else sorted(done):
                     following = position + 1
                     yield position, done.pop(position)
         finally:
@@ -221,25 +216,16 @@ class RayEngine:
                 raise cause from None
             log.error("%s", error)
             raise WorkerFailed(
-                f"task {position} failed on the Ray cluster: {type(cause).__name__}: {_first_line(cause)}\n"
+                f"task {position} failed on the Ray cluster: {reason_of(cause)}\n"
                 "The traceback of the node is in the log of this command."
             ) from None
         except errors.RayError as error:
             raise WorkerFailed(
                 f"task {position} was lost {self._options.max_retries + 1} times on the Ray cluster "
-                f"({type(error).__name__}: {_first_line(error)}). "
+                f"({reason_of(error)}). "
                 "Every node has logs in `session_latest/logs` of Ray's folder. "
                 "Repeat the command, which continues with what is missing."
             ) from None
-
-
-def _from(following: int, done: dict[int, Any]) -> list[int]:
-    """Return the positions that are done, from the following one up to the first that is not."""
-    found = []
-    while following in done:
-        found.append(following)
-        following += 1
-    return found
 
 
 def _parts(address: str) -> tuple[str, int] | None:
@@ -264,12 +250,3 @@ def _wait_for_head(host: str, port: int, *, seconds: float) -> None:
                     f"and the firewall: `nc -vz {host} {port}`."
                 ) from None
             time.sleep(1)
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -105,7 +105,7 @@ def test_options_replace_the_spec_and_the_folder_states_the_dimension(bare: Path
 
 @pytest.mark.parametrize(
     ("values", "key"),
-    [({"name": "minilmm"}, "name"), ({"name": "e5", "truncate_dim": 128}, "truncate_dim"),
+    [({"name": "minilmm"}, "name"), ({"name": "../folder/x"}, "name"), ({"name": "/a/folder"}, "name"), ({"name": "e5", "truncate_dim": 128}, "truncate_dim"),
      ({"name": "qwen3", "truncate_dim": 16}, "truncate_dim"), ({"name": "t5", "dtype": "float16"}, "dtype"),
      ({"name": "e5", "language": "eng_Latn"}, "language"), ({"trust_remote_code": True}, "trust_remote_code")],
 )  # fmt: skip
@@ -162,12 +162,6 @@ def test_weights_of_the_pinned_revision_have_the_pinned_digests(bare: Path, monk
         LocalEncoderConfig(name="sonar").locate()
     chosen = LocalEncoderConfig(name="sonar", revision="0" * 40).locate()
     assert chosen.describe()["revision"] == "0" * 40
-
-
-@pytest.mark.parametrize("name", ["../folder/x", "/a/folder"])
-def test_a_path_in_the_place_of_a_name_is_not_looked_for_on_the_hub(name: str, refuses: Any) -> None:
-    with refuses(EncoderError, name, "encoder.path"):
-        LocalEncoderConfig(name=name).locate()
 
 
 # -- folders of sentence-transformers ----------------------------------------------------------------------------------
