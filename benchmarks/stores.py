@@ -121,7 +121,7 @@ _READER = """
 import json, resource, sys, time
 import numpy as np
 import pyarrow
-from mm_ldlm.latents.store import LatentStore
+from mm_ldlm.data.latents.store import LatentStore
 
 def resident():
     with open("/proc/self/statm") as file:

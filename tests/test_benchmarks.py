@@ -1,11 +1,24 @@
-from __future__ import annotations
+"""Benchmarks: each runs with a small setting, and results are kept by name. Nothing here asserts a time."""
 
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+SMALL: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"ROUNDS": 1, "SHAPES": {"small": (8, 4, 16)}},
+    "model": {"ROUNDS": 1, "SHAPES": {"small": (2, 4, 2, 16, 1, 2)}},
+    "stores": {"ROWS": 100, "BATCH": 8, "BATCHES": 2, "LARGE_ROWS": 70_000, "READS": 100},
+    "embedding": {"SENTENCES": 16, "ROUNDS": 1},
+    "training": {"STEPS": 2, "ROUND": 1},
+    "families": {"STEPS": 1, "ROUNDS": 1},
+    "sampling": {"SENTENCES": 4, "ROUNDS": 1},
+}
+"""Benchmark → its constants for a small setting"""
+SLOW = ("embedding", "training", "families", "sampling")
 
 
 @pytest.fixture
@@ -28,11 +41,22 @@ def test_results_are_kept_by_name_with_peer_and_ratio(runner: ModuleType, monkey
     assert results["opening"] == {"value": 0.2, "unit": "s", "peer": None, "peer_value": None, "ratio": None, "rows": 7}
 
 
-def test_every_benchmark_has_run_and_a_docstring(runner: ModuleType) -> None:
-    for name in runner.names():
-        module = importlib.import_module(f"benchmarks.{name}")
-        assert callable(module.run), name
-        assert module.__doc__, name
+def test_every_benchmark_has_a_small_setting(runner: ModuleType) -> None:
+    assert set(runner.names()) == SMALL.keys()
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SMALL])
+def test_every_benchmark_runs(
+    name: str, runner: ModuleType, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    for constant, value in SMALL[name].items():
+        monkeypatch.setattr(module, constant, value)
+    if name == "sampling":
+        monkeypatch.setattr(module, "DATA", request.getfixturevalue("finished") / "data" / "test")
+    rows = module.run()
+    assert rows
+    assert all({"name", "value", "unit"} <= row.keys() and row["name"].startswith(name) for row in rows)
 
 
 def test_an_unknown_benchmark_is_refused(

@@ -112,7 +112,7 @@ def test_environments_share_the_outputs_that_do_not_depend_on_them(entries: dict
 def test_paths_of_different_entries_differ(entries: dict[str, Any]) -> None:
     paths = [(entry["filepath"], entry["type"]) for entry in entries.values() if "filepath" in entry]
     shared = {path for path, _ in paths if [each for each, _ in paths].count(path) > 1}
-    assert all(kind.endswith(("JsonDataset", "TrackedMetricsDataset")) for path, kind in paths if path in shared)
+    assert all(kind.endswith("JsonDataset") for path, kind in paths if path in shared)
 
 
 def test_the_registry_imports_nothing_heavy() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
@@ -23,13 +22,12 @@ from mm_ldlm.extras.mlflow.client import (
     HEADLINE,
     MlflowRun,
     MlflowSink,
-    key_of,
+    metrics_of,
     name_of,
     open_somewhere,
     within,
 )
 from mm_ldlm.extras.mlflow.config import TrackingConfig
-from mm_ldlm.extras.mlflow.dataset import TrackedMetricsDataset
 from mm_ldlm.extras.mlflow.hooks import NOTE
 from mm_ldlm.training.jsonl import Tracker
 
@@ -54,14 +52,21 @@ def _pipeline(root: Path) -> Pipeline:
         (runs / spec["name"] / "config.json").write_text(json.dumps({"model": {"kind": "mmdit"}, "path": f"{root}/x"}))
         return {"name": "run-1", "step": 2, "checkpoint": "step-00000002", "fingerprint": "f00d"}
 
-    def report(run: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    def report(run: dict[str, Any], from_tracking: Any) -> tuple[dict[str, Any], str]:
+        assert from_tracking("0" * 32) == {}
         return METRICS, "<html>"
 
     return Pipeline(
         [
             node(plan, None, "training_spec", name="training.plan_training", tags="training"),
             node(train, ["training_spec", "runs"], "run", name="training.run_training", tags="training"),
-            node(report, "run", ["metrics", "report"], name="reporting.write_report", tags="reporting"),
+            node(
+                report,
+                ["run", "tracked_metrics"],
+                ["metrics", "report"],
+                name="reporting.write_report",
+                tags="reporting",
+            ),
         ]
     )
 
@@ -72,7 +77,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     root = tmp_path_factory.mktemp("tracked")
     uri = f"sqlite:///{root}/mlflow.db"
     Session(root, tracking={"enabled": True, "uri": uri}).run(_pipeline(root))
-    client = MlflowRun(uri, "")._client
+    client = MlflowRun(uri, "").client
     reference = json.loads((root / "06_models/tracking_reference.json").read_text())
     return client.get_run(reference["run_id"]), client
 
@@ -89,6 +94,13 @@ def test_one_run_holds_parameters_curves_headlines_and_report(tracked: tuple[Any
         "metrics.json",
         "report.html",
     }
+
+
+def test_its_metrics_are_those_of_its_evaluation(tracked: tuple[Any, Any]) -> None:
+    run, client = tracked
+    found = metrics_of(client.tracking_uri, run.info.run_id)
+    assert (found.keys(), found["l2t.exact_match"]) == (METRICS.keys(), 0.5)
+    assert metrics_of(client.tracking_uri, "0" * 32) == {}
 
 
 def test_its_page_leads_back_to_the_run_without_paths_of_this_machine(tracked: tuple[Any, Any]) -> None:
@@ -113,7 +125,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     pipeline = Pipeline([node(fail, "params:seed", None, name="validation.one", tags="validation")])
     with pytest.raises(ConfigurationError):
         Session(tmp_path, tracking={"enabled": True, "uri": uri}).run(pipeline)
-    client = MlflowRun(uri, "")._client
+    client = MlflowRun(uri, "").client
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert run.info.status == "FAILED"
     assert run.data.tags["reason"] == "no …/x" or str(tmp_path) not in run.data.tags["reason"]
@@ -183,9 +195,9 @@ def test_addresses_of_mlflow_are_accepted(uri: str) -> None:
 # --- names and lines --------------------------------------------------------------------------------------------------
 
 
-@given(st.from_regex(r"[a-z_]+(/[a-z_.]+)?", fullmatch=True))
-def test_every_number_of_the_log_has_one_name_in_mlflow(key: str) -> None:
-    assert key_of(name_of(key)) == key
+@given(st.sets(st.from_regex(r"[a-z_]+(/[a-z_.]+)?", fullmatch=True), min_size=2))
+def test_every_number_of_the_log_has_its_own_name_in_mlflow(keys: set[str]) -> None:
+    assert len({name_of(key) for key in keys}) == len(keys)
 
 
 class Away:
@@ -210,12 +222,3 @@ def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypat
     monkeypatch.setattr(MlflowSink, "PAUSE", 0.0)
     sink([])
     assert store.received == [{"step": 1}, {"step": 2}]
-
-
-def test_metrics_of_other_runs_are_read_where_there_is_a_tracking_store(tmp_path: Path) -> None:
-    entry = TrackedMetricsDataset(filepath=str(tmp_path / "x.json"))
-    assert entry.load()("0" * 32) is None
-    (tmp_path / "x.json").write_text('{"tracking_uri": null, "run_id": null}')
-    assert entry.load()("0" * 32) is None
-    with pytest.raises(DatasetError):
-        entry.save({})

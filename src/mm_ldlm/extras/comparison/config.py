@@ -3,11 +3,20 @@
 from dataclasses import field
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, config
+from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, checked, config
 from mm_ldlm.core.messages import nearest
 
 Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Names a folder and rows of the table"""
+
+
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError("expected seeds, at least one and each once")
+    return seeds
+
+
+Seeds = Annotated[tuple[Seed, ...], checked(_different)]
 
 
 @config
@@ -23,16 +32,7 @@ class MemberConfig:
     name: Name
     env: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    seeds: tuple[Seed, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.seeds is not None:
-            _check_seeds(self.seeds)
-
-
-def _check_seeds(seeds: tuple[int, ...]) -> None:
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InvalidValue(f"expected at least one, each once, found {list(seeds)}", "seeds")
+    seeds: Seeds | None = None
 
 
 @config
@@ -52,6 +52,9 @@ class BudgetConfig:
         """Name of the folder of runs under this budget."""
         return f"tokens-{self.tokens}" if self.tokens is not None else f"seconds-{self.seconds:g}"
 
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens seen" if self.tokens is not None else f"{self.seconds:g} seconds of training"
+
 
 @config
 class ComparisonConfig:
@@ -68,7 +71,7 @@ class ComparisonConfig:
     """
 
     members: tuple[MemberConfig, ...] = ()
-    seeds: tuple[Seed, ...] = (0,)
+    seeds: Seeds = (0,)
     budget: BudgetConfig | None = None
     baseline: str | None = None
     layers_above: tuple[str, ...] = ()
@@ -78,15 +81,10 @@ class ComparisonConfig:
         names = [member.name for member in self.members]
         if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
             raise InvalidValue(f"expected different names, found {names}", "members")
-        _check_seeds(self.seeds)
         if self.baseline not in (None, *names):
-            hint = nearest(self.baseline, names).removesuffix(".")
+            hint = nearest(self.baseline, names)
             found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
             raise InvalidValue(f"expected the name of a member {found}", "baseline")
-
-    def seeds_of(self, member: MemberConfig) -> tuple[int, ...]:
-        """Seeds of one member: its own, or those of the comparison."""
-        return self.seeds if member.seeds is None else member.seeds
 
     @property
     def reference(self) -> str:

@@ -92,7 +92,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
     for member in config.members:
         layers = environment_of(member, current=loader.layers()[1:], base=loader.base_env, above=config.layers_above)
         try:
-            for seed in config.seeds_of(member):
+            for seed in member.seeds or config.seeds:
                 place = folder / member.name / f"seed-{seed}"
                 params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place)
                 sessions.append(_session(member, seed, layers, params, loader, project))
@@ -171,12 +171,8 @@ def params_of(
     if "comparison" in own or merge(own, fixed) != merge(fixed, own):
         raise ConfigurationError(
             "expected parameters that the comparison does not set itself, found some of "
-            f"{', '.join(_leaves(fixed))} or comparison. Use comparison.seeds, comparison.budget and the name of the "
-            "member instead."
+            f"{', '.join(f'training.{key}' for key in training)}, tracking.run_name, results or comparison. Use "
+            "comparison.seeds, comparison.budget and the name of the member instead."
         )
     shared = {name: value for name, value in given.items() if name not in ("comparison", "results")}
     return merge(shared, merge(own, fixed))
-
-
-def _leaves(params: Mapping[str, Any]) -> list[str]:
-    return [f"{name}.{key}" for name, inner in params.items() if isinstance(inner, dict) for key in inner] + ["results"]

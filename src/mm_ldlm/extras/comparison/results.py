@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.core.files import InputFile
@@ -92,7 +93,7 @@ def collect(
             paired[name] = _against(members[config.reference], runs, config.reference, bootstrap)
             rows[-1] |= _difference_columns(paired[name])
     return {
-        "budget": _budget(config),
+        "budget": str(config.budget or "each member's own max_steps"),
         "baseline": config.reference,
         "seeds": sorted({session.seed for session in sessions}),
         **compare.side_by_side([one.result for one in finished.values()]),
@@ -156,14 +157,10 @@ def _over_seeds(runs: Sequence[Finished], bootstrap: Bootstrap) -> dict[str, Any
 
     The interval covers seeds and sentences.
     """
-    numbers = [_numbers(one) for one in runs]
-    means: dict[str, Any] = {}
-    for key in numbers[0]:
-        values = [one.get(key) for one in numbers]
-        if not key.endswith(("_low", "_high")) and None not in values:
-            means[key] = float(np.mean([float(value or 0.0) for value in values]))
-    tables = [one.result.rows["likelihood"] for one in runs if "likelihood" in one.result.rows]
-    if len(tables) == len(runs) and all("nll" in rows for rows in tables):
+    numbers = pd.DataFrame([_numbers(one) for one in runs]).dropna(axis="columns")
+    means = {str(key): value for key, value in numbers.mean().items() if not str(key).endswith(("_low", "_high"))}
+    tables = [one.result.rows["likelihood"] for one in runs if "nll" in one.result.rows.get("likelihood", ())]
+    if len(tables) == len(runs):
         tables = compare.shared(tables)
         statistics = [ratio_of_counts(rows["nll"], rows["tokens"]) for rows in tables]
         value = float(np.mean([statistic(np.ones((1, len(tables[0]))))[0] for statistic in statistics]))
@@ -211,17 +208,9 @@ def _relative(path: str, folder: Path) -> str:
 def _difference_columns(paired: Mapping[str, Any]) -> dict[str, Any]:
     """The difference of the cost to the baseline, with its interval and its unit."""
     found = paired.get("differences", {}).get("likelihood", {}).get("differences", {})
-    for unit in ("nats_per_token", "nats_per_sentence"):
-        if unit in found:
-            columns = {f"difference{suffix}": found[unit]["difference"][part] for part, suffix in ENDS.items()}
-            more = {"p": found[unit]["p"], "verdict": found[unit]["verdict"], "unit": unit.replace("_", " ")}
-            return columns | {f"difference_{name}": value for name, value in more.items()}
-    return {}
-
-
-def _budget(config: ComparisonConfig) -> str:
-    if config.budget is None:
-        return "each member's own max_steps"
-    if config.budget.tokens is not None:
-        return f"{config.budget.tokens:,} tokens seen"
-    return f"{config.budget.seconds:g} seconds of training"
+    unit = next((unit for unit in ("nats_per_token", "nats_per_sentence") if unit in found), None)
+    if unit is None:
+        return {}
+    columns = {f"difference{suffix}": found[unit]["difference"][part] for part, suffix in ENDS.items()}
+    more = {"p": found[unit]["p"], "verdict": found[unit]["verdict"], "unit": unit.replace("_", " ")}
+    return columns | {f"difference_{name}": value for name, value in more.items()}

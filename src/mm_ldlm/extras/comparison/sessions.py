@@ -73,7 +73,7 @@ def run_sessions(
     jobs: int,
     parent_run: str | None,
     project: Path,
-    conf_source: str | None,
+    conf_source: str,
     command: Command = kedro_run,
 ) -> list[Outcome]:
     """Run every session that is not finished yet, at most `jobs` at a time; return their outcomes in order.
@@ -83,7 +83,7 @@ def run_sessions(
     Args:
         parent_run: MLflow run that the runs of the sessions are nested in.
         project: the project's folder, in which the commands run.
-        conf_source: folder of the configuration; None: the project's.
+        conf_source: folder of the configuration.
     """
     outcomes = {session.label: outcome for session in sessions if (outcome := finished_before(session)) is not None}
     waiting = [session for session in sessions if session.label not in outcomes]
@@ -118,16 +118,14 @@ def run_sessions(
 def finished_before(session: Session) -> Outcome | None:
     """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
     record = recorded(Path(session.folder) / RECORD) or {}
-    if (record.get("status"), record.get("fingerprint")) != ("finished", session.fingerprint):
-        return None
-    if not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):
+    same = (record.get("status"), record.get("fingerprint")) == ("finished", session.fingerprint)
+    if not same or not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):
         return None
     try:
         Dataset.open(session.paths["dataset"]).check()
     except MMLDLMError:  # the data changed since then
         return None
-    seconds = float(record.get("seconds", 0))
-    return Outcome(session.member, session.seed, "finished", "", seconds, str(_log(session)), repeated=True)
+    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(_log(session)), repeated=True)
 
 
 def _missing(session: Session) -> list[str]:
@@ -135,17 +133,14 @@ def _missing(session: Session) -> list[str]:
     return [name for name, stores in session.stores.items() if not all((Path(s) / MANIFEST).is_file() for s in stores)]
 
 
-def _write_options(
-    session: Session, pipelines: Sequence[str], *, parent_run: str | None, conf_source: str | None
-) -> Path:
-    tracking = {**session.params["tracking"], "parent_run": parent_run}
-    options: dict[str, Any] = {
+def _write_options(session: Session, pipelines: Sequence[str], *, parent_run: str | None, conf_source: str) -> Path:
+    options = {
         "env": session.environment,
         "pipelines": ",".join(pipelines),
-        "params": {**session.params, "tracking": tracking},
+        "params": {**session.params, "tracking": {**session.params["tracking"], "parent_run": parent_run}},
+        "conf_source": conf_source,
     }
-    file = Path(session.folder) / OPTIONS
-    write_json(file, {"run": options | ({"conf_source": conf_source} if conf_source else {})})
+    write_json(file := Path(session.folder) / OPTIONS, {"run": options})
     return file
 
 
@@ -176,8 +171,8 @@ def _reason(file: Path, code: int) -> str:
     lines = [line.rstrip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
     last = lines[-LAST_LINES:]
-    errors = [place for place, line in enumerate(last) if line.startswith("Error: ")]
-    return "\n".join([*last[errors[-1] if errors else 0 :], f"({ended})"])
+    begin = max((place for place, line in enumerate(last) if line.startswith("Error: ")), default=0)
+    return "\n".join([*last[begin:], f"({ended})"])
 
 
 def _record(session: Session, status: str, **more: Any) -> None:

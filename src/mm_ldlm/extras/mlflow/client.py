@@ -5,7 +5,7 @@ retries requests for minutes; `settings.py` sets lower limits, and `within` boun
 server that answers a byte per second, a locked database.
 
 MLflow sorts the names of metrics and draws one section of charts for everything before the last "/". A number of the
-training log or of `metrics.json` therefore has the number of its group in its name (`name_of`), which `key_of` removes.
+training log or of `metrics.json` therefore has the number of its group in its name (`name_of`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import json
 import logging
 import math
-import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import TrackingError
-from mm_ldlm.core.files import problem
+from mm_ldlm.core.files import recorded, refuse_other
 from mm_ldlm.core.messages import reason_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+METRICS = "metrics.json"
+"""Artifact with the numbers of an evaluation"""
 LOCAL = "sqlite:///data/mlflow_local.db"
 """Database of the runs whose tracking store did not answer, relative to the project's root"""
 LONGEST, LONGEST_LOCAL = 12.0, 120.0
@@ -62,18 +64,6 @@ def name_of(key: str) -> str:
     return f"{DIAGNOSTICS if key.startswith(_DIAGNOSTIC) else TRAINING}/{key}"
 
 
-def key_of(name: str) -> str:
-    """Return the key of the training log or of `metrics.json` that a name in MLflow stands for."""
-    group, _, rest = name.partition("/")
-    if group == HEADLINE:
-        return {short: key for key, short in _OF_TRAINING.items()}.get(rest, rest)
-    if group == EVALUATION:
-        return rest.replace("/", ".", 1)
-    if group == VALIDATION:
-        return f"validation/{rest}"
-    return rest if group in (TRAINING, DIAGNOSTICS) else name
-
-
 class MlflowRun:
     """One run of a tracking store. Every method is one exchange with the store, which may fail or take long."""
 
@@ -81,7 +71,7 @@ class MlflowRun:
         self.uri, self.run_id = uri, run_id
 
     @functools.cached_property
-    def _client(self) -> MlflowClient:
+    def client(self) -> MlflowClient:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # silences one line per migration of a new database
         from mlflow import MlflowClient
 
@@ -92,26 +82,26 @@ class MlflowRun:
         """Start the run with its flat parameters, nested in the run `parent` where one is given."""
         from mlflow.entities import Param
 
-        found = self._client.get_experiment_by_name(experiment)
+        found = self.client.get_experiment_by_name(experiment)
         # The artifacts are beside a database, and not in the working directory; a server has its own place.
         beside = Path(self.uri.removeprefix(_SQLITE)).parent if self.uri.startswith(_SQLITE) else None
         place = None if beside is None else (beside / "mlartifacts").as_uri()
-        identity = found.experiment_id if found else self._client.create_experiment(experiment, place)
+        identity = found.experiment_id if found else self.client.create_experiment(experiment, place)
         # The view that an experiment opens in; without the tag MLflow asks, or guesses from the first run.
-        self._client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
+        self.client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
         nested = {"mlflow.parentRunId": parent} if parent else {}
-        self.run_id = self._client.create_run(identity, tags=nested, run_name=name).info.run_id
+        self.run_id = self.client.create_run(identity, tags=nested, run_name=name).info.run_id
         params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
         for start in range(0, len(params), _BATCH):
-            self._client.log_batch(self.run_id, params=params[start : start + _BATCH])
+            self.client.log_batch(self.run_id, params=params[start : start + _BATCH])
 
     def tag(self, tags: Mapping[str, str], *, name: str | None = None) -> None:
         """Set tags, and the name of the run if one is given."""
         from mlflow.entities import RunTag
 
-        self._client.log_batch(self.run_id, tags=[RunTag(key, text[:_LONGEST_VALUE]) for key, text in tags.items()])
+        self.client.log_batch(self.run_id, tags=[RunTag(key, text[:_LONGEST_VALUE]) for key, text in tags.items()])
         if name is not None:
-            self._client.update_run(self.run_id, name=name)
+            self.client.update_run(self.run_id, name=name)
 
     def add_metrics(self, values: Mapping[str, Any], *, first: Collection[str]) -> None:
         """Log the finite numbers among the values of `metrics.json`, those of `first` in the first group of names."""
@@ -145,7 +135,7 @@ class MlflowRun:
             if isinstance(value, (int, float)) and math.isfinite(value) and not name.endswith("/step")
         ]
         for start in range(0, len(numbers), 1000):
-            self._client.log_batch(self.run_id, metrics=numbers[start : start + 1000])
+            self.client.log_batch(self.run_id, metrics=numbers[start : start + 1000])
 
     def add_datasets(self, digests: Mapping[str, str], *, context: str, profile: Any = None) -> None:
         """Log datasets by name with their digests as inputs of the run."""
@@ -159,24 +149,26 @@ class MlflowRun:
             )
             for name, digest in digests.items()
         ]
-        self._client.log_inputs(self.run_id, inputs)
+        self.client.log_inputs(self.run_id, inputs)
 
     def add_text(self, text: str, file: str) -> None:
         """Log a text as the artifact `file`."""
-        self._client.log_text(self.run_id, text, file)
+        self.client.log_text(self.run_id, text, file)
 
     def close(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
-        self._client.set_terminated(self.run_id, status=status)
+        self.client.set_terminated(self.run_id, status=status)
 
-    def metrics(self) -> dict[str, float]:
-        """Return the last metrics by their keys; empty for a run that the store does not contain."""
-        from mlflow.exceptions import MlflowException
 
-        try:
-            return {key_of(name): value for name, value in self._client.get_run(self.run_id).data.metrics.items()}
-        except MlflowException:
-            return {}
+def metrics_of(uri: str, run_id: str) -> dict[str, Any]:
+    """Return the metrics.json that a run of the store at `uri` has recorded; empty for another run, or without one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return recorded(MlflowRun(uri, run_id).client.download_artifacts(run_id, METRICS, folder)) or {}
+    except (MlflowException, OSError):
+        return {}
 
 
 def open_somewhere(uri: str, *, root: Path, parent: str | None, **about: Any) -> MlflowRun | None:
@@ -212,21 +204,19 @@ def _resolved(uri: str, root: Path) -> str:
     """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged.
 
     Raises:
-        TrackingError: the database is no regular file: opening a pipe may never end. Or nothing can be written to it,
-            or to its folder, in which SQLite writes too; MLflow would repeat the attempt for minutes.
+        TrackingError: the database is not a regular file (opening a pipe may never end), or nothing can be written to
+            it or to its folder, in which SQLite writes too; MLflow would repeat the attempt for minutes.
     """
     if not uri.startswith(_SQLITE):
         return uri
     path = root.resolve() / uri.removeprefix(_SQLITE)  # an absolute path stays
+    refuse_other(path, error=TrackingError)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent), open(path, "ab"):
+            pass
     except OSError as error:
         raise TrackingError(reason_of(error)) from None
-    if path.exists() and (fault := problem(path)) is not None:
-        raise TrackingError(f"the database {fault}")
-    for place in (path, path.parent):
-        if place.exists() and not os.access(place, os.R_OK | os.W_OK):
-            raise TrackingError(f"{place} cannot be read and written (no permission)")
     return f"{_SQLITE}{path.as_posix()}"
 
 

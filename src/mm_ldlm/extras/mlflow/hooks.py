@@ -20,7 +20,15 @@ from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import TrackingError, purposeful
 from mm_ldlm.core.files import recorded
 from mm_ldlm.core.messages import reason_of
-from mm_ldlm.extras.mlflow.client import MOST_HEADLINES, MlflowRun, MlflowSink, open_somewhere, within
+from mm_ldlm.extras.mlflow.client import (
+    METRICS,
+    MOST_HEADLINES,
+    MlflowRun,
+    MlflowSink,
+    metrics_of,
+    open_somewhere,
+    within,
+)
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.reference import run_folder
 
@@ -79,8 +87,8 @@ class TrackingHooks:
         self._pipelines = name_of(executed_by(pipeline))
         self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"
         program = Path(sys.argv[0])
-        words = [f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
-        self._command = self._clean(shlex.join(words))
+        begin = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+        self._command = self._clean(f"{begin} {shlex.join(sys.argv[1:])}")
         if tracking.enabled:
             self._run = open_somewhere(
                 tracking.uri, root=self._project, parent=tracking.parent_run, experiment=tracking.experiment,
@@ -92,6 +100,8 @@ class TrackingHooks:
         self._send("tag", about | {"kedro_run": run_params["run_id"]} | _commit(self._project))
         address = (None, None) if self._run is None else (self._run.uri, self._run.run_id)
         catalog.save("tracking_reference", dict(zip(("tracking_uri", "run_id"), address, strict=True)))
+        if self._run is not None:
+            catalog.save("tracked_metrics", functools.partial(metrics_of, self._run.uri))
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -160,17 +170,20 @@ class TrackingHooks:
     def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
         from mm_ldlm.evaluation.headline import most_important
 
-        first = most_important(metrics, count=MOST_HEADLINES)
-        self._headline = {key: float(metrics[key]) for key in first}
-        self._send("add_metrics", metrics, first=first)
-        self._send("add_text", json.dumps(self._clean(dict(metrics)), indent=1), "metrics.json")
+        self._headline = {key: metrics[key] for key in most_important(metrics, count=MOST_HEADLINES)}
+        self._send("add_metrics", metrics, first=self._headline)
+        self._send("add_text", json.dumps(self._clean(dict(metrics)), indent=1), METRICS)
 
     def _record_run(self, reference: Mapping[str, Any]) -> None:
         """Record the run folder, its fingerprint and its configuration."""
         name = str(reference["name"])
-        tags = {"run_folder": name, "trained_here": str("trained" in self._recorded).lower()}
-        tags |= {key: str(reference.get(key, "")) for key in ("step", "checkpoint")}
-        tags["run_fingerprint"] = str(reference.get("fingerprint", ""))
+        tags = {
+            "run_folder": name,
+            "trained_here": str("trained" in self._recorded).lower(),
+            "step": str(reference.get("step", "")),
+            "checkpoint": str(reference.get("checkpoint", "")),
+            "run_fingerprint": str(reference.get("fingerprint", "")),
+        }
         self._send("tag", tags, name=None if self._name is None else f"{self._name} {name}")
         config = recorded(run_folder(self._runs, reference) / "config.json") or {}
         shown = self._clean({key: value for key, value in config.items() if key != "tracking"})
@@ -229,11 +242,9 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _commit(project: Path) -> dict[str, str]:
     """Return the commit of the source and whether the working tree differs from it; empty outside a git checkout."""
-    found = []
-    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
-        try:
-            done = subprocess.run(["git", *arguments], cwd=project, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError):
-            return {}
-        found.append(done.stdout.strip())
-    return {"mlflow.source.git.commit": found[0], "git.dirty": str(bool(found[1])).lower()}
+    git = functools.partial(subprocess.check_output, cwd=project, stderr=subprocess.DEVNULL, text=True)
+    try:
+        commit, changes = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain"])
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"mlflow.source.git.commit": commit.strip(), "git.dirty": str(bool(changes)).lower()}
