@@ -1,7 +1,5 @@
 """Batches of random examples for every field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One trainable root: whatever learns in the model, the objective, the process and the schedules is trained and kept."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

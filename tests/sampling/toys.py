@@ -1,7 +1,5 @@
 """Denoisers whose distribution is known, the process that they belong to, and what every text sampler promises."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Noise schedules with a learned parameter, as in another project: one for text, one for latents."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

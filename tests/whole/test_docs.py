@@ -4,19 +4,29 @@ import importlib.util
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from tests.components import SHAPE, random_batch
 from tests.environments import CONF, ENVIRONMENTS
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
+from mm_ldlm.core.config import parse_kind
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.root import build_root
 from mm_ldlm.pipelines import PIPELINES
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 PROJECT = CONF.parent
@@ -113,3 +123,36 @@ def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pyt
                 exec(compile(code, page.name, "exec"), names)
                 ran.append(page.name)
     assert {"README.md", "sampling.md"} <= {*ran}
+
+
+def test_the_components_of_the_page_on_extending_learn_and_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model, an objective, a schedule and a sampler of another package, from the page and nothing else."""
+    page = PROJECT / "docs" / "extending.md"
+    (tmp_path / "outside.py").write_text("\n\n".join(blocks(page, "python")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chosen = yaml.safe_load(blocks(page, "yaml")[0])
+    root = build_root(
+        parse_kind(MODELS, chosen["model"], at="model"), parse_kind(OBJECTIVES, chosen["objective"], at="objective"),
+        SHAPE, generator=torch.Generator().manual_seed(0), stores={},
+    )  # fmt: skip
+    before = {name: value.detach().clone() for name, value in root.named_parameters()}
+    optimizer, batch, seen = torch.optim.Adam(root.parameters(), 1e-2), random_batch(examples=32), []
+    for step in range(20):
+        losses = root(batch, RowGenerator(step % 2, batch.position_B), "text", step)
+        loss = losses["text_loss"][0] / batch.global_tokens + losses["length_loss"][0] / batch.global_size
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(float(loss.detach()))
+    assert sum(seen[-2:]) < sum(seen[:2])
+    assert [name for name, value in root.named_parameters() if torch.equal(value, before[name])] == []
+    made = root.objective.generative_model(root.model)
+    sampler = parse_kind(TEXT_SAMPLERS, chosen["sampling"]["text"], at="sampling.text").override(steps=7)
+    canvas_BL = torch.full((2, 7), SHAPE.mask_id)
+    with made.evaluating():
+        open_BL, draw = canvas_BL == SHAPE.mask_id, RowGenerator(0, torch.arange(2))
+        written = made.write(canvas_BL, open_BL, latents_Bd=None, sampler=sampler, generator=draw)
+    assert written.steps.tolist() == [[*range(7)]] * 2, "from left to right"
+    sys.modules.pop("outside")

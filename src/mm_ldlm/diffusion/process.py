@@ -110,9 +110,6 @@ class TextProcessConfig(Protocol):
         """
 
 
-ProcessTraits = TextProcessConfig
-
-
 class TextProcess(nn.Module, ABC):
     """A noising process q(x_t | x_0) over the tokens of a text, and its reverse.
 

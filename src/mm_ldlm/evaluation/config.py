@@ -20,8 +20,7 @@ from mm_ldlm.core.messages import nearest
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import Name, StsSource
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.lengths import Length, length_refusal
-from mm_ldlm.sampling.limits import Draws
+from mm_ldlm.sampling.limits import Draws, Length, length_refusal
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 

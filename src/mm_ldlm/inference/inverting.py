@@ -18,8 +18,7 @@ from mm_ldlm.inference.batches import refuse_texts_beyond_memory
 from mm_ldlm.inference.conversion import Latents
 from mm_ldlm.inference.results import Interpolations, Texts
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.lengths import DrawnLength, Length, length_refusal, lengths_tried
-from mm_ldlm.sampling.limits import MOST_STEPS, Candidates
+from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, DrawnLength, Length, length_refusal, lengths_tried
 from mm_ldlm.sampling.search import SearchConfig
 
 if TYPE_CHECKING:

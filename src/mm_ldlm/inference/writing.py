@@ -18,7 +18,7 @@ from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.batches import Batches, Values
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.lengths import Length
+from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 from mm_ldlm.sampling.search import SearchConfig, search
 

@@ -4,8 +4,6 @@ The process draws which tokens a step changes; the model's confidence does not c
 eq. 7).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from mm_ldlm.core.config import config
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits, TextProcess
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, State, Stepping, TextSample, denoising_loop, guided_log_x0
@@ -36,7 +34,7 @@ class AncestralConfig(DiffusionSampler):
     timestep: TimestepSource = "schedule"
     skip_idle: bool = False
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Every process fits, but not with every option."""
         default = self.timestep == "schedule" and not self.skip_idle
         if process is None or default or _unmasks_by_schedule(process):
@@ -175,5 +173,5 @@ def time_of(step: int, steps: int, tokens_BL: Tensor) -> Tensor:
     return torch.full(tokens_BL.shape[:1], 1 - step / steps, dtype=torch.float64, device=tokens_BL.device)
 
 
-def _unmasks_by_schedule(process: ProcessTraits) -> bool:
+def _unmasks_by_schedule(process: TextProcessConfig) -> bool:
     return process.only_masks and not process.predicts_scores

@@ -1,13 +1,11 @@
 """Interface and base classes of text samplers: shared keys, and the processes that a sampler applies to."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from mm_ldlm.core.config import PositiveInt, bounded, config, parse, to_dict
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.limits import Guidance, Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw
@@ -32,7 +30,7 @@ class TextSampler(Protocol):
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None."""
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """Explain why the sampler does not fit a model of this process (None: no diffusion model); None if it fits.
 
         The check of the parameters calls it before a run, and `sample` refuses in the same words.
@@ -75,7 +73,7 @@ class DiffusionSampler(Overridable):
         """Settings of the draw of a token from the model's distribution."""
         return Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, guidance=self.guidance)
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Every process fits."""
         return unfit(self.kind, "a diffusion model", process) if process is None else None
 
@@ -93,7 +91,7 @@ class DiffusionSampler(Overridable):
 class UnmaskingSampler(DiffusionSampler):
     """Base of the samplers that choose the order of unmasking, for processes whose only noise is [MASK]."""
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose only noise is [MASK] fit."""
         return None if process is not None and process.only_masks else unfit(self.kind, ONLY_MASKS, process)
 
@@ -107,7 +105,7 @@ def require_fit(sampler: Any, canvas: Canvas) -> None:
         raise SamplingError(reason)
 
 
-def unfit(kind: str, needs: str, process: ProcessTraits | None, *, instead: str = "'ancestral'") -> str:
+def unfit(kind: str, needs: str, process: TextProcessConfig | None, *, instead: str = "'ancestral'") -> str:
     """Explain that a sampler needs another process than that of the model."""
     found = (
         "this model has no diffusion process" if process is None else f"this model was trained with '{process.kind}'"

@@ -1,7 +1,5 @@
 """Semi-autoregressive sampling: block by block from left to right, also for texts longer than the model's window."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, ClassVar, Self
 
@@ -11,7 +9,7 @@ from torch.nn.functional import pad
 
 from mm_ldlm.core.config import InvalidValue, Size, config
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.logit_filters import Draw
@@ -51,7 +49,7 @@ class BlocksConfig(Overridable):
         """Copy the sampler, replacing the settings of the inner sampler that are not None."""
         return super().override(inner=self.inner.override(**settings))
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`: the model reads the blocks that are not written yet, and they contain [MASK]."""
         if process is None or not process.only_masks:
             return unfit(self.kind, ONLY_MASKS, process)

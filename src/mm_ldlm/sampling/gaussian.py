@@ -7,8 +7,6 @@ from `t_max` down to 0. The model is never evaluated at t = 0, where ε is undef
 B latents, d dimensions, K draws.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Classifier-free guidance of log-probabilities of tokens and of predictions of latents."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

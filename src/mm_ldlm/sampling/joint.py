@@ -4,8 +4,6 @@ The orders `text_first` and `latent_first` sample one modality unconditionally a
 (UniDiffuser, arXiv:2303.06555); they need no sampler of their own and are in `mm_ldlm.inference`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A token is drawn by inverting the cumulative distribution at one float64 uniform
 float32 is truncated, which silently lowers the temperature (arXiv:2409.02908), and needs one number per logit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@
 what is certain enough: an easy text takes few model calls and a hard text many, at most `steps`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Literal

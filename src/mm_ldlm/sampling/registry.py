@@ -1,7 +1,5 @@
 """Registries of the text samplers and the latent samplers by kind, and the default sampler of a process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mm_ldlm.core.config import parse_kind

@@ -1,7 +1,5 @@
 """The sampler `uncertainty`: unmask by the model's uncertainty times the importance of a position (ATAT)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 A texts that have not ended, B texts, L positions of the canvas, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from mm_ldlm.core.config import PositiveInt, config
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.diffusion.distributions import normalise_
-from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.base import Overridable, TopP, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
@@ -60,7 +58,7 @@ class AutoregressiveSampler(Overridable):
 
     exceeds_window: ClassVar[bool] = False
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `sampling.base.TextSampler.refusal`. No diffusion model fits."""
         needs = "a model that predicts the next token"
         return None if process is None else unfit(self.kind, needs, process, instead="'confidence' or 'ancestral'")

@@ -6,8 +6,6 @@ compares the prediction given the states with the one whose states are dropped.
 B texts, L positions, M positions whose logits are needed, d state dimension.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import ClassVar

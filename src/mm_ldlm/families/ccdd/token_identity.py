@@ -8,8 +8,6 @@ token and one covariance for all. Other states of the text, which the model also
 n tokens, d dimensions of a state, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ The extraction can be resumed. Its shards end at record boundaries and hold abou
 the memory (`data.store.parts`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from pathlib import Path

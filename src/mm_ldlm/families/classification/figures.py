@@ -1,7 +1,5 @@
 """Figures of a classifier: confusion matrix and reliability diagram."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

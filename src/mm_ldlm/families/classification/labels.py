@@ -4,8 +4,6 @@ A label is the value of one key of a record's `meta`, or a function of its text,
 are the labels of the training split, sorted, or `objective.answers` where they are not None (`objective.HeadConfig`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

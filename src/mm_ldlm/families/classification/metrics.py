@@ -3,8 +3,6 @@
 n examples, K classes, b bins of confidence, r replicates of the bootstrap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

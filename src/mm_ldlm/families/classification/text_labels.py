@@ -1,7 +1,5 @@
 """Labels that are functions of the text, for `objective.label: package.module:function`."""
 
-from __future__ import annotations
-
 MOST_WORDS = 99
 
 

@@ -1,7 +1,5 @@
 """Group words by the direction of their encoder vectors, for the coarse scale of hierarchical diffusion."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from pathlib import Path

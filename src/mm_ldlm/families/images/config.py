@@ -1,33 +1,18 @@
 """Section `images` of the parameters: the stored images, the sampling tasks on them, and their evaluation."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, Size, config
 from mm_ldlm.core.kinds import Kinds
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
+from mm_ldlm.sampling.base import Overridable
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.lengths import DrawnLength
-from mm_ldlm.sampling.limits import Steps
+from mm_ldlm.sampling.limits import DrawnLength, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
-
-
-class CaptionSampler(Protocol):
-    """Members that samplers of texts and of latents share."""
-
-    kind: str
-
-    def sample(self, denoise: Any, *arguments: Any, **keys: Any) -> Any:
-        """Draw texts or latents."""
-
-    def override(self, *, steps: int | None = None) -> Any:
-        """Copy the sampler, replacing the settings that are not None."""
-
 
 CAPTION_SAMPLERS = Kinds(
     what="caption sampler", core={**TEXT_SAMPLERS.known, **LATENT_SAMPLERS.known}, group="text_samplers",
-    interface=CaptionSampler,
+    interface=Overridable,
 )  # fmt: skip
 """Samplers of captions: of tokens, or of vectors of tokens under Gaussian noise."""
 

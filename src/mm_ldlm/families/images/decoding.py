@@ -10,8 +10,6 @@ of
 H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -23,8 +23,7 @@ from mm_ldlm.inference.inverting import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer
 from mm_ldlm.sampling.gaussian import GaussianSampler
-from mm_ldlm.sampling.lengths import DrawnLength, Length
-from mm_ldlm.sampling.limits import Steps
+from mm_ldlm.sampling.limits import DrawnLength, Length, Steps
 from mm_ldlm.sampling.registry import text_sampler
 
 if TYPE_CHECKING:

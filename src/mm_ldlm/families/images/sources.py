@@ -1,7 +1,5 @@
 """Sources of captioned images: the digits of scikit-learn, image files with a caption file, and WebDataset tars."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -5,8 +5,6 @@ mask is unmasked with probability `(α_s − (1 − σ)α_t)/(1 − α_t)`, so t
 Tokens given at the start are never masked. The last step only unmasks.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Annotated

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core.config import Repeats, bounded, config
-from mm_ldlm.diffusion.process import ProcessTraits
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample, guided_log_x0
@@ -40,7 +40,7 @@ class SelfCorrectionConfig(DiffusionSampler):
     correction_time: Annotated[float, bounded(gt=0, le=1)] = 0.01
     patience: Repeats = 32
 
-    def refusal(self, process: ProcessTraits | None) -> str | None:
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose noise includes words fit."""
         if process is not None and process.revises:
             return None

@@ -19,8 +19,7 @@ from mm_ldlm.core.messages import nearest
 from mm_ldlm.inference.inverting import Keep
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.lengths import DrawnLength, Length
-from mm_ldlm.sampling.limits import Candidates, Steps
+from mm_ldlm.sampling.limits import Candidates, DrawnLength, Length, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 

@@ -121,7 +121,7 @@ def task_of(name: str, sections: Mapping[str, Any]) -> Task:
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the parameters of the tasks that the run cannot fulfil, with the reason of each."""
     from mm_ldlm.data.encoders.base import no_encoder
-    from mm_ldlm.sampling.lengths import length_refusal
+    from mm_ldlm.sampling.limits import length_refusal
 
     capabilities = sections["objective"].capabilities(sections["model"])
     chosen, found = sections["sampling"].tasks, dict[str, str | None]()

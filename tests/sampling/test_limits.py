@@ -9,7 +9,7 @@ from tests.sampling.toys import build
 
 from mm_ldlm.core.config import check
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.sampling.lengths import DrawnLength, Length, length_refusal, lengths_tried
+from mm_ldlm.sampling.limits import DrawnLength, Length, length_refusal, lengths_tried
 from mm_ldlm.sampling.registry import text_sampler
 
 
