@@ -46,9 +46,10 @@ def tagged_parameters(root: nn.Module) -> Iterator[tuple[str, Part, nn.Parameter
     Raises:
         FreezingError: a parameter has no tag.
     """
+    waiting: list[tuple[str, nn.Module, Part | None]] = [("", root, None)]
     seen: set[int] = set()
-
-    def visit(module: nn.Module, prefix: str, part: Part | None) -> Iterator[tuple[str, Part, nn.Parameter]]:
+    while waiting:
+        prefix, module, part = waiting.pop()
         part = getattr(module, "_mm_ldlm_part", part)
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in seen:
@@ -59,11 +60,8 @@ def tagged_parameters(root: nn.Module) -> Iterator[tuple[str, Part, nn.Parameter
                     f"parameter {prefix}{name} belongs to no part. Call models.parts.tag where its layer is made."
                 )
             yield f"{prefix}{name}", part, parameter
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from visit(child, f"{prefix}{name}.", part)
-
-    yield from visit(root, "", None)
+        children = [(f"{prefix}{name}.", child, part) for name, child in module._modules.items() if child is not None]
+        waiting += reversed(children)
 
 
 def count_by_part(root: nn.Module) -> dict[str, dict[str, int]]:

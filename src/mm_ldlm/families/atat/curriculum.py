@@ -77,15 +77,19 @@ class Curriculum:
             place = min(max(3 * self.difficulty(step) - 0.5, 0.0), 2.0)
         return tuple(max(0.0, 1 - abs(place - number)) for number in range(len(STAGES)))
 
-    def factors(self, importance_BL: Tensor, valid_BL: Tensor, *, step: int, reached: int = 0) -> Tensor:
-        """Compute the loss factors (B, L), float32, with mean 1 over the valid tokens of each text; 0 elsewhere."""
-        members = (importance_BL <= EASY, (importance_BL > EASY) & (importance_BL < HARD), importance_BL >= HARD)
-        factor_BL = torch.ones(importance_BL.shape, device=importance_BL.device)
-        for fraction, emphasis, member_BL in zip(self.fractions(step, reached=reached), EMPHASIS, members, strict=True):
-            factor_BL = factor_BL + fraction * (emphasis - 1) * member_BL
-        factor_BL = factor_BL.masked_fill(~valid_BL, 0.0)
-        mean_B1 = factor_BL.sum(dim=1, keepdim=True) / valid_BL.sum(dim=1, keepdim=True).clamp_min(1)
-        return factor_BL / mean_B1.clamp_min(1e-12)
+
+def factors(importance_BL: Tensor, valid_BL: Tensor, fractions: tuple[float, ...]) -> Tensor:
+    """Compute the loss factors (B, L), float32, with mean 1 over the valid tokens of each text; 0 elsewhere.
+
+    `fractions` are those of `Curriculum.fractions` at a step.
+    """
+    members = (importance_BL <= EASY, (importance_BL > EASY) & (importance_BL < HARD), importance_BL >= HARD)
+    factor_BL = torch.ones(importance_BL.shape, device=importance_BL.device)
+    for fraction, emphasis, member_BL in zip(fractions, EMPHASIS, members, strict=True):
+        factor_BL = factor_BL + fraction * (emphasis - 1) * member_BL
+    factor_BL = factor_BL.masked_fill(~valid_BL, 0.0)
+    mean_B1 = factor_BL.sum(dim=1, keepdim=True) / valid_BL.sum(dim=1, keepdim=True).clamp_min(1)
+    return factor_BL / mean_B1.clamp_min(1e-12)
 
 
 # -- the state of the pace `dynamic` -----------------------------------------------------------------------------------

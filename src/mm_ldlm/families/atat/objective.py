@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeInt, PositiveFloat, config
 from mm_ldlm.diffusion.absorbing import Absorbing, AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, plateau_after, plateau_start
+from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors, plateau_after, plateau_start
 from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.families.atat.masking_policies import MaskingPolicy, mask_rates, sharpen
 from mm_ldlm.families.atat.sampler import WeighingDenoiser
@@ -168,9 +168,8 @@ class AdaptiveMasking(TextDiffusion):
             if self.config.curriculum is not None and self.training:
                 assert self.curriculum is not None, "the length of the training is not known: set_training_length"
                 stage = self.curriculum.stage(step, reached=self._reached)
-                weight_BL = weight_BL * self.curriculum.factors(
-                    importance_BL, batch.valid_BL, step=step, reached=self._reached
-                )
+                fractions = self.curriculum.fractions(step, reached=self._reached)
+                weight_BL = weight_BL * factors(importance_BL, batch.valid_BL, fractions)
         tokens, losses = self.predict(model, batch, NoisyTexts(noisy_BL, t_B, masked_BL), generator)
         gathered = tokens.scored.numel() != masked_BL.numel()
         weight_M = weight_BL[masked_BL] if gathered else weight_BL.flatten()
