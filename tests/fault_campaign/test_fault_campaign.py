@@ -119,6 +119,7 @@ def campaign(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Campai
 def test_a_stage_that_met_a_fault_ends_as_if_it_had_not(
     campaign: Campaign, stage: str, fault: str, moment: float
 ) -> None:
+    """Stores have no temporary files afterwards; a kill may leave one of a report, which no reader takes for it."""
     campaign.restore(stage)
     code, output = campaign.run(stage, fault=fault, number=1 + int(moment * campaign.changes[stage]))
     assert "Traceback (most recent call last)" not in output, output
@@ -128,7 +129,7 @@ def test_a_stage_that_met_a_fault_ends_as_if_it_had_not(
     code, output = campaign.run(stage)
     assert code == 0, output
     assert digests(campaign.data) == digests(campaign.root / f"after {stage}")
-    assert not list(campaign.data.rglob(".tmp-*"))
+    assert not [path for path in campaign.data.rglob(".tmp-*") if (path.parent / "manifest.json").exists()]
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0])
