@@ -6,14 +6,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core.config import parse
-
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.latents.store import LatentStore
     from mm_ldlm.data.store import ShardStore
+    from mm_ldlm.extras.layout.export import ExportConfig
 
-Parameters = Any  # a section of the parameters, parsed by the hook
 log = logging.getLogger(__name__)
 
 
@@ -21,13 +19,13 @@ def export_layout(
     records: ShardStore,
     latents: LatentStore | None,
     tokenizer: TextTokenizer,
-    export: Parameters,
+    export: ExportConfig,
     layout_workspace: Path,
 ) -> dict[str, Any]:
     """Write the layout to `export.path`, or to the folder of the catalog; return its place and its rows per split."""
-    from mm_ldlm.extras.layout.export import ExportConfig, write_layout
+    from mm_ldlm.extras.layout.export import write_layout
 
-    place = Path(parse(ExportConfig, export, at="export").path or layout_workspace)
+    place = Path(export.path or layout_workspace)
     counts = write_layout(place, records, tokenizer=tokenizer, latents=latents)
     log.info(
         "exported %d rows %s latents to %s: %s", sum(counts.values()), "with" if latents is not None else "without",

@@ -121,8 +121,8 @@ class LayoutConfig(SourceConfig):
             except UnicodeDecodeError as error:
                 raise Unusable("encoding", explain_decoding(error, "utf-8", 0), raw) from None
         if self.tokens:
-            text, decoded = _with_tokens(text, read(path_of(item, "tokens")), opening)
-            meta = {**meta, DECODED: True} if decoded else meta
+            meta = meta if text is not None else {**meta, DECODED: True}
+            text = _with_tokens(text, read(path_of(item, "tokens")), opening)
         if text is None:
             raise Unusable("missing_column", "neither 'text_path' nor 'text'", item)
         if self.latents:
@@ -133,8 +133,8 @@ class LayoutConfig(SourceConfig):
         return row._replace(text=text, meta=meta, pair=pair, vector=vector)
 
 
-def _with_tokens(text: str | None, raw: bytes, opening: Opening) -> tuple[str, bool]:
-    """Return the text, and whether it was decoded from its stored tokens, which must be those of the tokenizer.
+def _with_tokens(text: str | None, raw: bytes, opening: Opening) -> str:
+    """Return the text, decoded where it is missing, whose stored tokens must be those of the tokenizer.
 
     Other programs truncate: the stored tokens may be the beginning. A decoded text must have all of them.
     """
@@ -156,7 +156,7 @@ def _with_tokens(text: str | None, raw: bytes, opening: Opening) -> tuple[str, b
             "text: tokenizer.name must be that of the stored tokens"
         )
         raise Unusable("other_tokens", detail, text)
-    return text, decoded
+    return text
 
 
 def _without_ends(ids: npt.NDArray[np.int64], tokenizer: TextTokenizer) -> npt.NDArray[np.int64]:
