@@ -33,14 +33,6 @@ def test_a_part_without_gradients_is_named() -> None:
     assert "alive" not in event["reason"]
 
 
-def test_underflow_of_fp16_is_reported() -> None:
-    log = Recorder()
-    alerts = Alerts(log)
-    for step, lost in enumerate([0.1, 0.5, 0.6, 0.1, 0.3]):
-        alerts.diagnosed(step, {"fp16_underflow": lost, "fp16_scale": 1024.0})
-    assert heard(log) == [(1, "fp16_underflow"), (4, "fp16_underflow")]
-
-
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [

@@ -10,7 +10,7 @@ import torch
 from tests.training import task
 
 from mm_ldlm.training import loop
-from mm_ldlm.training.diagnostics import GRADIENTS, STATISTICS, gradient_statistics, underflow
+from mm_ldlm.training.diagnostics import GRADIENTS, STATISTICS, gradient_statistics
 
 
 def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
@@ -73,11 +73,3 @@ def test_statistics_of_a_gradient() -> None:
     assert found["mean"] == pytest.approx(float(values.mean()))
     assert found["std"] == pytest.approx(float(values.std(correction=0)))
     assert (found["norm"], found["largest"]) == (pytest.approx(float(values.norm())), 3)
-
-
-def test_underflow_ignores_the_rows_of_tokens_that_did_not_occur() -> None:
-    table = torch.zeros(5, 4)
-    table[1] = torch.tensor([0.0, 1, 0, 2])
-    assert float(underflow([table])) == 0.5
-    assert float(underflow([torch.zeros(3, 2)])) == 0
-    assert float(underflow([torch.tensor(0.0), torch.tensor([0.0, 1.0])])) == 0

@@ -33,7 +33,7 @@ from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.identity import identity_of, refuse_other
-from mm_ldlm.training.checkpoints.weights import load_parameters
+from mm_ldlm.training.checkpoints.weights import load_tensors, saved_tensors
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def load_run(
     )
     root = root_of(config, found)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
-    load_parameters(root, folder.tensors(found, weights), found / weights)
+    load_tensors(saved_tensors(root), folder.tensors(found, weights), found / weights)
     root = root.to(chosen).eval().requires_grad_(False)
     load, no_encoder = _encoder_of(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen)
     return Parts(

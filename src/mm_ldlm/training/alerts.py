@@ -15,8 +15,6 @@ ZERO_STEPS = 3
 """Steps in a row with a gradient norm of exactly 0"""
 ZERO_DIAGNOSES = 3
 """Diagnosed steps in a row in which the gradient of a part was exactly 0; at step 0 that is normal behind gates"""
-UNDERFLOW = 0.2
-"""Fraction of the scaled fp16 gradients that are exactly 0"""
 WINDOW = 500
 """Steps of one kind whose mean loss is compared with that of as many steps before"""
 CONSTANT = 1e-6
@@ -59,12 +57,6 @@ class Alerts:
             "zero_gradients_of_parts", bool(dead), step,
             f"the gradients of {', '.join(dead)} were exactly 0 in {ZERO_DIAGNOSES} diagnosed steps in a row: nothing "
             "in the loss depends on these parts",
-        )  # fmt: skip
-        lost = line.get("fp16_underflow", 0.0)
-        self._set(
-            "fp16_underflow", lost > UNDERFLOW, step,
-            f"{lost:.0%} of the fp16 gradients are exactly 0 at the loss scale {line.get('fp16_scale', 0):g}: they "
-            "underflow. Use training.precision.autocast: bf16",
         )  # fmt: skip
 
     def _judge_window(self, kind: str, losses: list[float], step: int) -> None:

@@ -114,7 +114,6 @@ class Diagnostics:
         for name, part_tag, parameter in tagged_parameters(self.root):
             if parameter.requires_grad:
                 groups.setdefault(part_of(name, part_tag.name), []).append(parameter)
-        seen: list[Tensor] = []
         for part, parameters in groups.items():
             self._numbers[f"param_norm/{part}"] = nn.utils.get_total_norm([p.detach() for p in parameters])
             if not (with_grad := [p for p in parameters if p.grad is not None]):
@@ -125,10 +124,8 @@ class Diagnostics:
             self._numbers[f"grad_zeros/{part}"] = zeros / sum(g.numel() for g in grads)
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
             self._held += [(part, p, p.detach().clone()) for p in with_grad]
-            seen += grads
         if self.scaler.is_enabled():
             self._line["fp16_scale"] = scale
-            self._numbers["fp16_underflow"] = underflow(seen)
         if self.config.parameter_gradients:
             self._gradients = gradient_statistics(self.root, scale=scale)
 
@@ -223,17 +220,6 @@ def gradient_statistics(module: nn.Module, *, scale: float) -> dict[str, Tensor]
                  (~torch.isfinite(grad)).double().mean()]
             )  # fmt: skip
     return found
-
-
-def underflow(grads: list[Tensor]) -> Tensor:
-    """Compute the fraction (0-D) of entries that are exactly 0, without the rows of tokens that did not occur."""
-    zeros, entries = [], []
-    for grad in grads:
-        zero_NM = (grad == 0).reshape(len(grad) if grad.ndim else 1, -1)
-        live_N1 = ~zero_NM.all(dim=1, keepdim=True)
-        zeros.append((zero_NM & live_N1).sum())
-        entries.append(live_N1.sum() * zero_NM.shape[1])
-    return torch.stack(zeros).sum().double() / torch.stack(entries).sum().clamp(min=1)
 
 
 def _local(value: Any) -> Tensor:

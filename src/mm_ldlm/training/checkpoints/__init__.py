@@ -1,7 +1,6 @@
 """Checkpoints: written atomically and checked when read.
 
-This room contains the checkpoint folder (safetensors and JSON, with a marker written last), retention, the background
-writer, the loading of weights, and the reading and conversion of checkpoints of other trainers
-(`model.pt`). Only `formats` and `converting` depend on the meaning of the tensors, and nothing uses unrestricted
-pickles.
+This room contains the checkpoint folder (safetensors and JSON, with a marker written last), retention, the names in the
+folder of a run, the identity and provenance of weights, and their loading. Nothing here depends on the meaning of the
+tensors.
 """

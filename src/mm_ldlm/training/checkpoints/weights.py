@@ -46,20 +46,15 @@ def refuse_non_finite(
         )
 
 
-def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors by name into the `saved_tensors` of a module; every rank must call it if the module is sharded.
+def load_tensors(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors by name into `targets`, in place; every rank must call it if these are sharded.
 
     Args:
         path: file that the tensors were read from, for the error.
 
     Raises:
-        CheckpointError: Names or shapes differ from those of the module.
+        CheckpointError: names or shapes differ.
     """
-    load_tensors(saved_tensors(module), tensors, path)
-
-
-def load_tensors(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors by name into `targets`, in place, like `load_parameters`."""
     shapes = [
         f"{name}: expected {tuple(target.shape)}, found {tuple(tensors[name].shape)}"
         for name, target in targets.items()
