@@ -18,7 +18,6 @@ from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.training.batches import BatchPlan
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import stores_of_fields
-from mm_ldlm.training.initial import refuse_other_vocabulary
 from mm_ldlm.training.spec import TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ def plan(
     Raises:
         ConfigurationError: model, objective, labels and data do not fit together, or the run has the name of a file.
         StoreError: the dataset lacks a store that the objective or the model reads.
-        CheckpointError: the checkpoint of `init_from` is damaged, or has another vocabulary.
     """
     objective.capabilities(model)  # refuses a model that the objective cannot train
     stores = ("index", "tokens", *stores_of_fields(objective.fields), *model.stores, *objective.stores)
@@ -42,9 +40,6 @@ def plan(
         feature_of(name).refuse_other(dataset.require(name), objective=objective)
     own = {name: torch.from_numpy(dataset.values(name)) for name in objective.stores}
     shape = dataclasses.replace(dataset.shape, noise_ids=objective.noise_ids(dataset.shape, **own))
-    origin = training.init_from
-    if origin is not None and training.init_vocabulary == "same" and (runs / origin).is_dir():
-        refuse_other_vocabulary(runs / origin, dataset.tokenizer)
     name = training.run_name
     if name is not None and (runs / name).exists() and not (runs / name).is_dir():
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """A sentence that the model writes at intervals of time, so that one watches it learn while it trains.
 
 A model that writes texts from latents rebuilds one held-out sentence from its latent; a model that writes texts from
-noise writes a text, always from the same noise. Models that do neither show nothing.
+noise writes a text of the length of that sentence, always from the same noise. Models that do neither show nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 from mm_ldlm.training.batches import Source
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
@@ -29,7 +26,7 @@ from mm_ldlm.training.state import step_seed
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
 LONGEST = 64
-"""Longest text that is written from noise, in tokens"""
+"""Length in tokens of the canvas of a model that decides itself where a text ends"""
 
 Task = Literal["l2t", "unconditional"]
 
@@ -58,7 +55,6 @@ class Preview:
     ) -> None:
         self.root, self.source, self.task, self.tracker = root, source, task, tracker
         self.seed, self.every = spec.seed, spec.training.show_every_seconds or math.inf
-        self.capabilities = spec.objective.capabilities(spec.model)
         middle = len(source.lengths) // 2
         self._row = np.argpartition(source.lengths, middle)[[middle]]
         self._folder = tokenizer
@@ -101,29 +97,10 @@ class Preview:
         given = self.task == "l2t"
         latents_1d = torch.from_numpy(self.source.field("latents", self._row)).to(device) if given else None
         generator = RowGenerator(step_seed(self.seed, 0, "preview"), torch.zeros(1, dtype=torch.int64).to(device))
-        length = self._length(model, latents_1d, length, generator)
+        length = min(length if model.has_length else LONGEST, model.shape.max_length)
         canvas_1L = torch.full((1, length), model.shape.mask_id, device=device)
         sample = model.write(
             canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
             sampler=model.default_sampler(conditional=given), generator=generator,
         )  # fmt: skip
         return [index for index in sample.tokens[0].tolist() if index != model.shape.pad_id]
-
-    def _length(
-        self, model: GenerativeModel, latents_1d: Tensor | None, length: int, generator: RowGenerator
-    ) -> int:  # fmt: skip
-        """Choose the length of the canvas: the most probable one given the latent, or a draw.
-
-        Without a trained distribution of lengths it is the length of the held-out sentence.
-        """
-        longest = model.shape.max_length if latents_1d is not None else min(LONGEST, model.shape.max_length)
-        if not model.has_length:
-            return longest
-        order = "text_first" if self.task == "unconditional" else ""
-        if self.capabilities.length_refusal("sample", self.task, order=order) is None:
-            log_probs_1N = model.length_log_probs(latents_1d, rows=1)
-            if latents_1d is not None:
-                length = int(log_probs_1N.argmax()) + 1
-            else:
-                length = int(draw_tokens(log_probs_1N, generator.fork("length").uniform(), Draw())) + 1
-        return min(length, longest)
