@@ -9,14 +9,14 @@ import torch
 
 from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import collectives, failure
-from mm_ldlm.distributed.process import joined
+from mm_ldlm.distributed.process import Process, joined
 
 REPEATS = 10
 
 
-def check(device: torch.device) -> dict[str, Any]:
+def check(process: Process) -> dict[str, Any]:
     """Compare every operation with its formula, and measure an all-reduce: bytes of the tensor by seconds."""
-    rank, world = collectives.rank(), collectives.world()
+    device, rank, world = process.device, process.rank, process.world
 
     def filled(value: float) -> torch.Tensor:
         return torch.full((1000,), value, device=device)
@@ -48,7 +48,7 @@ def wait(device: torch.device) -> None:
 
 if __name__ == "__main__":
     with failure.recorded(), joined(device=sys.argv[1], group_of_one=True) as process:
-        found = check(process.device)
+        found = check(process)
         if process.is_main:
             write_json(Path(sys.argv[2]), found | {"backend": process.backend})
         collectives.barrier()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from mm_ldlm.core.config import config
-from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.environment import rank_info
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.multimodal import MultimodalConfig
 
@@ -54,7 +54,7 @@ def _forward(
     losses: Losses = inner(model, batch, generator, kind=kind, step=step)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     for number, fault in enumerate(faults):
-        due = fault.step == step and collectives.rank() in fault.ranks and left[number]
+        due = fault.step == step and rank_info().rank in fault.ranks and left[number]
         if due and (fault.every_attempt or not restarted):
             left[number] -= torch.is_grad_enabled()
             losses = _with_fault(fault, losses, model)

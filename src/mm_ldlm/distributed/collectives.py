@@ -20,11 +20,6 @@ def world() -> int:
     return dist.get_world_size() if active() else 1
 
 
-def rank() -> int:
-    """Return the number of this rank."""
-    return dist.get_rank() if active() else 0
-
-
 def sum_(tensor: Tensor) -> Tensor:
     """Sum over all ranks, in place."""
     if active():
