@@ -1,7 +1,5 @@
 """Batches of texts of similar length under a budget of padded tokens, and several of them at a time on a CPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -146,23 +146,19 @@ class Dataset:
 
     @property
     def records(self) -> ShardStore:
-        store: ShardStore = self.require("records")
-        return store
+        return cast(ShardStore, self.require("records"))
 
     @property
     def tokens(self) -> ShardStore:
-        store: ShardStore = self.require("tokens")
-        return store
+        return cast(ShardStore, self.require("tokens"))
 
     @property
     def index(self) -> ShardStore:
-        store: ShardStore = self.require("index")
-        return store
+        return cast(ShardStore, self.require("index"))
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        tokenizer: TextTokenizer = self.require("tokenizer")
-        return tokenizer
+        return cast(TextTokenizer, self.require("tokenizer"))
 
     # -- features -----------------------------------------------------------------------------------------------------
 
@@ -173,8 +169,7 @@ class Dataset:
     def normaliser(self, name: str) -> Normaliser | None:
         """Return the normaliser of a feature; None if its values are not standardised."""
         folder = feature_of(name).normaliser_folder
-        normaliser: Normaliser | None = None if folder is None else self.require(folder)
-        return normaliser
+        return None if folder is None else cast(Normaliser, self.require(folder))
 
     def values(self, name: str) -> npt.NDArray[Any]:
         """Read all rows (rows, d) of a feature."""

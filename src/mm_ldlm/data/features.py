@@ -23,7 +23,7 @@ from mm_ldlm.data.store import Manifest, ShardStore
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-    from mm_ldlm.data.store.columns import FixedColumn
+    from mm_ldlm.data.store.shards import FixedColumn
     from mm_ldlm.data.validation.findings import Finding
 
 log = logging.getLogger(__name__)

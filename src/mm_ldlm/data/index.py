@@ -1,7 +1,5 @@
 """Index of the valid examples, quarantine of the others, and the examples of a split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The fingerprint covers the spec as used and the sha256 of every file that influe
 other weights, another tokenizer or another prompt is therefore another encoder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Linear layers with weights prepacked for oneDNN on the CPU: about 10 % faster, with the same sums."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

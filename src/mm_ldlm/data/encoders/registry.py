@@ -3,8 +3,6 @@
 A spec is everything that distinguishes one encoder from another, as data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 B sentences, L tokens, d dimensions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The interface of engines, and the registry of their kinds."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol

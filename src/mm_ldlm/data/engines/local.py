@@ -1,7 +1,5 @@
 """The engine `local`: tasks in this process, one after another."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters of the extraction."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from mm_ldlm.core.config import (

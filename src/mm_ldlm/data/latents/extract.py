@@ -9,8 +9,6 @@ them to `job.json` before it launches its ranks, and commits the store after all
 launch ranks. The launcher starts no rank before all hosts have joined, so every rank finds the job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

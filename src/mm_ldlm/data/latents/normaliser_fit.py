@@ -3,8 +3,6 @@
 Shapes: n rows, d dimensions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
@@ -17,7 +15,7 @@ from mm_ldlm.data.features import Feature
 from mm_ldlm.data.index import split_column
 from mm_ldlm.data.latents.normaliser import Matrix, Normaliser, NormaliserConfig, Normalisers, norms
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.store.columns import FixedColumn
+from mm_ldlm.data.store.shards import FixedColumn
 
 log = logging.getLogger(__name__)
 

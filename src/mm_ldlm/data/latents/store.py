@@ -1,7 +1,5 @@
 """The latent store: columns `id` and `latent`, one row per record, in the order of the records."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 
@@ -12,7 +10,7 @@ import pyarrow as pa
 from mm_ldlm.data.features import Feature
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.store import ShardStore, fixed_lists
-from mm_ldlm.data.store.columns import Rows
+from mm_ldlm.data.store.shards import Rows
 
 KIND = "latents"
 StoredType = Literal["float32", "float16"]

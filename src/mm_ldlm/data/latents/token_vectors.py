@@ -1,7 +1,5 @@
 """Token vectors: the encoder's vector of every token, from which the token embeddings of a model may be initialised."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -6,8 +6,6 @@ further interpreters, because matrix products release Python's lock. One thread 
 next shard or writes the previous one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """Fingerprints: short digests of the inputs of an artifact."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -6,8 +6,6 @@ part-000000.arrow …        finished shards
 manifest.json              written last; then `.extract` is removed
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil

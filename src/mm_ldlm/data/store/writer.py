@@ -1,7 +1,5 @@
 """The shard writer: directories of Arrow IPC shards, which `shards` reads."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ waits between attempts grow exponentially and are partly random; the seconds of 
 are never followed, because the key would be sent to another address. Proxies are not used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ each to a few numbers. Two fingerprints belong to the same encoder if their para
 close (Johnson–Lindenstrauss: a projection keeps distances up to a factor near 1).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Check of the parameters: sources with vectors need an encoder that declares them, and the reverse."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

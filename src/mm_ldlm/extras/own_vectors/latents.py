@@ -1,7 +1,5 @@
 """Make the latent store of the vectors that the sources contained, without an encoder."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

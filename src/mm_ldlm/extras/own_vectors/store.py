@@ -3,8 +3,6 @@
 The embedding pipeline makes latents of them (`mm_ldlm.extras.own_vectors.latents`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

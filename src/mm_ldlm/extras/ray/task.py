@@ -1,7 +1,5 @@
 """The part of the engine `ray` that runs on the nodes of the cluster: one task, in a process that Ray keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os
