@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.freezing import FreezingSnapshot, verify_parameter_freezing
+from mm_ldlm.models.freezing import FreezingSnapshot
 from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
@@ -202,7 +202,7 @@ class Diagnostics:
             FreezingError: a frozen parameter has moved.
         """
         if self._freezing is not None:
-            verify_parameter_freezing(self.root, self._freezing, check_gradients=False)
+            self._freezing.verify(self.root)
 
 
 def gradient_statistics(module: nn.Module, *, scale: float) -> dict[str, Tensor]:
